@@ -1,0 +1,29 @@
+"""accel_rl: deep reinforcement learning at the speed of the simulators, on one machine full of cores.
+
+    accel_rl.train(algo="a2c", env="pong", steps=1_000_000)   -> the run's folder
+    accel_rl.load(run_folder).predict(observation)            -> an action
+
+Importing the package imports nothing heavy: simulator processes import it too, and must stay free of torch.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+# How long OpenMP threads spin before they sleep: long enough to bridge the gap between two layers of a
+# network, too short to take time from the simulators. Must be set before torch loads OpenMP.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+if TYPE_CHECKING:
+    from accel_rl.training import load as load
+    from accel_rl.training import train as train
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("train", "load"):
+        from accel_rl import training
+
+        return getattr(training, name)
+    raise AttributeError(f"module 'accel_rl' has no attribute {name!r}")

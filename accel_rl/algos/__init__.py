@@ -1,0 +1,5 @@
+"""Algorithms, one file each. Subclass `Algo` for a new one; docs/algorithms.md shows how."""
+
+from accel_rl.algos.base import Algo, AlgoSettings
+
+__all__ = ["Algo", "AlgoSettings"]

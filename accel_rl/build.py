@@ -1,0 +1,85 @@
+"""From a resolved configuration to the objects of a run."""
+
+from typing import Any
+
+import torch
+
+from accel_rl.affinity import available_cpus
+from accel_rl.algos.base import Algo
+from accel_rl.config import Config
+from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.gym import import_name
+from accel_rl.errors import UsageError
+from accel_rl.samplers.alternating import AlternatingSampler
+from accel_rl.samplers.common import Sampler, SamplerConfig
+from accel_rl.samplers.serial import SerialSampler
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.rules import make_rule
+
+MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
+MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
+
+
+def build_algo(config: Config) -> Algo:
+    """The algorithm with its policy, freshly initialised from the run's seed, on the run's device.
+
+    Raises UsageError if the user's network does not fit the observations."""
+    network = import_name(config.run.network, "network") if config.run.network else None
+    torch.manual_seed(config.run.seed)
+    try:
+        algo = config.algo_class(
+            config.spec, config.algo, config.schedule_steps, config.run.envs * config.run.horizon, network
+        )
+    except (RuntimeError, TypeError) as error:
+        if network is None:
+            raise
+        raise UsageError(
+            f"network {config.run.network} does not fit observations {config.spec.observation_shape}: {error}"
+        ) from error
+    algo.policy.to(config.run.device)
+    return algo  # type: ignore[no-any-return]
+
+
+def build_update(config: Config, algo: Algo) -> LocalUpdate:
+    """Raises UsageError for an unknown update rule or hyperparameter."""
+    try:
+        rule = make_rule(config.algo.optimizer, **config.algo.optimizer_options)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"optimizer: {error}") from None
+    return LocalUpdate(algo.policy, rule, config.algo.clip_grad_norm)
+
+
+def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
+    """changes: fields of SamplerConfig that differ from the run's."""
+    run = config.run
+    sampler_config = SamplerConfig(
+        **{
+            "num_envs": run.envs,
+            "horizon": run.horizon,
+            "num_workers": config.workers,
+            "env_timeout_s": run.env_timeout_s,
+            "env_build_timeout_s": run.env_build_timeout_s,
+            **changes,
+        }
+    )
+    sampler_class = AlternatingSampler if run.sampler == "alternating" else SerialSampler
+    return sampler_class(config.spec, batch_config(config), policy, sampler_config, run.device)
+
+
+def batch_config(config: Config) -> BatchConfig:
+    return BatchConfig(
+        env=config.env,
+        seed=config.run.seed,
+        reset_mode=config.run.reset_mode,
+        decorrelation_steps=config.run.decorrelation_steps,
+        restart_on_error=config.run.on_env_error == "restart",
+    )
+
+
+def num_threads(config: Config) -> tuple[int, int]:
+    """CPU threads of torch while sampling and while learning. With a GPU there is next to nothing for them to do."""
+    num_cpus = len(available_cpus()) if config.run.device == "cpu" else 1
+    return (
+        config.run.sampling_threads or min(num_cpus, MAX_SAMPLING_THREADS),
+        config.run.learning_threads or min(num_cpus, MAX_LEARNING_THREADS),
+    )

@@ -1,0 +1,49 @@
+"""Checkpoints: written whole or not at all, and recognised when read."""
+
+import contextlib
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel_rl.errors import RunError, UsageError
+
+FORMAT = "accel_rl checkpoint 1"
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replaces the file at path in one go. Raises RunError if the disk refuses; the previous file then survives."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        survivor = "; the previous one is intact" if path.exists() else ""
+        raise RunError(f"could not write the checkpoint {path}: {error.strerror}{survivor}") from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What `save` was given, on the CPU.
+
+    Unpickles the file, which can run code: load only checkpoints that you trust. Raises UsageError if there is none,
+    or the file is damaged or not one of ours."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=False)
+    except FileNotFoundError:
+        raise UsageError(f"there is no checkpoint {path}") from None
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise UsageError(f"{path} is damaged or no checkpoint: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise UsageError(f"{path} is not a checkpoint of this version of accel_rl")
+    return state

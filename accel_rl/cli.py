@@ -1,0 +1,231 @@
+"""The command line: `accel-rl train | eval | record | plot | list`."""
+
+import argparse
+import json
+import signal
+import sys
+import typing
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from accel_rl import __version__
+from accel_rl.errors import RunError, UsageError, unknown
+
+SETTINGS_OF_TRAIN = ("out", "config", "resume", "overwrite")  # no settings of the run, but arguments of train()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 and 143 after a signal."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        parser = _parser(arguments)
+        options, rest = parser.parse_known_args(arguments)
+        if rest:
+            known = [flag for action in _actions(parser, options.command) for flag in action.option_strings]
+            raise unknown("argument", rest[0].split("=")[0], known, f"(`accel-rl {options.command} --help`)")
+        options.run(options)
+    except UsageError as error:
+        return _complain(str(error), 2)
+    except (RunError, OSError) as error:
+        return _complain(str(error), 1)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"accel-rl: {message}", file=sys.stderr)
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (`{self.prog} --help`)")
+
+
+def _parser(arguments: list[str]) -> argparse.ArgumentParser:
+    parser = _Parser(prog="accel-rl", description="Deep reinforcement learning at the speed of the simulators.")
+    parser.add_argument("--version", action="version", version=f"accel-rl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    command = commands.add_parser(
+        "train",
+        help="train an agent",
+        description="Trains an agent, by default A2C on Pong. Settings: default < preset < --config file < flag.",
+        allow_abbrev=False,
+    )
+    _add_train_arguments(command, arguments)
+    command.set_defaults(run=_train)
+
+    command = commands.add_parser("eval", help="score a trained agent", description="Plays whole games; prints JSON.")
+    _add_run_dir(command)
+    command.add_argument("--episodes", type=int, default=10, metavar="N", help="games to play (10)")
+    command.add_argument("--seed", type=int, metavar="S", help="seed of the games (the run's)")
+    command.set_defaults(run=_eval)
+
+    command = commands.add_parser("record", help="make a video of a trained agent", description="Records one game.")
+    _add_run_dir(command)
+    command.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video")
+    command.set_defaults(run=_record)
+
+    command = commands.add_parser(
+        "plot", help="draw learning curves", description="Draws curves; runs that differ only in seed become one."
+    )
+    command.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run's folder")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture")
+    command.set_defaults(run=_plot)
+
+    command = commands.add_parser("list", help="list what there is", description="Lists names that `train` takes.")
+    command.add_argument("what", choices=("algos", "envs", "presets"))
+    command.set_defaults(run=_list)
+    return parser
+
+
+def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:
+    choices = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return list(choices[command]._actions)
+
+
+def _add_run_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder")
+    command.add_argument("--best", action="store_true", help="the best evaluated policy instead of the last one")
+
+
+def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """A flag for every setting of the run, of Atari, and of the algorithm that the arguments name."""
+    command.add_argument("--out", metavar="DIR", help="the run's folder (results/<algo>/<env>/<time>-s<seed>)")
+    command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
+    command.add_argument("--resume", metavar="RUN_DIR", help="continue this run, up to --steps")
+    command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
+    if arguments[:1] != ["train"]:
+        return  # other commands need none of the heavy imports below
+    from accel_rl.config import RunSettings, find_algo
+    from accel_rl.envs.atari import AtariOptions
+
+    algo = _name_of_algo(arguments)
+    groups = [
+        ("the run", RunSettings),
+        ("Atari games (defaults: env preset stooke)", AtariOptions),
+        (f"algorithm {algo}", find_algo(algo)[0].Settings),
+    ]
+    for title, settings in groups:
+        group = command.add_argument_group(f"settings of {title}")
+        types = typing.get_type_hints(settings)
+        for field in fields(settings):
+            _add_setting(group, field, types[field.name])
+
+
+def _add_setting(group: Any, field: Any, field_type: Any) -> None:
+    default = getattr(field, "default", None)
+    text = field.metadata.get("help", "")
+    choices = field.metadata.get("choices")
+    shown = f" (default: {default})" if isinstance(default, int | float | str | tuple) else ""
+    flag = f"--{field.name.replace('_', '-')}"
+    help_text = (text + shown).replace("%", "%%")
+    if field_type is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
+    else:
+        metavar = "{" + ",".join(choices) + "}" if choices else field.name.rsplit("_", 1)[-1].upper()
+        group.add_argument(flag, metavar=metavar, help=help_text)
+
+
+def _name_of_algo(arguments: list[str]) -> str:
+    """The algorithm whose settings become flags: as named by flag, by the file of --config or --resume, or a2c."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--algo", "--config", "--resume"):
+        parser.add_argument(flag)
+    try:
+        named = parser.parse_known_args(arguments[1:])[0]
+    except SystemExit:  # a flag without a value; the real parser will say so
+        return "a2c"
+    from accel_rl.config import read_yaml
+
+    if named.algo:
+        return str(named.algo)
+    file = Path(named.resume) / "config.yaml" if named.resume else named.config
+    return str(read_yaml(Path(file), "settings").get("algo", "a2c")) if file else "a2c"
+
+
+def _train(options: argparse.Namespace) -> None:
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    for name in ("command", "run"):
+        del given[name]
+    from accel_rl.training import train
+
+    try:
+        folder = train(**given, show=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    _say_goodbye(folder)
+
+
+def _say_goodbye(folder: Path) -> None:
+    """Where everything is, and what to do with it."""
+    from accel_rl.plot import plot_runs
+
+    picture = folder / "learning_curve.png"
+    try:
+        plot_runs([folder], picture)
+    except UsageError as error:
+        picture = Path(f"none: {error}")
+    summary = json.loads((folder / "summary.json").read_text())
+    score = summary["ep_rew_mean"]
+    print(f"score           {'no game finished' if score is None else f'{score:.1f}'}")
+    print(f"steps           {summary['total_timesteps']:,} at {summary['fps']:,.0f} steps/s")
+    print(f"run folder      {folder}")
+    print(f"learning curve  {picture}")
+    print(f"make a video    accel-rl record {folder} --out {folder / 'video.mp4'}")
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from accel_rl.player import load
+
+    if options.episodes < 1:
+        raise UsageError(f"episodes={options.episodes} must be at least 1")
+    print(json.dumps(asdict(load(options.run_dir, options.best).evaluate(options.episodes, options.seed))))
+
+
+def _record(options: argparse.Namespace) -> None:
+    from accel_rl.player import load
+    from accel_rl.video import record_video
+
+    player = load(options.run_dir, options.best)
+    game = record_video(player.make_env(), player.predict, options.out)
+    print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from accel_rl.plot import plot_runs
+
+    plot_runs(options.run_dirs, options.out)
+    print(options.out)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from accel_rl.config import load_preset, preset_names
+
+    if options.what == "envs":
+        import gymnasium
+
+        from accel_rl.envs.atari import games
+
+        print("\n".join([*games(), *(name for name in sorted(gymnasium.registry) if not name.startswith("ALE/"))]))
+        return
+    for name in preset_names():
+        preset = load_preset(name)
+        if options.what == "presets" or preset.get("base") is None:
+            print(f"{name:20} {preset['description']}")
+    if options.what == "presets":
+        from accel_rl.envs.atari import PRESETS
+
+        for name, atari in PRESETS.items():
+            print(
+                f"{name:20} (--env-preset) {yaml.safe_dump(asdict(atari), default_flow_style=True, width=1000).strip()}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

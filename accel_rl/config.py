@@ -1,0 +1,195 @@
+"""From names and flags to one resolved, checked configuration: default < preset < --config file < flag."""
+
+import importlib.resources
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accel_rl.affinity import available_cpus, default_workers, physical_cores
+from accel_rl.envs.atari import AtariOptions, game_name, make_options
+from accel_rl.envs.gym import import_name
+from accel_rl.envs.probe import probe_spec
+from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.errors import UsageError, unknown
+from accel_rl.settings import build, setting
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What every run has, whatever its algorithm and environment."""
+
+    algo: str = setting("a2c", "a preset's name (`accel-rl list algos`), or package.module:Class for your own Algo")
+    env: str = setting("pong", "an Atari game, a gymnasium id, or package.module:factory (`accel-rl list envs`)")
+    preset: str | None = setting(None, "a variant of the algorithm's settings, by name (`accel-rl list presets`)")
+    env_preset: str = setting("stooke", "Atari's frames and episodes", choices=("stooke", "dqn84", "v5"))
+    env_options: dict = setting({}, "keyword arguments for a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
+    network: str | None = setting(None, "package.module:factory of your own network: factory(spec) -> nn.Module")
+    seed: int = setting(0, "seed of everything random in the run", least=0)
+    steps: int = setting(1_000_000, "agent steps of the run, over all environments", least=1)
+    schedule_steps: int | None = setting(None, "agent steps over which schedules run (default: steps)", least=1)
+    device: str = setting("auto", "auto, cpu, or cuda:0: where the network runs and learns")
+    deterministic: bool = setting(False, "CUDA: only algorithms that repeat bit for bit (slower)")
+
+    envs: int = setting(16, "environments in all; half of them in each of two alternating groups", least=1)
+    workers: int | None = setting(
+        None, "simulator processes (default: two per core, if the environments divide)", least=1
+    )
+    sampler: str = setting(
+        "alternating", "alternating: simulator processes; serial: none", choices=("alternating", "serial")
+    )
+    horizon: int = setting(5, "steps of each environment in a rollout", least=1)
+    reset_mode: str = setting(
+        "immediate",
+        "a finished game starts anew at once, or waits for the end of the rollout",
+        choices=("immediate", "wait"),
+    )
+    decorrelation_steps: int = setting(
+        100, "at most so many random actions in each environment before the run", least=0
+    )
+    env_timeout_s: float = setting(20.0, "an environment that takes longer for a step counts as hung", above=0)
+    env_build_timeout_s: float = setting(60.0, "the same while environments are built", above=0)
+    on_env_error: str = setting(
+        "fail", "an environment that fails ends the run, or is replaced by a new one", choices=("fail", "restart")
+    )
+    sampling_threads: int | None = setting(None, "CPU threads of the network while sampling", least=1)
+    learning_threads: int | None = setting(None, "CPU threads of the network while learning", least=1)
+
+    log_interval_steps: int = setting(10_000, "agent steps between two rows of progress.csv", least=1)
+    eval_interval_steps: int = setting(250_000, "agent steps between evaluations; 0: none", least=0)
+    eval_episodes: int = setting(16, "games of an evaluation", least=1)
+    eval_greedy: bool = setting(False, "evaluate the likeliest actions instead of sampled ones")
+    checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
+    tensorboard: bool = setting(True, "write TensorBoard events, where it is installed")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A resolved run: what is written to config.yaml, and what it stands for."""
+
+    run: RunSettings
+    algo_class: Any
+    algo: Any  # an instance of algo_class.Settings
+    env: EnvConfig
+    spec: EnvSpec
+    workers: int
+    schedule_steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, as config.yaml has it; reading it back gives the same configuration."""
+        atari = self.env.options if game_name(self.env.env_id) else {}
+        values = {**asdict(self.run), **asdict(self.algo), **atari}
+        values |= {"workers": self.workers, "schedule_steps": self.schedule_steps}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpec | None = None) -> Config:
+    """The configuration that names, a file and flags amount to. spec: of the environment, if it is known already.
+
+    Raises UsageError for whatever is unknown or does not fit together; RunError if the environment can't be built."""
+    file = read_yaml(config_file, "settings") if config_file else {}
+    chosen = {**file, **given}
+    algo_name = chosen.get("algo", "a2c")
+    preset = load_preset(chosen["preset"]) if chosen.get("preset") else {}
+    algo_class, base = find_algo(algo_name)
+    if preset and preset["algo"] != base.get("algo", algo_name):
+        raise UsageError(f"preset {chosen['preset']!r} is not one of algorithm {algo_name!r}, but of {preset['algo']}")
+    names = setting_names(algo_class)
+    for name in chosen:
+        if name not in names:
+            raise unknown("setting", name, names)
+
+    env_id = chosen.get("env", "pong")
+    game = game_name(env_id)
+    if game:
+        chosen["env"] = game
+        given_options = {f.name: chosen[f.name] for f in fields(AtariOptions) if f.name in chosen}
+        options = asdict(make_options(chosen.get("env_preset", "stooke"), given_options))
+    else:
+        for name in chosen:
+            if name in {f.name for f in fields(AtariOptions)}:
+                raise UsageError(f"{name} is a setting of Atari games, but {env_id} is none; use env_options")
+        options = build(RunSettings, {"env_options": chosen.get("env_options", {})}).env_options
+    env = EnvConfig(game or env_id, chosen.get("env_preset", "stooke"), options)
+    spec = spec or probe_spec(env, float(chosen.get("env_build_timeout_s", 60)))
+
+    kind = "pixels" if spec.is_pixels else "vectors"
+    values: dict[str, Any] = {}
+    for source in (base, preset):
+        values |= {name: value for name, value in source.items() if name in names and name != "algo"}
+        values |= source.get(kind, {})
+    values |= chosen
+    run = build(RunSettings, {f.name: values[f.name] for f in fields(RunSettings) if f.name in values})
+    algo = build(algo_class.Settings, {f.name: values[f.name] for f in fields(algo_class.Settings) if f.name in values})
+    run = replace(run, device=_device(run.device))
+    workers = run.workers or default_workers(run.envs, len(physical_cores(available_cpus())))
+    return Config(run, algo_class, algo, env, spec, workers, run.schedule_steps or run.steps)
+
+
+def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
+    """The class of an algorithm named by a preset or as package.module:Class, and its preset's settings.
+
+    Raises UsageError for an unknown name, or a class that is no Algo."""
+    from accel_rl.algos import Algo
+
+    preset = {} if ":" in name else load_preset(name, kind="algorithm")
+    algo_class = import_name(preset.get("algo", name), "algorithm")
+    if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
+        raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
+    clash = {f.name for f in fields(algo_class.Settings)} & {
+        f.name for f in (*fields(RunSettings), *fields(AtariOptions))
+    }
+    if clash:
+        raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
+    return algo_class, preset
+
+
+def setting_names(algo_class: Any) -> list[str]:
+    """Every setting of a run with this algorithm."""
+    return [f.name for group in (RunSettings, AtariOptions, algo_class.Settings) for f in fields(group)]
+
+
+def preset_names() -> list[str]:
+    folder = importlib.resources.files("accel_rl") / "presets"
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
+    """The settings that accel_rl/presets/<name>.yaml holds. Raises UsageError if there is none."""
+    if name not in preset_names():
+        raise unknown(kind, name, preset_names(), "(your own: package.module:Class)" if kind == "algorithm" else "")
+    text = (importlib.resources.files("accel_rl") / "presets" / f"{name}.yaml").read_text()
+    preset: dict[str, Any] = yaml.safe_load(text)
+    return preset
+
+
+def read_yaml(path: Path, kind: str) -> dict[str, Any]:
+    """A YAML file that holds one flat mapping. Raises UsageError if it doesn't."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold a mapping of {kind}, as in `learning_rate: 7.0e-4`")
+    return values
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device={name!r} must be auto, cpu or cuda:<number>") from None
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise UsageError(
+            f"device={name!r}, but {torch.cuda.device_count()} CUDA devices are usable here; use --device cpu"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device={name!r} must be auto, cpu or cuda:<number>")
+    return name

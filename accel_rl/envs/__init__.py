@@ -1,0 +1,26 @@
+"""Simulators. `make_env` gives any of them as a gymnasium.Env; workers build them with `make_simulator`."""
+
+from typing import Any
+
+import gymnasium
+
+from accel_rl.envs.atari import AtariEnv, game_name, make_options
+from accel_rl.envs.batch import BatchSimulator, make_simulator
+from accel_rl.envs.gym import make_gym_env
+from accel_rl.envs.spec import EnvConfig, EnvSpec, Simulator
+
+__all__ = ["BatchSimulator", "EnvConfig", "EnvSpec", "Simulator", "make_env", "make_simulator"]
+
+
+def make_env(
+    env_id: str, preset: str = "stooke", render_mode: str | None = None, **options: Any
+) -> gymnasium.Env[Any, Any]:
+    """One environment: an Atari game ("pong" or "ALE/Pong-v5"), any gymnasium id, or "package.module:factory".
+
+    Atari: preset is stooke | dqn84 | v5, options are those of AtariOptions, observations the stack [S, H, W] uint8,
+    oldest first. Raises UsageError for an unknown name or option.
+    """
+    game = game_name(env_id)
+    if game is not None:
+        return AtariEnv(game, make_options(preset, options), render_mode)
+    return make_gym_env(EnvConfig(env_id, preset, options), render_mode=render_mode)

@@ -1,0 +1,240 @@
+"""Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (section 5.1) and its kin.
+
+A step is one decision of the agent: `frame_skip` emulator frames with the same action. The newest observation frame is
+the pixel-wise maximum of the last two greyscale screens, downsized. No memory is allocated in a step.
+"""
+
+import functools
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import ale_py
+import cv2
+import gymnasium
+import numpy as np
+
+from accel_rl.envs.spec import Array, EnvSpec, Outcome
+from accel_rl.errors import UsageError, unknown
+from accel_rl.settings import build, setting
+
+cv2.setNumThreads(0)
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+MAX_CROPPED_ROWS = 8  # a few rows at the bottom may go so that the frame is an exact half; more would cut the picture
+
+
+@dataclass(frozen=True)
+class AtariOptions:
+    """Frame processing and episode rules; a step is one decision of the agent."""
+
+    # 104x80 is the half of 208x160, two rows cropped (P1 5.1).
+    frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")
+    frame_skip: int = setting(4, "emulator frames per step", least=1)
+    frame_stack: int = setting(4, "newest frames that the network sees", least=1)
+    noop_max: int = setting(30, "at most so many no-op frames at the start of a game, uniformly drawn", least=0)
+    repeat_action_probability: float = setting(
+        0.0, "sticky actions: probability, per frame, that the last action is repeated", least=0, most=1
+    )
+    episodic_lives: bool = setting(True, "a lost life ends the learner's episode (not the game, not the score)")
+    clip_reward: bool = setting(True, "the learner sees the sign of the reward (the score is raw)")
+    max_episode_steps: int = setting(
+        27_000, "steps after which a game is truncated (27000: 30 minutes of play)", least=1
+    )
+    fire_on_start: bool = setting(True, "press NOOP, FIRE and UP at a new game or life, where the game has them")
+
+    def __post_init__(self) -> None:
+        if len(self.frame_shape) != 2 or min(self.frame_shape) < 1:
+            raise UsageError(f"frame_shape={self.frame_shape} must be two positive integers, as in 84x84")
+
+
+PRESETS = {
+    "stooke": AtariOptions(),
+    "dqn84": AtariOptions(frame_shape=(84, 84)),  # Mnih et al. 2015
+    "v5": AtariOptions(  # Machado et al. 2018: sticky actions, whole games
+        frame_shape=(84, 84), noop_max=0, repeat_action_probability=0.25, episodic_lives=False, fire_on_start=False
+    ),
+}
+
+
+def make_options(preset: str, options: dict[str, Any]) -> AtariOptions:
+    """The named preset with some options changed.
+
+    Raises UsageError for an unknown preset or option, or a value out of range."""
+    if preset not in PRESETS:
+        raise unknown("env preset", preset, PRESETS)
+    names = [option.name for option in fields(AtariOptions)]
+    for name in options:
+        if name not in names:
+            raise unknown("Atari option", name, names)
+    made: AtariOptions = build(AtariOptions, {**asdict(PRESETS[preset]), **options})
+    return made
+
+
+@functools.cache
+def games() -> dict[str, str]:
+    """Every playable game's name, and its id in gymnasium: {"pong": "ALE/Pong-v5", ...}."""
+    return {
+        env.kwargs["game"]: env_id
+        for env_id, env in sorted(gymnasium.registry.items())
+        if env_id.startswith("ALE/") and env_id.endswith("-v5") and env.kwargs.get("obs_type", "rgb") == "rgb"
+    }
+
+
+def game_name(env_id: str) -> str | None:
+    """The game that "pong" or "ALE/Pong-v5" names; None if it is no Atari game."""
+    if env_id in games():
+        return env_id
+    return next((name for name, ale_id in games().items() if ale_id == env_id), None)
+
+
+class AtariSimulator:
+    """One Atari game.
+
+    seed decides the number of no-ops at the start of each game and the emulator's sticky actions.
+    """
+
+    def __init__(self, game: str, options: AtariOptions, seed: np.random.SeedSequence):
+        self.options = options
+        self._rng = np.random.default_rng(seed)
+        self.ale = ale_py.ALEInterface()
+        self.ale.setInt("random_seed", int(self._rng.integers(2**31 - 1)))
+        self.ale.setFloat("repeat_action_probability", options.repeat_action_probability)
+        rom = ale_py.roms.get_rom_path(game)
+        assert rom is not None, game
+        self.ale.loadROM(rom)  # reads both settings, so it comes after them
+        self._actions = self.ale.getMinimalActionSet()
+        self._start_presses = [ale_py.Action.NOOP]
+        if options.fire_on_start:
+            self._start_presses += [a for a in (ale_py.Action.FIRE, ale_py.Action.UP) if a in self._actions]
+        else:
+            self._start_presses = []
+        self.spec = EnvSpec(
+            gymnasium.spaces.Box(0, 255, options.frame_shape, np.uint8),
+            gymnasium.spaces.Discrete(len(self._actions)),
+            options.frame_stack,
+        )
+        height, width = self.ale.getScreenDims()
+        self._screen = np.zeros((height, width), np.uint8)
+        self._screen_before = np.zeros_like(self._screen)
+        frame_height, frame_width = options.frame_shape
+        halves = width == 2 * frame_width and 0 <= height - 2 * frame_height <= MAX_CROPPED_ROWS
+        self._cropped = self._screen[: 2 * frame_height if halves else height]
+        self._lives = 0
+        self._steps = 0
+
+    def reset(self, row: Array) -> None:
+        self.ale.reset_game()
+        self._press_start()
+        for _ in range(self._rng.integers(self.options.noop_max + 1)):
+            self.ale.act(ale_py.Action.NOOP)
+        if self.ale.game_over():  # a game that no-ops can lose
+            self.ale.reset_game()
+            self._press_start()
+        self._steps = 0
+        self._lives = self.ale.lives()
+        self._write_first_frame(row)
+
+    def step(self, action: Any, row: Array) -> Outcome:
+        ale, press = self.ale, self._actions[action]
+        score = 0
+        for _ in range(self.options.frame_skip - 1):
+            score += ale.act(press)
+        if self.options.frame_skip > 1:
+            ale.getScreenGrayscale(self._screen_before)
+        score += ale.act(press)
+        ale.getScreenGrayscale(self._screen)
+        if self.options.frame_skip > 1:
+            np.maximum(self._screen, self._screen_before, out=self._screen)
+        self._write(row)
+
+        self._steps += 1
+        reward = float((score > 0) - (score < 0)) if self.options.clip_reward else float(score)
+        lives = ale.lives()
+        life_lost = 0 < lives < self._lives
+        self._lives = lives  # also when it grew: a bonus life that is lost again counts as lost
+        over = bool(ale.game_over())
+        cut = self._steps >= self.options.max_episode_steps and not over
+        terminated = over or (life_lost and self.options.episodic_lives)
+        if life_lost and not cut:
+            score += self._press_start()
+            self._lives = ale.lives()
+            if terminated:
+                self._write_first_frame(row)
+            over = bool(ale.game_over())
+        return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut)
+
+    def _press_start(self) -> int:
+        """One frame of each button that starts a game or a life; returns the reward of these frames."""
+        return sum(self.ale.act(press) for press in self._start_presses)
+
+    def _write_first_frame(self, row: Array) -> None:
+        """The screen as it is: a maximum with the screen before would mix two episodes."""
+        self.ale.getScreenGrayscale(self._screen)
+        self._write(row)
+
+    def _write(self, row: Array) -> None:
+        # INTER_AREA at exactly one half is the rounded 2x2 mean (a + b + c + d + 2) >> 2.
+        height, width = self.options.frame_shape
+        cv2.resize(self._cropped, (width, height), dst=row, interpolation=cv2.INTER_AREA)
+
+    def render(self) -> Array:
+        """The screen in colour [210, 160, 3]."""
+        return self.ale.getScreenRGB()
+
+    def get_state(self) -> Any:
+        emulator = self.ale.cloneState(include_rng=True)
+        return {"emulator": emulator, "rng": self._rng.bit_generator.state, "lives": self._lives, "steps": self._steps}
+
+    def set_state(self, state: Any) -> None:
+        # The emulator's screen stays stale until its next frame; each step draws its screens anew.
+        self.ale.restoreState(state["emulator"])
+        self._rng.bit_generator.state = state["rng"]
+        self._lives, self._steps = state["lives"], state["steps"]
+
+    def close(self) -> None:
+        pass
+
+
+class AtariEnv(gymnasium.Env[Array, int]):
+    """The same simulator as a gymnasium environment: observations are the stack [S, H, W] uint8, oldest first.
+
+    Where a lost life ends the episode, `reset` goes on with the next life; the game starts anew only when it is over.
+    info: "score" (raw reward of the step), "lives", "game_over".
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+
+    def __init__(self, game: str, options: AtariOptions, render_mode: str | None = "rgb_array"):
+        self._game, self._options = game, options
+        self.render_mode = render_mode
+        self._simulator = AtariSimulator(game, options, np.random.SeedSequence())
+        spec = self._simulator.spec
+        self.observation_space = gymnasium.spaces.Box(0, 255, spec.observation_shape, np.uint8)
+        self.action_space = spec.action_space
+        self._stack = np.zeros(spec.observation_shape, np.uint8)
+        self._frame = np.zeros(spec.row_shape, np.uint8)
+        self._game_over = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._simulator = AtariSimulator(self._game, self._options, np.random.SeedSequence(seed))
+            self._game_over = True
+        if self._game_over:
+            self._simulator.reset(self._frame)
+            self._game_over = False
+        self._stack[:] = 0
+        self._stack[-1] = self._frame
+        return self._stack.copy(), {"lives": self._simulator.ale.lives()}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        outcome = self._simulator.step(action, self._frame)
+        if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
+            self._stack[:-1] = self._stack[1:]
+            self._stack[-1] = self._frame
+        self._game_over = outcome.game_over
+        info = {"score": outcome.score, "lives": self._simulator.ale.lives(), "game_over": outcome.game_over}
+        return self._stack.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def render(self) -> Any:
+        return self._simulator.render()

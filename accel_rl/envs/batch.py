@@ -1,0 +1,270 @@
+"""Several environments stepped one after the other into columns of time-major arrays.
+
+This is what a worker process and SerialSampler both hold. It keeps the rules of episodes in one place: resets, the
+score of whole games, decorrelated starts, what becomes of an environment that raises.
+"""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accel_rl.envs.atari import AtariSimulator, game_name, make_options
+from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Simulator
+from accel_rl.errors import RunError, UsageError
+
+Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
+
+
+def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
+    """The arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
+
+    Row h + t of observation is what is seen before step t; h = max(frame_stack - 1, 0) rows of history come first.
+    """
+    T, B = horizon, num_envs
+    history = max(spec.frame_stack - 1, 0)
+    row, dtype = spec.row_shape, spec.row_dtype.str
+    return {
+        "observation": ((history + T + 1, B, *row), dtype),
+        "action": ((T, B, *spec.action_shape), spec.action_dtype.str),
+        "reward": ((T, B), "<f4"),
+        "terminated": ((T, B), "|b1"),
+        "truncated": ((T, B), "|b1"),
+        "valid": ((T, B), "|b1"),
+        "reset": ((T + 1, B), "|b1"),
+        "final_observation": ((T, B, *row), dtype),  # written where truncated; untouched pages cost no memory
+        "game_score": ((T, B), "<f8"),
+        "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
+        "restarts": ((B,), "<i8"),
+    }
+
+
+def make_simulator(config: EnvConfig, seed: np.random.SeedSequence) -> Simulator:
+    """The simulator that a worker steps. Raises UsageError for an unknown name or option."""
+    game = game_name(config.env_id)
+    if game is not None:
+        return AtariSimulator(game, make_options(config.preset, config.options), seed)
+    return GymSimulator(config, seed)
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How environments are run, the same for all of them.
+
+    reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
+    two rollouts (its samples are not valid until then). decorrelation_steps: at most so many random actions first.
+    """
+
+    env: EnvConfig
+    seed: int
+    reset_mode: str = "immediate"
+    decorrelation_steps: int = 0
+    restart_on_error: bool = False
+    role: int = 0  # 0: training; 1 + k: the k-th evaluation, which has generators of its own
+
+
+class BatchSimulator:
+    """The environments of the given columns, that is of global indices first_env ... first_env + k - 1.
+
+    arrays: those of rollout_layout, cut to these k columns. The order of calls is `start`, then for each rollout
+    `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step with its column.
+    Raises RunError with the environment's index and seed if one of them fails (unless restart_on_error).
+    """
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        arrays: dict[str, Array],
+        first_env: int,
+        heartbeat: Callable[[int], None] = lambda column: None,
+    ):
+        self.config, self.arrays, self.first_env, self._heartbeat = config, arrays, first_env, heartbeat
+        self._num_envs = arrays["reward"].shape[1]
+        self._history = arrays["observation"].shape[0] - arrays["reset"].shape[0]
+        row_shape = arrays["observation"].shape[2:]
+        self._pending = np.zeros((self._num_envs, *row_shape), arrays["observation"].dtype)
+        self._waiting = [True] * self._num_envs  # game over; the first row of the next game is in _pending
+        self._score = [0.0] * self._num_envs
+        self._length = [0] * self._num_envs
+        self._counts = [True] * self._num_envs  # False while the game has random play in it
+        self._lost_step = False
+        self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self._num_envs)]
+
+    def start(self) -> None:
+        """Starts every game and plays its random number of random actions."""
+        for column in range(self._num_envs):
+            self._guarded(column, self._start_env)
+
+    def begin(self) -> None:
+        """Row 0 of a rollout: environments that waited for the pause show the first row of their next game."""
+        for column in range(self._num_envs):
+            if self._waiting[column]:
+                self.arrays["observation"][self._history, column] = self._pending[column]
+                self.arrays["reset"][0, column] = True
+                self._waiting[column] = False
+
+    def step(self, t: int) -> None:
+        """Steps every environment with its action of step t, and writes row t and the observation after it."""
+        if self._lost_step:
+            self._lose_step(t)
+            return
+        for column in range(self._num_envs):
+            self._heartbeat(column)
+            if self._waiting[column]:
+                self._idle(t, column)
+                continue
+            try:
+                self._step_env(t, column)
+            except Exception as error:
+                if not self.config.restart_on_error:
+                    raise self._failure(column, self.arrays["action"][t, column]) from error
+                self._rebuild(t, column)
+
+    def pause(self) -> None:
+        """Between two rollouts: whatever can be done while the learner works."""
+        for column in range(self._num_envs):
+            if self._waiting[column]:
+                self._heartbeat(column)
+                self._guarded(column, self._reset_env)
+
+    def lose_next_step(self) -> None:
+        """The next step is lost: these environments replace ones that died in the middle of a rollout."""
+        self._lost_step = True
+
+    def _build(self, column: int) -> Simulator:
+        self._heartbeat(column)
+        return make_simulator(self.config.env, self._seed(column, 0))
+
+    def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
+        """By global index, so that results do not depend on the number of workers."""
+        env, restarts = self.first_env + column, int(self.arrays["restarts"][column])
+        return np.random.SeedSequence(self.config.seed, spawn_key=(self.config.role, env, restarts, purpose))
+
+    def _start_env(self, column: int) -> None:
+        rng = np.random.default_rng(self._seed(column, 1))
+        simulator, row = self.simulators[column], self._pending[column]
+        simulator.reset(row)
+        space = simulator.spec.action_space
+        num_random = int(rng.integers(self.config.decorrelation_steps + 1))
+        space.seed(int(rng.integers(2**31 - 1)))
+        for _ in range(num_random):
+            self._heartbeat(column)
+            action = space.sample() - getattr(space, "start", 0)
+            if simulator.step(action, row).game_over:
+                simulator.reset(row)
+        self._counts[column] = num_random == 0
+
+    def _reset_env(self, column: int) -> None:
+        self.simulators[column].reset(self._pending[column])
+
+    def _step_env(self, t: int, column: int) -> None:
+        arrays, row = self.arrays, self.arrays["observation"][self._history + t + 1, column]
+        simulator = self.simulators[column]
+        outcome = simulator.step(arrays["action"][t, column], row)
+        arrays["reward"][t, column] = outcome.reward
+        arrays["terminated"][t, column] = outcome.terminated
+        arrays["truncated"][t, column] = outcome.truncated
+        arrays["valid"][t, column] = True
+        arrays["reset"][t + 1, column] = False
+        arrays["game_length"][t, column] = 0
+        self._score[column] += outcome.score
+        self._length[column] += 1
+        if outcome.truncated:
+            arrays["final_observation"][t, column] = row
+        if outcome.game_over:
+            self._finish_game(t, column)
+            if self.config.reset_mode == "wait":
+                self._waiting[column] = True
+            else:
+                simulator.reset(row)
+                arrays["reset"][t + 1, column] = True
+
+    def _finish_game(self, t: int, column: int) -> None:
+        if self._counts[column]:
+            self.arrays["game_score"][t, column] = self._score[column]
+            self.arrays["game_length"][t, column] = self._length[column]
+        self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
+
+    def _idle(self, t: int, column: int) -> None:
+        """A row that counts for nothing: its observation stands still."""
+        arrays, row = self.arrays, self._history + t
+        arrays["observation"][row + 1, column] = arrays["observation"][row, column]
+        arrays["reward"][t, column] = 0
+        arrays["game_length"][t, column] = 0
+        for name in ("terminated", "truncated", "valid"):
+            arrays[name][t, column] = False
+        arrays["reset"][t + 1, column] = False
+
+    def _lose_step(self, t: int) -> None:
+        self._lost_step = False
+        for column in range(self._num_envs):
+            self._mark_lost(t, column)
+
+    def _rebuild(self, t: int, column: int) -> None:
+        """A new environment in place of one that raised; raises RunError if that one fails at once, too."""
+        self.arrays["restarts"][column] += 1
+        self.simulators[column] = self._guarded(column, self._build)
+        self._guarded(column, self._start_env)
+        self._mark_lost(t, column)
+
+    def _mark_lost(self, t: int, column: int) -> None:
+        """Step t never happened: it is cut off as if truncated at the last observation seen, and is not valid."""
+        self._idle(t, column)
+        arrays = self.arrays
+        arrays["truncated"][t, column] = True
+        arrays["final_observation"][t, column] = arrays["observation"][self._history + t, column]
+        arrays["observation"][self._history + t + 1, column] = self._pending[column]
+        arrays["reset"][t + 1, column] = True
+        self._waiting[column] = False
+        self._score[column], self._length[column] = 0.0, 0
+
+    def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
+        try:
+            return action(column)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise self._failure(column, None) from error
+
+    def _failure(self, column: int, action: Any) -> RunError:
+        what = "while it was built or reset" if action is None else f"at action {action}"
+        return RunError(
+            f"environment {self.first_env + column} (run seed {self.config.seed}, {self.config.env.env_id}) "
+            f"failed {what}:\n{traceback.format_exc()}"
+        )
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """At a pause: one entry an environment, picklable. "simulator" is None where it has no state to offer."""
+        return [
+            {
+                "simulator": self.simulators[column].get_state(),
+                "waiting": self._waiting[column],
+                "pending": self._pending[column].copy(),
+                "score": self._score[column],
+                "length": self._length[column],
+                "counts": self._counts[column],
+            }
+            for column in range(self._num_envs)
+        ]
+
+    def set_state(self, state: list[dict[str, Any]]) -> list[int]:
+        """Instead of `start`. Returns the environments that could only be started anew, by global index."""
+        restarted = []
+        for column, env_state in enumerate(state):
+            if env_state["simulator"] is None:
+                self._guarded(column, self._start_env)
+                restarted.append(self.first_env + column)
+                continue
+            self.simulators[column].set_state(env_state["simulator"])
+            self._waiting[column] = env_state["waiting"]
+            self._pending[column] = env_state["pending"]
+            self._score[column], self._length[column] = env_state["score"], env_state["length"]
+            self._counts[column] = env_state["counts"]
+        return restarted
+
+    def close(self) -> None:
+        for simulator in self.simulators:
+            simulator.close()

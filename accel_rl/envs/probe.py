@@ -1,0 +1,67 @@
+"""Finds out an environment's spaces without letting a stranger's code into the learner's process.
+
+An environment that hangs, exits or crashes while it is built takes a short-lived process of its own with it.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+
+import numpy as np
+
+from accel_rl.envs.atari import game_name
+from accel_rl.envs.batch import make_simulator
+from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.errors import RunError, UsageError
+
+
+def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
+    """The observation and action of config's environment.
+
+    Raises UsageError for unknown names and unsupported spaces, RunError if the environment fails to be built."""
+    if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
+        return make_simulator(config, np.random.SeedSequence(0)).spec
+    read_fd, write_fd = os.pipe()
+    command = [sys.executable, "-m", "accel_rl.envs.probe", str(write_fd)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_fd], env=environment) as process:
+        os.close(write_fd)
+        try:
+            process.communicate(pickle.dumps(config), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RunError(f"{config.env_id} was not built within {timeout_s:g} s (--env-build-timeout-s)") from None
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            with os.fdopen(read_fd, "rb") as answer:
+                data = b"" if process.poll() is None else answer.read()
+    if not data:
+        raise RunError(f"{config.env_id}: the process that built it ended with status {process.returncode}")
+    result = pickle.loads(data)
+    if isinstance(result, Exception):
+        raise result
+    assert isinstance(result, EnvSpec)
+    return result
+
+
+def _main() -> None:
+    config = pickle.loads(sys.stdin.buffer.read())
+    result: EnvSpec | Exception
+    try:
+        simulator = make_simulator(config, np.random.SeedSequence(0))
+        result = simulator.spec
+        simulator.close()
+    except UsageError as error:
+        result = error
+    except Exception:
+        result = RunError(f"{config.env_id} failed while it was built:\n{traceback.format_exc()}")
+    with os.fdopen(int(sys.argv[1]), "wb") as answer:
+        answer.write(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    _main()

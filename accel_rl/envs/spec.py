@@ -1,0 +1,99 @@
+"""What the rest of the framework knows about an environment, and what a simulator has to offer.
+
+Glossary of shapes: T steps of a rollout, B environments, S frames in a stack, H x W one frame, D action dimensions.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The observation that a simulator writes, and the action that it takes.
+
+    observation_space: of what is written at each step: a frame [H, W] where frame_stack > 0, else all that is seen.
+    frame_stack: the network sees that many newest frames, oldest first; 0 if observations are complete as they are.
+    """
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    frame_stack: int = 0
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one stored row: a frame or an observation."""
+        return tuple(self.observation_space.shape or ())
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.observation_space.dtype)
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of what the network sees, without the batch."""
+        return (self.frame_stack, *self.row_shape) if self.frame_stack else self.row_shape
+
+    @property
+    def is_pixels(self) -> bool:
+        return len(self.observation_shape) == 3 and self.row_dtype == np.uint8
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return tuple(self.action_space.shape or ())
+
+    @property
+    def action_dtype(self) -> np.dtype[Any]:
+        discrete = isinstance(self.action_space, gymnasium.spaces.Discrete)
+        return np.dtype(np.int64 if discrete else np.float32)
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Names one kind of environment, so that a worker process can build it.
+
+    env_id: an Atari game, a gymnasium id or `package.module:factory`; options: keyword arguments for it.
+    """
+
+    env_id: str
+    preset: str = "stooke"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Outcome(NamedTuple):
+    """What one step of one environment did.
+
+    reward is what the learner sees; score is the raw reward. terminated: the learner's episode is over (a lost life
+    may be enough). truncated: cut by a limit, the observation is the true last one. game_over: reset before going on.
+    """
+
+    reward: float
+    score: float
+    terminated: bool
+    truncated: bool
+    game_over: bool
+
+
+class Simulator(Protocol):
+    """One environment that writes its newest frame or observation into a given row [row_shape]."""
+
+    spec: EnvSpec
+
+    def reset(self, row: Array) -> None:
+        """Starts a new game and writes its first frame or observation."""
+
+    def step(self, action: Any, row: Array) -> Outcome:
+        """Takes one step and writes what is then seen: after a lost life the first frame of the next one."""
+
+    def get_state(self) -> Any:
+        """Everything that decides the future, picklable; None if this environment can't tell (it then restarts)."""
+
+    def set_state(self, state: Any) -> None:
+        """Goes on exactly where get_state was called."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,202 @@
+"""What a run tells while it goes on: progress.csv, TensorBoard, log.txt, and the progress bar."""
+
+import csv
+import json
+import logging
+import math
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from accel_rl.samplers.rollout import Game
+
+logger = logging.getLogger("accel_rl")
+
+NUM_RECENT_GAMES = 100  # over which scores are averaged (P1 section 5)
+
+
+class Progress:
+    """Gathers what happens between two rows, and writes the rows.
+
+    steps, seconds_before: what a resumed run has behind it. Rows beyond its checkpoint are dropped.
+    """
+
+    def __init__(self, folder: Path, steps: int, total_steps: int, use_tensorboard: bool, show: bool):
+        self.folder = folder
+        self.games: deque[Game] = deque(maxlen=NUM_RECENT_GAMES)
+        self.seconds_before = 0.0
+        self._started = self._row_started = time.perf_counter()
+        self._steps = self._row_steps = steps
+        self._first_step = steps
+        self._stats: list[dict[str, Tensor]] = []
+        self._shares: dict[str, float] = {}
+        self._table = _Table(folder / "progress.csv", steps)
+        self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
+        self._show = show
+        self._bar = tqdm(
+            total=total_steps,
+            initial=steps,
+            unit="step",
+            unit_scale=True,
+            dynamic_ncols=True,
+            smoothing=0.05,
+            disable=not (show and sys.stderr.isatty()),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the whole run."""
+        return self.seconds_before + time.perf_counter() - self._started
+
+    def add(self, steps: int, games: list[Game], stats: dict[str, Tensor], seconds: dict[str, float]) -> None:
+        """One rollout and what was learned from it; seconds: wall time by purpose."""
+        self._bar.update(steps - self._steps)
+        self._steps = steps
+        self.games.extend(games)
+        self._stats.append(stats)
+        for name, value in seconds.items():
+            self._shares[name] = self._shares.get(name, 0.0) + value
+
+    def scores(self) -> dict[str, float]:
+        """Means over the last games, raw score; NaN while no game has finished."""
+        if not self.games:
+            return {"rollout/ep_rew_mean": math.nan, "rollout/ep_len_mean": math.nan}
+        return {
+            "rollout/ep_rew_mean": fmean(game.score for game in self.games),
+            "rollout/ep_len_mean": fmean(game.length for game in self.games),
+        }
+
+    def write_row(self, **more: float) -> None:
+        """One row of everything since the last one; the only place where statistics leave the device."""
+        now = time.perf_counter()
+        wall = max(now - self._row_started, 1e-9)
+        row = {
+            "time/total_timesteps": self._steps,
+            "time/time_elapsed": round(self.seconds, 3),
+            "time/fps": round((self._steps - self._row_steps) / wall, 1),
+            **self.scores(),
+            **{f"time/{name}_share": round(value / wall, 4) for name, value in self._shares.items()},
+            **_means(self._stats),
+            **more,
+        }
+        self._row_started, self._row_steps, self._stats, self._shares = now, self._steps, [], {}
+        row = {name: value for name, value in row.items() if not math.isnan(value)}
+        self._table.write(row)
+        if self._writer:
+            for name, value in row.items():
+                self._writer.add_scalar(name, value, self._steps)
+        score = row.get("rollout/ep_rew_mean", math.nan)
+        self._bar.set_postfix_str(f"score {score:.1f}" if self.games else "no game finished yet")
+        if self._show and self._bar.disable:
+            games = f"score {score:.1f}" if self.games else "no game finished yet"
+            tqdm.write(f"{self._steps:>10,} steps  {row['time/fps']:>7,.0f} steps/s  {games}", file=sys.stderr)
+
+    def exclude(self, seconds: float) -> None:
+        """Takes an interruption (an evaluation) out of the next row's rate."""
+        self._row_started += seconds
+
+    def write_summary(self, algo: str, env: str, seed: int) -> dict[str, Any]:
+        """summary.json, which it also returns; null while no game has finished."""
+        scores = {name.split("/")[1]: None if math.isnan(v) else v for name, v in self.scores().items()}
+        elapsed = time.perf_counter() - self._started
+        summary = {
+            "algo": algo,
+            "env": env,
+            "seed": seed,
+            "total_timesteps": self._steps,
+            "time_elapsed": round(self.seconds, 3),
+            "fps": round((self._steps - self._first_step) / elapsed, 1),
+            **scores,
+        }
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        return summary
+
+    def get_state(self) -> dict[str, Any]:
+        return {"games": [tuple(game) for game in self.games], "seconds": self.seconds}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.games.extend(Game(*game) for game in state["games"])
+        self.seconds_before = state["seconds"]
+
+    def close(self) -> None:
+        self._bar.close()
+        if self._writer:
+            self._writer.close()
+
+
+class _Table:
+    """A CSV file whose columns may grow; a new column rewrites it."""
+
+    def __init__(self, path: Path, steps: int):
+        self._path = path
+        self._rows: list[dict[str, str]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                self._rows = [row for row in csv.DictReader(file) if float(row["time/total_timesteps"]) <= steps]
+        self._columns = list(self._rows[0]) if self._rows else []
+        if self._columns:
+            self._rewrite()
+
+    def write(self, row: dict[str, float]) -> None:
+        self._rows.append({name: str(value) for name, value in row.items()})
+        new = [name for name in row if name not in self._columns]
+        self._columns += new
+        if new:
+            self._rewrite()
+        else:
+            with self._path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(self._rows[-1])
+
+    def _rewrite(self) -> None:
+        with self._path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self._rows)
+
+
+def _means(stats: list[dict[str, Tensor]]) -> dict[str, float]:
+    """The mean of each statistic over the updates since the last row, fetched from the device at once."""
+    if not stats:
+        return {}
+    names = list(stats[0])
+    means = torch.stack([torch.stack([s[name].float() for s in stats]).mean() for name in names]).tolist()
+    return {f"train/{name}": value for name, value in zip(names, means, strict=True)}
+
+
+def _tensorboard_writer(folder: Path, steps: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=steps or None)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Lines that do not tear the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def open_log(folder: Path, show: bool) -> list[logging.Handler]:
+    """Sends the framework's messages to log.txt and, with show, to the console; undo with close_log."""
+    file = logging.FileHandler(folder / "log.txt")
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if show else [])]
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return handlers
+
+
+def close_log(handlers: list[logging.Handler]) -> None:
+    for handler in handlers:
+        logger.removeHandler(handler)
+        handler.close()

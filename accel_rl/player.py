@@ -1,0 +1,82 @@
+"""A trained policy out of its run's folder: to act with, to evaluate, to watch."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from accel_rl import checkpoint
+from accel_rl.build import build_algo, build_sampler, num_threads
+from accel_rl.config import Config, read_yaml, resolve
+from accel_rl.envs import make_env
+from accel_rl.envs.spec import Array
+from accel_rl.errors import RunError, UsageError
+from accel_rl.evaluate import Evaluation
+
+
+def load(run_dir: str | Path, best: bool = False) -> "Player":
+    """The policy of a run's last checkpoint, or of its best evaluation. Raises UsageError if there is none."""
+    folder = Path(run_dir)
+    if not (folder / "config.yaml").exists():
+        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    state = checkpoint.load(folder / ("best.pt" if best else "checkpoint.pt"))
+    saved = {**read_yaml(folder / "config.yaml", "settings"), "device": "auto"}
+    return Player(resolve(saved, spec=state["spec"]), state)
+
+
+class Player:
+    """config: of the run that it comes from."""
+
+    def __init__(self, config: Config, state: dict[str, Any]):
+        self.config = config
+        self.policy = build_algo(config).policy
+        self.policy.load_state_dict(state["policy"])
+        self._generator = torch.Generator(config.run.device).manual_seed(config.run.seed)
+
+    def predict(self, observation: Array, greedy: bool | None = None) -> Any:
+        """The action for one observation (as accel_rl.envs.make_env shows it), or the actions for a batch of them.
+
+        greedy: the likeliest action instead of a sampled one; None: as the run was evaluated. Raises ValueError if
+        the observation's shape is not the one that the policy has learned from."""
+        shape = self.config.spec.observation_shape
+        array = np.asarray(observation)
+        is_batch = array.shape[1:] == shape and array.ndim == len(shape) + 1
+        if not is_batch and array.shape != shape:
+            raise ValueError(f"observation of shape {array.shape}; the policy takes {shape} or a batch of these")
+        batch = torch.from_numpy(array if is_batch else array[None]).to(self.config.run.device)
+        greedy = self.config.run.eval_greedy if greedy is None else greedy
+        noise = None if greedy else self.policy.draw_noise(1, len(batch), self._generator)[0]
+        actions = self._to_env(self.policy.act(batch, noise)[0].cpu().numpy())
+        if is_batch:
+            return actions
+        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0]
+
+    def _to_env(self, actions: Array) -> Array:
+        space = self.config.spec.action_space
+        if isinstance(space, gymnasium.spaces.Box):
+            return np.clip(actions, space.low, space.high).astype(space.dtype)
+        return actions + int(getattr(space, "start", 0))
+
+    def evaluate(self, episodes: int, seed: int | None = None) -> Evaluation:
+        """Scores over whole games, played by simulator processes. Raises RunError if no game comes to an end."""
+        config = self.config
+        if seed is not None:
+            config = resolve({**config.as_dict(), "seed": seed}, spec=config.spec)
+        torch.set_num_threads(num_threads(config)[0])
+        workers = config.workers
+        num_envs = min(config.run.envs, max(workers, -(-episodes // workers) * workers))
+        sampler = build_sampler(config, self.policy, num_envs=workers, num_evaluation_envs=num_envs)
+        try:
+            games = sampler.evaluate(episodes, index=0, greedy=config.run.eval_greedy)
+        finally:
+            sampler.close()
+        if not games:
+            raise RunError(f"no game of {config.run.env} came to an end")
+        return Evaluation.of(games)
+
+    def make_env(self) -> gymnasium.Env[Any, Any]:
+        """The environment that the policy was trained in, for one to watch."""
+        env = self.config.env
+        return make_env(env.env_id, env.preset, render_mode="rgb_array", **env.options)

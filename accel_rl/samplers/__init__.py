@@ -1,0 +1,24 @@
+"""Where experience comes from: SerialSampler (this process) and AlternatingSampler (simulator processes).
+
+Both take the same arguments and give the same Rollout, bit for bit. Loaded lazily: worker processes import this
+package, and must stay free of torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accel_rl.samplers.alternating import AlternatingSampler
+    from accel_rl.samplers.rollout import Game, Rollout
+    from accel_rl.samplers.serial import SerialSampler
+
+__all__ = ["AlternatingSampler", "Game", "Rollout", "SerialSampler"]
+
+_MODULES = {"AlternatingSampler": "alternating", "SerialSampler": "serial", "Game": "rollout", "Rollout": "rollout"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        import importlib
+
+        return getattr(importlib.import_module(f"accel_rl.samplers.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'accel_rl.samplers' has no attribute {name!r}")

@@ -1,0 +1,155 @@
+"""Serves actions to environments, and keeps what the learner needs of each step.
+
+The policy is anything with these two methods (the algorithms' networks have them):
+
+    draw_noise(num_steps, num_envs, generator) -> [T, B, ...]
+    act(observation [b, ...], noise [b, ...] | None) -> action [b, ...], recorded {name: [b, ...]}
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.samplers.rollout import Game, Rollout, stack_frames
+
+
+class Policy(Protocol):
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor: ...
+
+    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+class ActionServer:
+    """Chooses the actions of T steps for B environments in two groups, from and into the arrays shared with them.
+
+    Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. On the
+    CPU the rollout is the shared memory itself; on a GPU the newest frames go up once, when they are acted upon.
+    """
+
+    def __init__(self, spec: EnvSpec, arrays: dict[str, Array], device: torch.device, generator: torch.Generator):
+        self.spec, self.arrays, self.device, self.generator = spec, arrays, device, generator
+        self.horizon, self.num_envs = arrays["reward"].shape
+        half = self.num_envs // 2
+        self.groups = (slice(0, half), slice(half, self.num_envs))
+        self.history = max(spec.frame_stack - 1, 0)
+        self.age = np.zeros((self.horizon + 1, self.num_envs), np.int64)
+        self._shared_rows = torch.from_numpy(arrays["observation"])
+        self._shared_actions = torch.from_numpy(arrays["action"])
+        on_cpu = device.type == "cpu"
+        self._rows = self._shared_rows if on_cpu else self._shared_rows.to(device)
+        self._actions = self._shared_actions if on_cpu else self._shared_actions.to(device)
+        self._recorded: dict[str, Tensor] = {}
+        self._noise = torch.empty(0)
+        self.steps_done = 0  # agent steps of all environments before this rollout
+
+    def begin(self, policy: Policy, greedy: bool = False) -> None:
+        """Makes the last row the first one of the next rollout; before any environment writes to it."""
+        h, T = self.history, self.horizon
+        self._rows[: h + 1] = self._rows[T : T + h + 1].clone() if T <= h else self._rows[T : T + h + 1]
+        if self._rows is not self._shared_rows:
+            self._shared_rows[h] = self._shared_rows[h + T]
+        self.arrays["reset"][0] = self.arrays["reset"][T]
+        self.age[0] = self.age[T]
+        self._policy, self._greedy = policy, greedy
+        if not greedy:
+            self._noise = policy.draw_noise(T, self.num_envs, self.generator)
+
+    def serve(self, group: int, t: int) -> None:
+        """Chooses the group's actions of step t; when it returns, the environments may take them."""
+        columns = self.groups[group]
+        observation = self._observe(columns, t)
+        noise = None if self._greedy else self._noise[t, columns]
+        action, self._newest_recorded = self._policy.act(observation, noise)
+        self._shared_actions[t, columns] = action  # on a GPU this waits for the network
+        self._newest = (columns, t, action)
+
+    def record(self) -> None:
+        """Keeps what `serve` has just computed; apart, so that the environments can step meanwhile."""
+        columns, t, action = self._newest
+        if self._actions is not self._shared_actions:
+            self._actions[t, columns] = action
+        for name, value in self._newest_recorded.items():
+            if name not in self._recorded:
+                shape = (self.horizon, self.num_envs, *value.shape[1:])
+                self._recorded[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
+            self._recorded[name][t, columns] = value
+
+    def finish(self) -> Rollout:
+        """After the last step: the whole rollout, on the learner's device."""
+        for columns in self.groups:
+            self._fetch(columns, self.horizon)
+        plain = ("reward", "terminated", "truncated", "valid", "reset")
+        arrays = {name: torch.from_numpy(self.arrays[name]).to(self.device) for name in plain}
+        final_step, final_env = np.nonzero(self.arrays["truncated"] & ~self.arrays["terminated"])
+        rollout = Rollout(
+            observation_rows=self._rows,
+            age=torch.from_numpy(self.age).to(self.device),
+            frame_stack=self.spec.frame_stack,
+            action=self._actions,
+            recorded=self._recorded,
+            final_step=torch.from_numpy(final_step).to(self.device),
+            final_env=torch.from_numpy(final_env).to(self.device),
+            final_observation=self._final_observations(final_step, final_env),
+            games=self._finished_games(),
+            first_step=self.steps_done,
+            **arrays,
+        )
+        self.steps_done += self.horizon * self.num_envs
+        return rollout
+
+    def _fetch(self, columns: slice, t: int) -> None:
+        """Takes note of a newly announced row: of its age, and on a GPU of the row itself."""
+        starts = self.arrays["reset"][t, columns]
+        if t > 0:
+            starts = starts | self.arrays["terminated"][t - 1, columns] | self.arrays["truncated"][t - 1, columns]
+            self.age[t, columns] = self.age[t - 1, columns] + 1
+        self.age[t, columns][starts] = 0
+        if self._rows is not self._shared_rows:
+            row = self.history + t
+            self._rows[row, columns] = self._shared_rows[row, columns].to(self.device, non_blocking=True)
+
+    def _observe(self, columns: slice, t: int) -> Tensor:
+        """What the network sees [b, ...]."""
+        self._fetch(columns, t)
+        rows = self._rows[t : t + self.history + 1, columns]
+        if not self.spec.frame_stack:
+            return rows[0]
+        age = torch.from_numpy(self.age[t : t + 1, columns]).to(self.device)
+        return stack_frames(rows, age, self.spec.frame_stack)[0]
+
+    def _final_observations(self, steps: Array, envs: Array) -> Tensor:
+        """The complete last observations [K, ...]; all but their newest frame are still in the rows before."""
+        newest = torch.from_numpy(self.arrays["final_observation"][steps, envs]).to(self.device)
+        if not self.spec.frame_stack:
+            return newest
+        h = self.history
+        frames = torch.stack([self._rows[steps + 1 + k, envs] for k in range(h)] + [newest])
+        age = torch.from_numpy(self.age[steps, envs] + 1).to(self.device)
+        return stack_frames(frames, age.unsqueeze(0), h + 1)[0]
+
+    def _finished_games(self) -> list[Game]:
+        steps, envs = np.nonzero(self.arrays["game_length"])
+        score, length = self.arrays["game_score"][steps, envs], self.arrays["game_length"][steps, envs]
+        return [Game(int(e), float(s), int(n)) for e, s, n in zip(envs, score, length, strict=True)]
+
+    def get_state(self) -> dict[str, Any]:
+        """At a pause: what the next rollout continues from."""
+        h, T = self.history, self.horizon
+        return {
+            "rows": self._rows[T : T + h + 1].cpu().clone(),
+            "reset": self.arrays["reset"][T].copy(),
+            "age": self.age[T].copy(),
+            "generator": self.generator.get_state(),
+            "steps_done": self.steps_done,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        h, T = self.history, self.horizon
+        self._rows[T : T + h + 1] = state["rows"].to(self.device)
+        self.arrays["reset"][T] = state["reset"]
+        self.age[T] = state["age"]
+        self.generator.set_state(state["generator"])
+        self.steps_done = state["steps_done"]

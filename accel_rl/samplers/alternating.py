@@ -1,0 +1,99 @@
+"""Synchronized batched sampling with two alternating groups of simulator processes (Stooke & Abbeel 2018, section 3).
+
+While one group of workers steps its environments, the other one's observations go through the network together. Read
+this file, then action_server.py (how actions are chosen) and worker.py (what the processes do).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accel_rl.envs.batch import BatchConfig, rollout_layout
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.samplers.action_server import ActionServer, Policy
+from accel_rl.samplers.common import OnStep, SamplerConfig, evaluation_stage, noise_generator, play_games
+from accel_rl.samplers.pool import Stage, WorkerPool
+from accel_rl.samplers.rollout import Game, Rollout
+
+
+class AlternatingSampler:
+    """config.num_workers processes hold the environments; this process serves whichever group is ready.
+
+    Raises UsageError or RunError if an environment can't be built; every method that waits raises RunError if a worker
+    fails. `close` ends the workers.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        batch: BatchConfig,
+        policy: Policy,
+        config: SamplerConfig,
+        device: str | torch.device = "cpu",
+    ):
+        self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
+        self.device = torch.device(device)
+        train = Stage(rollout_layout(spec, config.horizon, config.num_envs), config.num_workers)
+        evaluation = Stage(rollout_layout(*evaluation_stage(spec, config)), config.num_workers)
+        self._server = ActionServer(spec, train.arrays, self.device, noise_generator(batch, self.device))
+        self._evaluation_arrays = evaluation.arrays
+        self._started = False
+        self.seconds = {"env_wait": 0.0, "inference": 0.0}
+        self.pool = WorkerPool(
+            config.num_workers, batch, train, evaluation, config.env_timeout_s, config.env_build_timeout_s
+        )
+
+    def collect(self, on_step: OnStep | None = None) -> Rollout:
+        if not self._started:
+            self.pool.request("start")
+            self._started = True
+        return self._collect(self._server, greedy=False, on_step=on_step)
+
+    def _collect(self, server: ActionServer, greedy: bool, on_step: OnStep | None = None) -> Rollout:
+        T = server.horizon
+        server.begin(self.policy, greedy)
+        self.pool.begin()
+        step = [0, 0]  # the row that each group will announce next
+        while step != [T + 1, T + 1]:
+            start = time.perf_counter()
+            group = self.pool.wait(prefer=0 if step[0] <= step[1] else 1)
+            ready = time.perf_counter()
+            t = step[group]
+            if t < T:
+                server.serve(group, t)
+                self.pool.answer(group)
+                server.record()  # only now: the environments step already
+            step[group] += 1
+            self.seconds["env_wait"] += ready - start
+            self.seconds["inference"] += time.perf_counter() - ready
+            if on_step and t < T and step[1 - group] > t:
+                on_step(t)
+        self.pool.end()
+        return server.finish()
+
+    def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
+        role = index + 1
+        generator = noise_generator(self.batch, self.device, role)
+        server = ActionServer(self.spec, self._evaluation_arrays, self.device, generator)
+        self.pool.open_evaluation(role)
+        games = play_games(lambda: self._collect(server, greedy), server.num_envs, episodes, stop)
+        self.pool.close_evaluation()
+        return games
+
+    def get_state(self) -> dict[str, Any]:
+        states = self.pool.request("get_state")
+        return {"server": self._server.get_state(), "envs": [env for worker in states for env in worker]}
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        self._started = True
+        self._server.set_state(state["server"])
+        per_worker = self.config.num_envs // self.config.num_workers
+        parts = [
+            state["envs"][worker * per_worker : (worker + 1) * per_worker] for worker in range(self.config.num_workers)
+        ]
+        return [env for restarted in self.pool.request("set_state", parts) for env in restarted]
+
+    def close(self) -> None:
+        self.pool.close()

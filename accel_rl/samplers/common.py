@@ -1,0 +1,101 @@
+"""What both samplers do alike: their arguments, the generators of noise, and whole games for evaluation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.samplers.rollout import Game, Rollout
+
+EVALUATION_HORIZON = 32  # steps between two looks at the finished games
+MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and some; other environments may never end
+
+OnStep = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """num_envs environments in two groups, stepped by num_workers processes (half of them in each group).
+
+    Raises UsageError where the numbers do not divide.
+    """
+
+    num_envs: int
+    horizon: int
+    num_workers: int = 2
+    num_evaluation_envs: int | None = None  # as many as for training
+    env_timeout_s: float = 20.0
+    env_build_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "horizon", "num_workers"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least 1")
+        if self.num_envs % 2:
+            raise UsageError(f"envs={self.num_envs} does not split into 2 groups; use an even number")
+        if self.num_workers % 2:
+            raise UsageError(f"workers={self.num_workers} does not split into 2 groups; use an even number")
+        if self.num_envs % self.num_workers:
+            raise UsageError(
+                f"envs={self.num_envs} does not divide over workers={self.num_workers} in 2 groups; "
+                f"use a multiple of {self.num_workers}"
+            )
+
+    @property
+    def evaluation_envs(self) -> int:
+        return self.num_evaluation_envs or self.num_envs
+
+
+class Sampler(Protocol):
+    """Gives rollouts of config.horizon steps of all environments."""
+
+    config: SamplerConfig
+    seconds: dict[str, float]
+    """Wall time so far: "env_wait" (for environments), "inference" (choosing actions)."""
+
+    def collect(self, on_step: OnStep | None = None) -> Rollout:
+        """The next rollout. on_step(t) runs once both groups have had their actions for step t."""
+
+    def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
+        """Whole games by environments and generators of their own; index: which evaluation of the run this is."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Between rollouts: everything that the next rollout depends on, but for the policy."""
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        """Continues from get_state; returns the environments that had to be started anew."""
+
+    def close(self) -> None: ...
+
+
+def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) -> torch.Generator:
+    """The generator of the policy's noise, independent of those of the environments."""
+    seed = int(np.random.SeedSequence(config.seed, spawn_key=(role,)).generate_state(1, np.uint64)[0] >> 1)
+    return torch.Generator(device).manual_seed(seed)
+
+
+def play_games(collect: Callable[[], Rollout], num_envs: int, episodes: int, stop: Callable[[], bool]) -> list[Game]:
+    """The first games of each environment, shared out evenly, so that short games are not counted more often.
+
+    Fewer if stop() says so, or if a game lasts longer than MAX_GAME_STEPS.
+    """
+    quota = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
+    budget = MAX_GAME_STEPS * max(quota)
+    played: list[Game] = []
+    while any(quota) and budget > 0 and not stop():
+        budget -= EVALUATION_HORIZON
+        for game in collect().games:
+            if quota[game.env] > 0:
+                quota[game.env] -= 1
+                played.append(game)
+    return played
+
+
+def evaluation_stage(spec: EnvSpec, config: SamplerConfig) -> tuple[EnvSpec, int, int]:
+    """Arguments of rollout_layout for evaluations."""
+    return spec, EVALUATION_HORIZON, config.evaluation_envs

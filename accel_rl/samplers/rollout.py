@@ -1,0 +1,78 @@
+"""What a sampler gives to an algorithm."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Game(NamedTuple):
+    """A finished game: its raw score over all lives, and its length in steps."""
+
+    env: int
+    score: float
+    length: int
+
+
+@dataclass
+class Rollout:
+    """T steps of B environments, time first, group 0's environments first; valid until the next `collect`.
+
+    observation_rows [h + T + 1, B, ...]: what was seen, h rows of history first; frames are stored once, use
+        `observations` to get what the network sees. age [T + 1, B]: rows since the episode's first one.
+    action [T, B, ...], reward [T, B]; terminated, truncated, valid [T, B] bool.
+    reset [T + 1, B] bool: a new game starts at this row. A lost life is terminated, but no reset.
+    recorded: name -> [T, B, ...], what the policy returned when it acted.
+    final_step, final_env [K], final_observation [K, ...]: the true last observation of each truncated episode.
+    first_step: agent steps of the whole run before this rollout.
+    """
+
+    observation_rows: Tensor
+    age: Tensor
+    frame_stack: int
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    reset: Tensor
+    recorded: dict[str, Tensor]
+    final_step: Tensor
+    final_env: Tensor
+    final_observation: Tensor
+    games: list[Game]
+    first_step: int
+
+    @property
+    def horizon(self) -> int:
+        return self.reward.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        return self.reward.shape[1]
+
+    @property
+    def done(self) -> Tensor:
+        """[T, B] bool: the learner's episode ends here, whatever the reason."""
+        return self.terminated | self.truncated
+
+    def observations(self, start: int, stop: int) -> Tensor:
+        """What the network sees at rows start ... stop - 1: [stop - start, B, ...], stacks oldest first."""
+        if not self.frame_stack:
+            return self.observation_rows[start:stop]
+        rows = self.observation_rows[start : stop + self.frame_stack - 1]
+        return stack_frames(rows, self.age[start:stop], self.frame_stack)
+
+
+def stack_frames(frames: Tensor, age: Tensor, frame_stack: int) -> Tensor:
+    """Stacks of the S = frame_stack newest frames, oldest first, blank where the episode had not begun.
+
+    frames [S - 1 + R, B, H, W], age [R, B] -> [R, B, S, H, W]: a view of frames if there is nothing to blank.
+    """
+    stacks = frames.unfold(0, frame_stack, 1).movedim(-1, 2)
+    distance = torch.arange(frame_stack - 1, -1, -1, device=age.device)  # of each slot from the newest
+    inside = age.unsqueeze(-1) >= distance
+    if age.device.type == "cpu" and bool(inside.all()):
+        return stacks
+    return stacks * inside[..., None, None]

@@ -1,0 +1,88 @@
+"""The sampler without processes: the ground truth of the tests, and the one to put a breakpoint in."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.samplers.action_server import ActionServer, Policy
+from accel_rl.samplers.common import OnStep, SamplerConfig, evaluation_stage, noise_generator, play_games
+from accel_rl.samplers.rollout import Game, Rollout
+
+
+class SerialSampler:
+    """Steps all environments in this process, one after the other; infers group by group like AlternatingSampler."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        batch: BatchConfig,
+        policy: Policy,
+        config: SamplerConfig,
+        device: str | torch.device = "cpu",
+    ):
+        self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
+        self.device = torch.device(device)
+        arrays = _arrays(spec, config.horizon, config.num_envs)
+        self._server = ActionServer(spec, arrays, self.device, noise_generator(batch, self.device))
+        self._envs = BatchSimulator(batch, arrays, first_env=0)
+        self._started = False
+        self.seconds = {"env_wait": 0.0, "inference": 0.0}
+
+    def collect(self, on_step: OnStep | None = None) -> Rollout:
+        if not self._started:
+            self._envs.start()
+            self._started = True
+        return self._collect(self._server, self._envs, greedy=False, on_step=on_step)
+
+    def _collect(
+        self, server: ActionServer, envs: BatchSimulator, greedy: bool, on_step: OnStep | None = None
+    ) -> Rollout:
+        server.begin(self.policy, greedy)
+        envs.begin()
+        for t in range(server.horizon):
+            start = time.perf_counter()
+            for group in range(2):
+                server.serve(group, t)
+                server.record()
+            served = time.perf_counter()
+            if on_step:
+                on_step(t)
+            envs.step(t)
+            self.seconds["inference"] += served - start
+            self.seconds["env_wait"] += time.perf_counter() - served
+        rollout = server.finish()
+        envs.pause()
+        return rollout
+
+    def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
+        role = index + 1
+        arrays = _arrays(*evaluation_stage(self.spec, self.config))
+        server = ActionServer(self.spec, arrays, self.device, noise_generator(self.batch, self.device, role))
+        envs = BatchSimulator(replace(self.batch, role=role, decorrelation_steps=0, reset_mode="immediate"), arrays, 0)
+        envs.start()
+        try:
+            return play_games(lambda: self._collect(server, envs, greedy), server.num_envs, episodes, stop)
+        finally:
+            envs.close()
+
+    def get_state(self) -> dict[str, Any]:
+        return {"server": self._server.get_state(), "envs": self._envs.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        self._started = True
+        self._server.set_state(state["server"])
+        return self._envs.set_state(state["envs"])
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def _arrays(spec: EnvSpec, horizon: int, num_envs: int) -> dict[str, Array]:
+    layout = rollout_layout(spec, horizon, num_envs)
+    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}

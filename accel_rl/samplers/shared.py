@@ -1,0 +1,90 @@
+"""Memory and signals that processes share. Neither has a name, so nothing can be left behind by a killed run."""
+
+import mmap
+import os
+import select
+import sys
+import tempfile
+
+import numpy as np
+
+from accel_rl.envs.batch import Layout
+from accel_rl.envs.spec import Array
+
+ALIGNMENT = 64  # bytes: a cache line
+
+
+class SharedArrays:
+    """NumPy arrays in one anonymous piece of shared memory; its file descriptor is inherited by the workers."""
+
+    def __init__(self, layout: Layout, fd: int | None = None):
+        offsets, size = [], 0
+        for shape, dtype in layout.values():
+            offsets.append(size)
+            size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        self.fd = _anonymous_file(size) if fd is None else fd
+        self._memory = mmap.mmap(self.fd, size)
+        self.arrays: dict[str, Array] = {
+            name: np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
+            for (name, (shape, dtype)), offset in zip(layout.items(), offsets, strict=True)
+        }
+
+    def close(self) -> None:
+        """Gives the descriptor back, once; the memory itself goes when the last array does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_file(size: int) -> int:
+    if sys.platform == "linux":
+        fd = os.memfd_create("accel_rl")
+    else:
+        with tempfile.TemporaryFile() as file:  # its name is gone as soon as it exists
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
+class Signal:
+    """Counts how often a fact has been announced and not yet been taken note of, across processes."""
+
+    def __init__(self, fds: tuple[int, int] | None = None):
+        if fds is not None:
+            self.fds = fds
+        elif sys.platform == "linux":
+            fd = os.eventfd(0, os.EFD_NONBLOCK)
+            self.fds = (fd, fd)
+        else:
+            self.fds = os.pipe()
+            os.set_blocking(self.fds[0], False)
+
+    @property
+    def fd(self) -> int:
+        """Readable while an announcement is pending."""
+        return self.fds[0]
+
+    def announce(self) -> None:
+        if sys.platform == "linux":
+            os.eventfd_write(self.fds[1], 1)
+        else:
+            os.write(self.fds[1], b"x")
+
+    def take(self) -> int:
+        """The number of announcements since the last call; never waits."""
+        try:
+            return os.eventfd_read(self.fds[0]) if sys.platform == "linux" else len(os.read(self.fds[0], 65536))
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        for fd in set(self.fds):
+            os.close(fd)
+
+
+def poller(*fds: int) -> "select.poll":
+    """Waits for any of the descriptors to become readable."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll

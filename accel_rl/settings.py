@@ -1,0 +1,87 @@
+"""Settings are fields of frozen dataclasses. Each has a default, a sentence of help, and the rule it must obey."""
+
+import types
+import typing
+from dataclasses import field, fields
+from typing import Any
+
+import yaml
+
+from accel_rl.errors import UsageError, unknown
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field. least, most: bounds that may be reached; above: one that may not."""
+    metadata = {"help": help, "least": least, "above": above, "most": most, "choices": choices}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def build(cls: type, values: dict[str, Any]) -> Any:
+    """An instance of a settings dataclass from values of any provenance (YAML, flags, Python), converted and checked.
+
+    Raises UsageError for a value of the wrong type or against its rule. Names must be known to be fields."""
+    types_of = typing.get_type_hints(cls)
+    by_name = {f.name: f for f in fields(cls)}
+    checked = {}
+    for name, value in values.items():
+        checked[name] = _convert(name, value, types_of[name])
+        _check(name, checked[name], by_name[name].metadata)
+    return cls(**checked)
+
+
+def _convert(name: str, value: Any, to: Any) -> Any:
+    """The value as the type that the field declares; text, as it comes from the command line, is read as YAML."""
+    accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
+    if value is None and type(None) in accepted:
+        return None
+    wanted = next(t for t in accepted if t is not type(None))
+    origin = typing.get_origin(wanted) or wanted
+    if isinstance(value, str) and origin is not str:
+        value = _parse(value, is_tuple=origin is tuple)
+        if value is None and type(None) in accepted:
+            return None
+    if origin is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if origin is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
+        return value
+    raise UsageError(f"{name}={value!r} must be of type {getattr(wanted, '__name__', wanted)}")
+
+
+def _parse(text: str, is_tuple: bool) -> Any:
+    if is_tuple:
+        text = f"[{text.strip('()[] ').replace('x', ',')}]"  # 84x84, 84,84 and (84, 84) are the same
+    try:
+        return (
+            float(text) if "e" in text.lower() and text.lower().strip("0123456789.+-") == "e" else yaml.safe_load(text)
+        )
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _check(name: str, value: Any, rule: Any) -> None:
+    if not rule or value is None:
+        return
+    least, above, most, choices = (rule.get(key) for key in ("least", "above", "most", "choices"))
+    if choices and value not in choices:
+        raise unknown(name, str(value), choices, f"(choose from {', '.join(choices)})")
+    if isinstance(value, int | float):
+        if least is not None and not value >= least:
+            raise UsageError(f"{name}={value} must be at least {least:g}")
+        if above is not None and not value > above:
+            raise UsageError(f"{name}={value} must be greater than {above:g}")
+        if most is not None and not value <= most:
+            raise UsageError(f"{name}={value} must be at most {most:g}")

@@ -1,0 +1,252 @@
+"""The loop that joins sampler, algorithm and update: collect, learn, log, evaluate, checkpoint.
+
+(Not called train.py: `accel_rl.train` is the function, and one package attribute can't be both.)
+"""
+
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from accel_rl import checkpoint
+from accel_rl.build import build_algo, build_sampler, build_update, num_threads
+from accel_rl.config import Config, read_yaml, resolve
+from accel_rl.errors import UsageError
+from accel_rl.evaluate import Evaluation
+from accel_rl.interrupt import StopSignal
+from accel_rl.logs import Progress, close_log, logger, open_log
+from accel_rl.player import load as load
+
+CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
+
+
+def train(
+    algo: str | None = None,
+    env: str | None = None,
+    steps: int | None = None,
+    *,
+    out: str | Path | None = None,
+    config: str | Path | None = None,
+    resume: str | Path | None = None,
+    overwrite: bool = False,
+    show: bool = False,
+    **settings: Any,
+) -> Path:
+    """Trains, and returns the run's folder. Every setting of `accel-rl train --help` can be given by its field name.
+
+    out: the run's folder; config: a YAML file of settings; resume: a run's folder to continue, up to `steps`.
+    show: progress on the console. Raises UsageError for settings that are wrong or don't fit together, RunError if the
+    run fails; KeyboardInterrupt after SIGINT and SystemExit after SIGTERM, once a checkpoint is written.
+    """
+    named = {"algo": algo, "env": env, "steps": steps}
+    given = {**{name: value for name, value in named.items() if value is not None}, **settings}
+    with StopSignal() as stop:
+        if resume is not None:
+            resolved, folder, state = _reopen(Path(resume), given, out, config)
+        else:
+            resolved = resolve(given, Path(config) if config else None)
+            folder, state = _create(resolved, out, overwrite), None
+        handlers = open_log(folder, show)
+        try:
+            trainer = Trainer(resolved, folder, stop, state, show)
+            try:
+                trainer.run()
+            finally:
+                trainer.close()
+        except Exception as error:
+            logger.error("%s", error)
+            raise
+        finally:
+            close_log(handlers)
+    if stop.received == signal.SIGINT:
+        raise KeyboardInterrupt
+    if stop.received == signal.SIGTERM:
+        raise SystemExit(128 + signal.SIGTERM)
+    return folder
+
+
+class Trainer:
+    """One run. `state`: what a checkpoint held, to continue from."""
+
+    def __init__(self, config: Config, folder: Path, stop: StopSignal, state: dict[str, Any] | None, show: bool):
+        run = config.run
+        self.config, self.folder, self.stop = config, folder, stop
+        if run.deterministic:
+            torch.use_deterministic_algorithms(True)
+        self.algo = build_algo(config)
+        self.update = build_update(config, self.algo)
+        self.steps = self.num_evaluations = 0
+        self.best_score: float | None = None
+        self.sampler = build_sampler(config, self.algo.policy)
+        self.sampling_threads, self.learning_threads = num_threads(config)
+        self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
+        if state:
+            self._restore(state)
+        logger.info(
+            "%s on %s: %d environments in %d workers, network on %s",
+            run.algo, run.env, run.envs, config.workers if run.sampler == "alternating" else 0, run.device,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        """Until the run's steps are done or a signal asks to stop."""
+        run = self.config.run
+        self.stop.patient = True
+        while self.steps < run.steps and not self.stop:
+            start = time.perf_counter()
+            torch.set_num_threads(self.sampling_threads)
+            waited = dict(self.sampler.seconds)
+            rollout = self.sampler.collect()
+            collected = time.perf_counter()
+            torch.set_num_threads(self.learning_threads)
+            stats = self.algo.learn(rollout, self.update)
+            learned = time.perf_counter()
+
+            steps_before, self.steps = self.steps, self.steps + rollout.reward.numel()
+            seconds = {name: value - waited[name] for name, value in self.sampler.seconds.items()}
+            seconds |= {"sample": collected - start, "learn": learned - collected}
+            self.progress.add(self.steps, rollout.games, stats, seconds)
+            ends = self.steps >= run.steps
+            metrics = {}
+            if self._due(run.eval_interval_steps, steps_before) or (ends and run.eval_interval_steps):
+                metrics = self._evaluate()
+            if metrics or ends or self._due(run.log_interval_steps, steps_before):
+                self.progress.write_row(**metrics)
+            if not ends and self._due(run.checkpoint_interval_steps, steps_before):
+                self.save()
+        self.save()
+        self.progress.write_summary(run.algo, run.env, run.seed)
+
+    def _due(self, interval: int, steps_before: int) -> bool:
+        return interval > 0 and self.steps // interval > steps_before // interval
+
+    def _evaluate(self) -> dict[str, float]:
+        """Plays whole games in the workers; keeps the best policy so far."""
+        run, start = self.config.run, time.perf_counter()
+        torch.set_num_threads(self.sampling_threads)
+        stop = lambda: bool(self.stop)  # noqa: E731
+        games = self.sampler.evaluate(run.eval_episodes, self.num_evaluations, run.eval_greedy, stop)
+        self.num_evaluations += 1
+        self.progress.exclude(time.perf_counter() - start)
+        if self.stop:
+            return {}
+        if len(games) < run.eval_episodes:
+            logger.warning(
+                "evaluation: %d of %d games were cut at their step limit",
+                run.eval_episodes - len(games),
+                run.eval_episodes,
+            )
+        if not games:
+            return {}
+        evaluation = Evaluation.of(games)
+        if self.best_score is None or evaluation.mean_reward > self.best_score:
+            self.best_score = evaluation.mean_reward
+            self._write(BEST)
+        return evaluation.as_metrics()
+
+    def save(self) -> None:
+        """Everything that the rest of the run depends on. Raises RunError if the disk refuses."""
+        self._write(
+            CHECKPOINT,
+            steps=self.steps,
+            update=self.update.state_dict(),
+            algo=self.algo.state_dict(),
+            sampler=self.sampler.get_state(),
+            progress=self.progress.get_state(),
+            num_evaluations=self.num_evaluations,
+            torch_generator=torch.get_rng_state(),
+        )
+
+    def _write(self, name: str, **state: Any) -> None:
+        state |= {"policy": self.algo.policy.state_dict(), "spec": self.config.spec, "best_score": self.best_score}
+        checkpoint.save(self.folder / name, state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.steps, self.num_evaluations, self.best_score = (
+            state["steps"],
+            state["num_evaluations"],
+            state["best_score"],
+        )
+        self.update.load_state_dict(state["update"])
+        self.algo.load_state_dict(state["algo"])
+        self.progress.set_state(state["progress"])
+        restarted = self.sampler.set_state(state["sampler"])
+        if restarted:
+            logger.warning("these environments have no state to save and start a new episode: %s", restarted)
+        torch.set_rng_state(state["torch_generator"])
+        logger.info("resumed at step %d", self.steps)
+
+    def close(self) -> None:
+        self.progress.close()
+        self.sampler.close()
+
+
+def _create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
+    """A new run's folder, with config.yaml and command.txt in it."""
+    run = config.run
+    if out is None:
+        name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
+        out = Path("results") / _as_file_name(run.algo) / _as_file_name(run.env) / name
+    folder = Path(out)
+    try:
+        if (folder / "config.yaml").exists():
+            if not overwrite:
+                raise UsageError(f"{folder} already holds a run; use --resume {folder} to continue it, or --overwrite")
+            _clear(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+        (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot write the run's folder {folder}: {error.strerror}") from None
+    return folder
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run writes, and nothing else that may lie in the folder."""
+    names = (
+        "config.yaml",
+        "command.txt",
+        "progress.csv",
+        "log.txt",
+        CHECKPOINT,
+        BEST,
+        "summary.json",
+        "learning_curve.png",
+    )
+    for path in [*(folder / name for name in names), *folder.glob("events.out.tfevents.*")]:
+        path.unlink(missing_ok=True)
+
+
+def _reopen(
+    folder: Path, given: dict[str, Any], out: str | Path | None, config_file: str | Path | None
+) -> tuple[Config, Path, dict[str, Any]]:
+    """A run's configuration and last checkpoint. Raises UsageError for a folder without, or for changed settings."""
+    if not (folder / "config.yaml").exists():
+        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    saved = read_yaml(folder / "config.yaml", "settings")
+    if out is not None or config_file is not None:
+        raise UsageError("a resumed run goes on in its own folder with its own settings; leave --out and --config away")
+    state = checkpoint.load(folder / CHECKPOINT)
+    config = resolve(saved, spec=state["spec"])
+    wanted = resolve({**saved, **given}, spec=state["spec"]).as_dict()
+    changed = [name for name, value in config.as_dict().items() if wanted[name] != value and name != "steps"]
+    if changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
+    steps = wanted["steps"]
+    if steps <= state["steps"]:
+        raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
+    if steps != config.run.steps:
+        config = replace(config, run=replace(config.run, steps=steps))
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+    return config, folder, state
+
+
+def _as_file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

@@ -1,0 +1,197 @@
+"""Update rules: how a gradient becomes new parameters, in place on one flat vector.
+
+A rule holds hyperparameters only and never changes; what it remembers between updates is a plain dict of
+tensors, made by `init` and changed in place by `apply`. So the state can lie in shared memory, there can be
+one per chunk of the vector, and a checkpoint that saves the dict as it is resumes bit for bit.
+
+Epsilon stands where the papers' code has it, which is not where PyTorch has it; see each rule.
+Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class Rule(Protocol):
+    def init(self, flat: Tensor) -> State:
+        """The state before the first update of `flat` [P]."""
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        """Updates parameters [P] and state in place; leaves gradient [P] as it is."""
+
+
+@dataclass(frozen=True)
+class RMSProp:
+    """s = decay * s + (1 - decay) * g^2;  d = momentum * d + lr * g / sqrt(s + epsilon);  theta -= d.
+
+    Epsilon inside the root. PyTorch's RMSprop adds it outside: with 1e-5 and a gradient of 1e-3 its first
+    step is 29 times as large. s starts at initial_square: 0 in Lasagne, 1 in TensorFlow (GA3C, UNREAL).
+    Source: Mnih et al. 2016 (A3C), supplement, equations S1 and S2; the momentum is TensorFlow's.
+    """
+
+    decay: float = 0.99
+    epsilon: float = 1e-5
+    momentum: float = 0.0
+    initial_square: float = 0.0
+
+    def init(self, flat: Tensor) -> State:
+        state = {"square": torch.full_like(flat, self.initial_square)}
+        if self.momentum:
+            state["delta"] = torch.zeros_like(flat)
+        return state
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        square = state["square"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
+        root = square.add(self.epsilon).sqrt_()
+        if self.momentum:
+            delta = state["delta"].mul_(self.momentum).addcdiv_(gradient, root, value=learning_rate)
+            parameters.sub_(delta)
+        else:
+            parameters.addcdiv_(gradient, root, value=-learning_rate)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """t += 1;  a = lr * sqrt(1 - beta2^t) / (1 - beta1^t);  m = beta1 * m + (1 - beta1) * g;
+    v = beta2 * v + (1 - beta2) * g^2;  theta -= a * m / (sqrt(v) + epsilon).
+
+    The epsilon-hat form: PyTorch's Adam with epsilon / sqrt(1 - beta2^t), so gentler in the first updates.
+    Source: Kingma & Ba 2015, end of section 2; Stooke & Abbeel 2018, appendix A.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-5
+
+    def init(self, flat: Tensor) -> State:
+        return {
+            "mean": torch.zeros_like(flat),
+            "square": torch.zeros_like(flat),
+            # On the CPU, so that reading it never waits for a GPU.
+            "step": torch.zeros((), dtype=torch.float64, device="cpu"),
+        }
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        step = float(state["step"].add_(1))
+        step_size = learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
+        mean = state["mean"].lerp_(gradient, 1 - self.beta1)
+        square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        parameters.addcdiv_(mean, square.sqrt().add_(self.epsilon), value=-step_size)
+
+
+@dataclass(frozen=True)
+class MomentumSGD:
+    """m = momentum * m + (1 - momentum) * g;  theta -= lr * m.
+
+    From m = 0; PyTorch's SGD starts from the first gradient instead.
+    Source: Mnih et al. 2016 (A3C), supplement, section 1.
+    """
+
+    momentum: float = 0.9
+
+    def init(self, flat: Tensor) -> State:
+        return {"mean": torch.zeros_like(flat)}
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        mean = state["mean"].lerp_(gradient, 1 - self.momentum)
+        parameters.sub_(mean, alpha=learning_rate)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """theta -= lr * g."""
+
+    def init(self, flat: Tensor) -> State:
+        return {}
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        parameters.sub_(gradient, alpha=learning_rate)
+
+
+class TorchRule:
+    """An optimizer of torch.optim, by class name, with the flat vector as its one parameter.
+
+    The optimizer object lives for one update only. All that it remembers is the dict it keeps for its
+    parameter: that dict is our state, under PyTorch's own keys, most of which appear with the first update.
+    Raises ValueError for options that the optimizer refuses, and for optimizers that need more than a flat
+    vector and its gradient (LBFGS, Muon, SparseAdam).
+    """
+
+    def __init__(self, name: str, **options: Any) -> None:
+        if name not in _torch_names():
+            raise _unknown(f"torch.{name}")
+        self.name, self.options = name, options
+        trial = torch.zeros(1)
+        try:  # now rather than at the first update, which may be minutes of filling a replay later
+            self.apply(trial, torch.zeros(1), 1e-3, self.init(trial))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"torch.optim.{name} with options {options} cannot update a flat vector: {error}; "
+                "change the options (the learning rate is not one) or choose another rule"
+            ) from error
+
+    def init(self, flat: Tensor) -> State:
+        # Any rate will do: none enters the state before the first update.
+        return dict(self._optimizer(flat, 1e-3).state[flat])
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        vector = parameters.detach()  # the same memory, but the caller's tensor gets no .grad
+        vector.grad = gradient
+        optimizer = self._optimizer(vector, learning_rate)
+        optimizer.state[vector] = state
+        optimizer.step()
+
+    def _optimizer(self, vector: Tensor, learning_rate: float) -> torch.optim.Optimizer:
+        make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, self.name)
+        return make([vector], lr=learning_rate, **self.options)
+
+    def __repr__(self) -> str:
+        return f"TorchRule({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+
+
+RULES: dict[str, type[RMSProp | Adam | MomentumSGD | SGD]] = {
+    "rmsprop": RMSProp,
+    "adam": Adam,
+    "momentum_sgd": MomentumSGD,
+    "sgd": SGD,
+}
+
+
+def make_rule(name: str, **hyperparameters: Any) -> Rule:
+    """The rule called `name`: rmsprop, adam, momentum_sgd, sgd, or torch.<class name in torch.optim>.
+
+    Raises ValueError for an unknown name or hyperparameter.
+    """
+    if name.startswith("torch."):
+        return TorchRule(name.removeprefix("torch."), **hyperparameters)
+    if name not in RULES:
+        raise _unknown(name)
+    known = [field.name for field in fields(RULES[name])]
+    if unknown := sorted(hyperparameters.keys() - set(known)):
+        known_names = ", ".join(known) or "a learning rate"
+        raise ValueError(f"rule {name} has no {', '.join(unknown)}, only {known_names}")
+    return RULES[name](**hyperparameters)
+
+
+def _unknown(name: str) -> ValueError:
+    names = {known.lower(): known for known in [*RULES, *(f"torch.{known}" for known in _torch_names())]}
+    nearest = [names[match] for match in difflib.get_close_matches(name.lower(), names)]
+    hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"choose from {', '.join(names.values())}"
+    return ValueError(f"rule={name!r} is not an update rule; {hint}")
+
+
+def _torch_names() -> list[str]:
+    """Class names of the optimizers in torch.optim."""
+    base = torch.optim.Optimizer
+    found = vars(torch.optim).items()
+    return sorted(n for n, c in found if isinstance(c, type) and issubclass(c, base) and c is not base)

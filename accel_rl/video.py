@@ -1,0 +1,134 @@
+"""Films a game: what the environment renders, enlarged, above a strip with the score and the step."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from accel_rl.errors import RunError, UsageError
+
+Picture = npt.NDArray[np.uint8]
+
+CODECS = ("vp09", "mp4v")  # by preference: browsers play the first one, and OpenCV's wheels can encode both
+MIN_HEIGHT = 400  # pixels of the enlarged picture
+STRIP_HEIGHT = 40  # pixels
+DEFAULT_FPS = 30
+
+
+@dataclass(frozen=True)
+class GameRecord:
+    score: float  # sum of raw rewards
+    length: int  # steps
+
+
+def record_video(
+    env: gymnasium.Env[Any, Any],
+    act: Callable[[Any], Any],
+    out: Path,
+    *,
+    max_steps: int = 27_000,
+    fps: int | None = None,
+    seed: int | None = None,
+) -> GameRecord:
+    """Plays one whole game, across lives and of max_steps at most; writes it to out, an MP4 of length + 1 pictures.
+
+    env renders RGB arrays [H, W, 3]; `act(observation)` is the action. fps: pictures, and so steps, per second; what
+    the environment's metadata says by default (Atari: real time). out is written only if all went well.
+    Raises UsageError if out is no .mp4 or cannot be written, or if env renders no pictures."""
+    if out.suffix != ".mp4" or out.is_dir():
+        raise UsageError(f"cannot film into {out}: it must be a file whose name ends in .mp4")
+    observation, _ = env.reset(seed=seed)
+    picture = _render(env)
+    unfinished = out.with_name(f".{out.stem}.{os.getpid()}.mp4")
+    score, length, over = 0.0, 0, False
+    try:
+        first = compose(picture, score, length)
+        writer = _open_writer(unfinished, fps or env.metadata.get("render_fps") or DEFAULT_FPS, first)
+        try:
+            writer.write(first)
+            while not over and length < max_steps:
+                observation, reward, terminated, truncated, info = env.step(act(observation))
+                score += float(info.get("score", reward))
+                length += 1
+                writer.write(compose(_render(env, picture.shape), score, length))
+                if terminated or truncated:
+                    over = info.get("game_over", True)
+                    if not over:  # a lost life: the game goes on with the next one
+                        observation, _ = env.reset()
+        finally:
+            writer.release()
+        if _count_frames(unfinished) != length + 1:  # OpenCV reports no failure to write
+            raise RunError(f"the video {out} could not be written completely; is the disk full?")
+        os.replace(unfinished, out)
+    finally:
+        if unfinished.is_file():
+            unfinished.unlink()
+    return GameRecord(score, length)
+
+
+def compose(picture: Picture, score: float, step: int) -> Picture:
+    """A frame of the video, BGR [even, even, 3]: the RGB picture enlarged by a whole factor, the strip below it."""
+    factor = math.ceil(MIN_HEIGHT / picture.shape[0])
+    picture = picture.repeat(factor, 0).repeat(factor, 1)
+    height, width = picture.shape[:2]
+    frame = np.zeros((height + height % 2 + STRIP_HEIGHT, width + width % 2, 3), np.uint8)
+    frame[:height, :width] = picture[:, :, ::-1]
+    strip = frame[-STRIP_HEIGHT:]
+    strip[:] = (36, 30, 28)
+    _write_text(strip, f"score {score:,.10g}", x=12, color=(255, 255, 255))
+    _write_text(strip, f"step {step:,}", x=-12, color=(170, 165, 160))
+    return frame
+
+
+def _write_text(strip: Picture, text: str, x: int, color: tuple[int, int, int]) -> None:
+    """x: distance from the left edge, if negative from the right one."""
+    font, scale = cv2.FONT_HERSHEY_DUPLEX, 0.55
+    (width, height), _ = cv2.getTextSize(text, font, scale, 1)
+    origin = (x if x >= 0 else strip.shape[1] + x - width, (STRIP_HEIGHT + height) // 2)
+    cv2.putText(strip, text, origin, font, scale, color, 1, cv2.LINE_AA)
+
+
+def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) -> Picture:
+    """Raises UsageError if the environment renders no picture, RunError if it is not of the given shape."""
+    try:
+        picture = env.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(f"{env} cannot draw itself: {error}") from error
+    is_rgb = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
+    if not is_rgb or picture.dtype != np.uint8:
+        raise UsageError(f"{env} renders no pictures [H, W, 3] uint8; build it with render_mode='rgb_array'")
+    if shape and picture.shape != shape:
+        raise RunError(f"{env} rendered a picture of shape {picture.shape} after one of shape {shape}")
+    return picture
+
+
+def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:
+    """An empty video for frames like the given one. Raises UsageError if it cannot be written there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise UsageError(f"cannot write into {path.parent}: {error.strerror}") from error
+    height, width = frame.shape[:2]
+    for codec in CODECS:
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (width, height))
+        if writer.isOpened():
+            return writer
+    raise UsageError(
+        f"cannot write {path.parent}: OpenCV opens no video there with any of the codecs {', '.join(CODECS)}"
+    )
+
+
+def _count_frames(path: Path) -> int:
+    video = cv2.VideoCapture(str(path))
+    try:
+        return int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+    finally:
+        video.release()

@@ -1,0 +1,279 @@
+"""Environments whose every number can be written down by hand, and ones that break on purpose.
+
+Named in tests as "tests.helpers.toy_envs:Counting", with EnvConfig.options as keyword arguments; workers import them by
+that name, so nothing here may import torch.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Observes [game, step] float32, both from 0; the reward of a step is 10 * action + step, step from 1.
+
+    lengths: of the games, over and over; a negative length means truncated after so many steps, 0 no end at all.
+    seeded: the observation is [game, step, noise] with noise from the generator that reset(seed) seeds.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(self, lengths: Sequence[int] = (3,), seeded: bool = False, num_actions: int = 2):
+        self._lengths, self._seeded = tuple(lengths), seeded
+        self.observation_space: Any = spaces.Box(-np.inf, np.inf, (3 if seeded else 2,), np.float32)
+        self.action_space: Any = spaces.Discrete(num_actions)
+        self.game, self.steps = -1, 0
+
+    def _observe(self) -> Any:
+        noise = [self.np_random.random()] if self._seeded else []
+        return np.array([self.game, self.steps, *noise], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.game, self.steps = self.game + 1, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        length = self._lengths[self.game % len(self._lengths)]
+        over = self.steps == abs(length)
+        return self._observe(), float(10 * action + self.steps), over and length > 0, over and length < 0, {}
+
+    def render(self) -> Any:
+        return np.full((16, 16, 3), self.steps % 256, np.uint8)
+
+
+class Broken(Counting):
+    """Counting that breaks at one moment: while it is built, or at step at_step (0: reset) of game at_game.
+
+    how: raise | exit | kill | hang | nan_observation | nan_reward | wrong_shape | wrong_dtype | out_of_bounds | none.
+    once: a path; it breaks only if there is no such file yet, and creates it: one environment of many, and one time.
+    """
+
+    def __init__(
+        self,
+        how: str = "raise",
+        at_step: int = 2,
+        at_game: int = 0,
+        at_build: bool = False,
+        once: str | None = None,
+        lengths: Sequence[int] = (3,),
+        seeded: bool = False,
+    ):
+        super().__init__(lengths, seeded)
+        self.observation_space = spaces.Box(-1, 1000, self.observation_space.shape, np.float32)
+        self._how, self._at, self._once = how, (at_game, at_step), once
+        if at_build:
+            self._break_down()
+
+    def _is_time(self) -> bool:
+        if (self.game, self.steps) != self._at:
+            return False
+        if self._once is not None:
+            try:
+                os.close(os.open(self._once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+        return True
+
+    def _break_down(self) -> None:
+        if self._how == "raise":
+            raise ValueError("broken on purpose")
+        if self._how == "exit":
+            os._exit(7)
+        if self._how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._how == "hang":
+            while True:
+                time.sleep(3600)
+
+    def _spoil(self, observation: Any, reward: Any) -> tuple[Any, Any]:
+        self._break_down()
+        spoilt = {
+            "nan_observation": (observation * np.nan, reward),
+            "nan_reward": (observation, np.nan),
+            "wrong_shape": (observation[:1], reward),
+            "wrong_dtype": (observation.astype(str), reward),
+            "out_of_bounds": (observation - 100, reward),
+            "none": (None, reward),
+        }
+        return spoilt[self._how]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        if self._is_time():
+            observation, _ = self._spoil(observation, 0.0)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._is_time():
+            observation, reward = self._spoil(observation, reward)
+        return observation, reward, terminated, truncated, info
+
+
+class Slow(Counting):
+    """Counting that takes so many seconds to be built, and for each step."""
+
+    def __init__(self, build_s: float = 0.0, step_s: float = 0.01, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths)
+        self._step_s = step_s
+        time.sleep(build_s)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        return super().step(action)
+
+
+class BoxAction(Counting):
+    """Continuous actions between -1 and 2, which are observed as they arrive: [*action] float32; never ends by itself."""
+
+    def __init__(self, lengths: Sequence[int] = (0,), size: int = 2):
+        super().__init__(lengths)
+        self.observation_space = spaces.Box(-100, 100, (size,), np.float32)
+        self.action_space = spaces.Box(-1, 2, (size,), np.float32)
+        self._action = np.zeros(size, np.float32)
+
+    def _observe(self) -> Any:
+        return self._action.copy()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert action.shape == self.action_space.shape and action.dtype == self.action_space.dtype
+        self._action = action.copy()
+        _, _, terminated, truncated, _ = super().step(0)
+        return self._observe(), float(action.sum()), terminated, truncated, {}
+
+
+class DiscreteObservation(Counting):
+    """Discrete(5) observations from `start` on, the step modulo 5; Discrete(3) actions from action_start on.
+
+    The reward is the action as it arrives.
+    """
+
+    def __init__(self, start: int = 0, action_start: int = 0, lengths: Sequence[int] = (7,)):
+        super().__init__(lengths)
+        self.observation_space = spaces.Discrete(5, start=start)
+        self.action_space = spaces.Discrete(3, start=action_start)
+
+    def _observe(self) -> Any:
+        return self.observation_space.start + self.steps % 5
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        observation, _, terminated, truncated, info = super().step(0)
+        return observation, action, terminated, truncated, info
+
+
+class Picture(Counting):
+    """uint8 pictures [H, W, 3]: the pixel at y, x of channel c is (y + 2 * x + 50 * c + step) % 256.
+
+    channels_first: [3, H, W] instead.
+    """
+
+    def __init__(self, height: int = 12, width: int = 10, channels_first: bool = False, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths)
+        y, x, channel = np.ogrid[:height, :width, :3]
+        self._still = y + 2 * x + 50 * channel
+        self._channels_first = channels_first
+        shape = (3, height, width) if channels_first else (height, width, 3)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+
+    def _observe(self) -> Any:
+        picture = ((self._still + self.steps) % 256).astype(np.uint8)
+        return picture.transpose(2, 0, 1) if self._channels_first else picture
+
+
+class Float64(Counting):
+    """[game + 1/3, step + 1/3] in float64."""
+
+    def __init__(self, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def _observe(self) -> Any:
+        return np.array([self.game, self.steps], np.float64) + 1 / 3
+
+
+class Unpicklable(Counting):
+    """Counting with noise that holds a lock and a generator: its state can't be pickled."""
+
+    def __init__(self, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths, seeded=True)
+        self._lock = threading.Lock()
+        self._names = (name for name in ("a", "b"))
+
+
+class Hooked(Unpicklable):
+    """The same, but it tells its state itself."""
+
+    def get_state(self) -> Any:
+        return {"game": self.game, "steps": self.steps, "generator": self.np_random.bit_generator.state}
+
+    def set_state(self, state: Any) -> None:
+        self.game, self.steps = state["game"], state["steps"]
+        self.np_random.bit_generator.state = state["generator"]
+
+
+def limited_hooked(max_steps: int, lengths: Sequence[int] = (0,)) -> gymnasium.Env[Any, Any]:
+    """Hooked inside of a wrapper with a state of its own."""
+    return gymnasium.wrappers.TimeLimit(Hooked(lengths), max_steps)
+
+
+class Deceptive(Counting):
+    """Lets itself be pickled, but its course depends on something outside of it, so that a copy takes another one."""
+
+    _outside = 0
+
+    def __init__(self, lengths: Sequence[int] = (0,)):
+        super().__init__(lengths, seeded=True)
+
+    def _observe(self) -> Any:
+        Deceptive._outside += 1
+        return np.array([self.game, self.steps, Deceptive._outside], np.float32)
+
+
+class Unsupported(Counting):
+    """Spaces that the framework does not support."""
+
+    def __init__(self, observations: bool = True):
+        super().__init__()
+        if observations:
+            self.observation_space = spaces.Dict({"a": spaces.Discrete(2)})
+        else:
+            self.action_space = spaces.MultiDiscrete([2, 2])
+
+
+def with_seed(seed: int, lengths: Sequence[int] = (3,)) -> Counting:
+    env = Counting(lengths)
+    env.built_with_seed = seed  # type: ignore[attr-defined]
+    return env
+
+
+def without_seed() -> Counting:
+    return Counting()
+
+
+def with_anything(**arguments: Any) -> Counting:
+    env = Counting()
+    env.arguments = arguments  # type: ignore[attr-defined]
+    return env
+
+
+def not_an_env() -> Any:
+    return {"observation_space": None}
+
+
+class Closable(Broken):
+    """Broken that counts how often any of its kind was closed, in this process."""
+
+    closed = 0
+
+    def close(self) -> None:
+        Closable.closed += 1

@@ -1,0 +1,151 @@
+"""FlatParameters: views that stay views through backward, updates, loading and copying."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from accel_rl.updates.flat import FlatParameters
+
+
+def make_network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, kernel_size=(3, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4 * 5, 6), nn.Linear(6, 1)
+    )
+
+
+def make_batch():
+    return torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def lies_in(tensor, flat):
+    """Whether every element of tensor lies in the memory of flat."""
+    return tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+
+
+def assert_views(module, flat):
+    assert all(lies_in(parameter, flat.values) for parameter in module.parameters())
+    assert all(lies_in(parameter.grad, flat.gradient) for parameter in module.parameters())
+
+
+def test_values_and_outputs_stay():
+    """Catches parameters scrambled on their way into the vector, and ones that miss it or overlap."""
+    plain, network = make_network(), make_network()
+    flat = FlatParameters(network)
+    assert_views(network, flat)
+    for parameter, expected in zip(network.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+    assert flat.values.shape == flat.gradient.shape == (sum(p.numel() for p in plain.parameters()),)
+    expected = torch.cat([parameter.flatten() for parameter in plain.parameters()])
+    assert torch.equal(flat.values.sort().values, expected.sort().values)
+    torch.testing.assert_close(network(make_batch()), plain(make_batch()))
+
+
+def test_backward_accumulates_into_the_gradient():
+    """Catches autograd replacing a .grad instead of adding to the view."""
+    plain, network = make_network(), make_network()
+    flat = FlatParameters(network)
+    for _ in range(2):
+        plain(make_batch()).square().mean().backward()
+        network(make_batch()).square().mean().backward()
+    assert_views(network, flat)
+    for parameter, expected in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in plain.parameters()])
+    torch.testing.assert_close(flat.gradient.norm(), norm)
+    flat.zero_gradient()
+    assert all(parameter.grad.count_nonzero() == 0 for parameter in network.parameters())
+
+
+def test_update_of_the_vector_updates_the_module():
+    """Catches values and gradients laid out in different orders."""
+    plain, network = make_network(), make_network()
+    flat = FlatParameters(network)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        plain(make_batch()).square().mean().backward()
+        optimizer.step()
+        flat.zero_gradient()
+        network(make_batch()).square().mean().backward()
+        flat.values.sub_(flat.gradient, alpha=0.1)
+    for parameter, expected in zip(network.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected)
+
+
+def test_convolutions_are_channels_last():
+    """Catches the slow layout coming back, for weights or for their gradients."""
+    network = make_network()
+    FlatParameters(network)
+    network(make_batch()).sum().backward()
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert network[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_channels_last_module_keeps_its_values():
+    """Catches a layout taken for granted in the module that comes in."""
+    network = make_network().to(memory_format=torch.channels_last)
+    FlatParameters(network)
+    assert torch.equal(network[0].weight, make_network()[0].weight)
+
+
+def test_loading_a_state_keeps_the_views():
+    """Catches a resumed run whose parameters are no longer the vector's."""
+    network, other = make_network(), make_network()
+    nn.init.ones_(other[3].weight)
+    flat = FlatParameters(network)
+    network.load_state_dict(other.state_dict())
+    assert_views(network, flat)
+    assert torch.equal(network[3].weight, other[3].weight)
+
+
+def test_a_copy_is_independent():
+    """Catches a target network that follows the vector of the network it was copied from."""
+    network = make_network()
+    flat = FlatParameters(network)
+    target = copy.deepcopy(network)
+    flat_target = FlatParameters(target)
+    flat.values.zero_()
+    assert not any(lies_in(parameter, flat.values) for parameter in target.parameters())
+    assert flat_target.values.count_nonzero() > 0
+    flat_target.values.copy_(flat.values)
+    assert target[0].weight.count_nonzero() == 0
+
+
+def test_tied_weights_count_once():
+    """Catches a tied weight that is untied, or updated twice."""
+    network = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    network[1].weight = network[0].weight
+    flat = FlatParameters(network)
+    assert flat.values.numel() == 9
+    network(torch.ones(1, 3)).sum().backward()
+    assert network[1].weight is network[0].weight
+    assert_views(network, flat)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.ReLU(), "ReLU has no parameters"),
+        (nn.Linear(2, 2).double(), "weight is torch.float64, not torch.float32"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), "1.weight is torch.float16"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")), "cpu and meta"),
+    ],
+)
+def test_refuses_what_cannot_be_one_vector(module, message):
+    """Catches silent casts and copies between devices."""
+    with pytest.raises(ValueError, match=message):
+        FlatParameters(module)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_cuda_after_to():
+    """Catches a vector on another device than its module."""
+    network = make_network().cuda()
+    flat = FlatParameters(network)
+    network(make_batch().cuda()).sum().backward()
+    assert_views(network, flat)
+    assert flat.values.is_cuda
+    assert flat.gradient.count_nonzero() > 0
