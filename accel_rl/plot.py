@@ -1,4 +1,4 @@
-"""Learning curves of finished or running runs: score over agent steps and over wall time, with the spread over seeds."""
+"""Learning curves of runs, finished or not: score over agent steps and over wall time, with its spread."""
 
 import csv
 import json
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
+from accel_rl.config import read_yaml
 from accel_rl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 NOT_SETTINGS = ("seed", "out")  # runs that differ in nothing else are repetitions: one curve
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # a second, third, ... round through the colours
-MAX_LABEL_WIDTH, MAX_LEGEND_WIDTH = 58, 140  # characters; longer labels are broken into lines
+MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T_QUANTILES = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -57,9 +57,9 @@ class Curve:
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
-    """Draws the runs' learning curves (see make_figure) into out: .png, .pdf, .svg or what else matplotlib writes.
+    """Draws the runs' learning curves (see make_figure) into out (.png, .pdf, .svg, ...).
 
-    Raises UsageError for a folder that holds no run or no score yet, an out that cannot be written, no matplotlib."""
+    Raises UsageError if a folder holds no run or score, out cannot be written, or matplotlib is missing."""
     figure = make_figure(run_dirs)
     formats = figure.canvas.get_supported_filetypes()
     format = out.suffix[1:].lower()
@@ -80,17 +80,17 @@ def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
 def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     """Score over steps on the left, over wall time on the right; 1200 x 500 pixels.
 
-    Runs that differ only in seed and folder become one curve: their mean where all of them have scores (linear
-    interpolation between log rows, no extrapolation) with its pointwise 95 % confidence interval, which is
-    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well. A single run is drawn as it was
-    logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    Runs that differ only in seed and folder become one curve: their mean where all of them have scores
+    (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
+    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well. A single run is drawn
+    as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise UsageError("drawing needs matplotlib: pip install accel-rl[plot]") from error
     if not run_dirs:
         raise UsageError("no run folder to plot was given")
-    runs = [_read_run(run_dir) for run_dir in dict.fromkeys(Path(run_dir).resolve() for run_dir in run_dirs)]
+    runs = [_read_run(run_dir) for run_dir in {run_dir.resolve(): run_dir for run_dir in run_dirs}.values()]
     curves = _curves(runs)
     longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
     unit, unit_s = ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
@@ -106,7 +106,7 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     if any(run.evaluation.value.size for run in runs):
         handles += over_steps.plot([], [], "o", color="#777777", markersize=5, label="evaluation")
     longest_label = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    columns = min(len(handles), MAX_LEGEND_WIDTH // (longest_label + 11))  # a handle is as wide as 11 characters
+    columns = min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     envs = {run.config.get("env") for run in runs}
     if len(envs) == 1:
@@ -119,13 +119,6 @@ def _read_run(run_dir: Path) -> Run:
     for name in ("progress.csv", "config.yaml"):
         if not (run_dir / name).is_file():
             raise UsageError(f"{run_dir} is not the folder of a run: there is no {name} in it")
-    try:
-        config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    except yaml.YAMLError as error:
-        raise UsageError(f"{run_dir / 'config.yaml'} is not valid YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{run_dir / 'config.yaml'} must be a mapping from settings to values")
-
     lines = (run_dir / "progress.csv").read_text().splitlines(keepends=True)
     # The last line of a run that is still going may be half written.
     rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
@@ -136,6 +129,7 @@ def _read_run(run_dir: Path) -> Run:
         logged = np.isfinite(value) & np.isfinite(steps) & np.isfinite(time_s)
         return Series(steps[logged], time_s[logged], value[logged])
 
+    config = read_yaml(run_dir / "config.yaml", "settings")
     run = Run(config, series("rollout/ep_rew_mean"), series("eval/mean_reward"))
     if not run.score.value.size:
         raise UsageError(f"no game has finished yet in {run_dir}")
@@ -181,7 +175,7 @@ def _curves(runs: list[Run]) -> list[Curve]:
 
 
 def _mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:
-    """(x, mean, half-width of the 95 % interval) of n >= 2 runs, at every logged x that lies within all of them."""
+    """(x, mean, half-width of the 95 % interval) of n >= 2 runs, at every logged x that all of them span."""
     x = np.unique(np.concatenate(xs))
     x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
     value = np.stack([np.interp(x, *points) for points in zip(xs, values, strict=True)])  # [n, X]

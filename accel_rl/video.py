@@ -37,11 +37,12 @@ def record_video(
     fps: int | None = None,
     seed: int | None = None,
 ) -> GameRecord:
-    """Plays one whole game, across lives and of max_steps at most; writes it to out, an MP4 of length + 1 pictures.
+    """Plays one game across its lives, max_steps at most, and writes it to out: an MP4 of length + 1 frames.
 
-    env renders RGB arrays [H, W, 3]; `act(observation)` is the action. fps: pictures, and so steps, per second; what
-    the environment's metadata says by default (Atari: real time). out is written only if all went well.
-    Raises UsageError if out is no .mp4 or cannot be written, or if env renders no pictures."""
+    env renders RGB arrays [H, W, 3]; `act(observation)` is the action. fps: frames, and so steps, per second;
+    by default what the environment's metadata says (Atari: real time). seed: of the game; None: any.
+    out is replaced only when all went well. Raises UsageError if out is no .mp4 or cannot be written, or if
+    env renders no pictures; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot film into {out}: it must be a file whose name ends in .mp4")
     observation, _ = env.reset(seed=seed)
@@ -74,7 +75,7 @@ def record_video(
 
 
 def compose(picture: Picture, score: float, step: int) -> Picture:
-    """A frame of the video, BGR [even, even, 3]: the RGB picture enlarged by a whole factor, the strip below it."""
+    """A frame of the video, BGR [even, even, 3]: the RGB picture enlarged by an integer, above the strip."""
     factor = math.ceil(MIN_HEIGHT / picture.shape[0])
     picture = picture.repeat(factor, 0).repeat(factor, 1)
     height, width = picture.shape[:2]
@@ -98,7 +99,7 @@ def _write_text(strip: Picture, text: str, x: int, color: tuple[int, int, int]) 
 def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) -> Picture:
     """Raises UsageError if the environment renders no picture, RunError if it is not of the given shape."""
     try:
-        picture = env.render()
+        picture: Any = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise UsageError(f"{env} cannot draw itself: {error}") from error
     is_rgb = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
@@ -106,7 +107,7 @@ def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) 
         raise UsageError(f"{env} renders no pictures [H, W, 3] uint8; build it with render_mode='rgb_array'")
     if shape and picture.shape != shape:
         raise RunError(f"{env} rendered a picture of shape {picture.shape} after one of shape {shape}")
-    return picture
+    return np.asarray(picture)
 
 
 def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:

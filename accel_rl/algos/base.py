@@ -31,6 +31,7 @@ class AlgoSettings:
     )
     optimizer: str = setting("rmsprop", "update rule: rmsprop, adam, momentum_sgd, sgd or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the update rule, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
+    separate_value: bool = setting(False, "policy and value share no layers")
     clip_grad_norm: float | None = setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
 
 
@@ -58,7 +59,7 @@ class Algo(ABC):
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         """What acts, and holds all parameters that are learned."""
-        return ActorCritic(self.spec, network)
+        return ActorCritic(self.spec, network, self.settings.separate_value)
 
     @abstractmethod
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:

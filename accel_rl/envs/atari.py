@@ -90,7 +90,8 @@ def game_name(env_id: str) -> str | None:
 class AtariSimulator:
     """One Atari game.
 
-    seed decides the number of no-ops at the start of each game and the emulator's sticky actions.
+    seed decides the number of no-ops at the start of each game and the sticky actions. These are drawn here, not by the
+    emulator, whose saved states do not hold the action that is to be repeated.
     """
 
     def __init__(self, game: str, options: AtariOptions, seed: np.random.SeedSequence):
@@ -98,7 +99,7 @@ class AtariSimulator:
         self._rng = np.random.default_rng(seed)
         self.ale = ale_py.ALEInterface()
         self.ale.setInt("random_seed", int(self._rng.integers(2**31 - 1)))
-        self.ale.setFloat("repeat_action_probability", options.repeat_action_probability)
+        self.ale.setFloat("repeat_action_probability", 0.0)
         rom = ale_py.roms.get_rom_path(game)
         assert rom is not None, game
         self.ale.loadROM(rom)  # reads both settings, so it comes after them
@@ -119,14 +120,16 @@ class AtariSimulator:
         frame_height, frame_width = options.frame_shape
         halves = width == 2 * frame_width and 0 <= height - 2 * frame_height <= MAX_CROPPED_ROWS
         self._cropped = self._screen[: 2 * frame_height if halves else height]
+        self._pressed = ale_py.Action.NOOP  # in the last frame
         self._lives = 0
         self._steps = 0
 
     def reset(self, row: Array) -> None:
         self.ale.reset_game()
+        self._pressed = ale_py.Action.NOOP
         self._press_start()
         for _ in range(self._rng.integers(self.options.noop_max + 1)):
-            self.ale.act(ale_py.Action.NOOP)
+            self._act(ale_py.Action.NOOP)
         if self.ale.game_over():  # a game that no-ops can lose
             self.ale.reset_game()
             self._press_start()
@@ -138,10 +141,10 @@ class AtariSimulator:
         ale, press = self.ale, self._actions[action]
         score = 0
         for _ in range(self.options.frame_skip - 1):
-            score += ale.act(press)
+            score += self._act(press)
         if self.options.frame_skip > 1:
             ale.getScreenGrayscale(self._screen_before)
-        score += ale.act(press)
+        score += self._act(press)
         ale.getScreenGrayscale(self._screen)
         if self.options.frame_skip > 1:
             np.maximum(self._screen, self._screen_before, out=self._screen)
@@ -163,9 +166,16 @@ class AtariSimulator:
             over = bool(ale.game_over())
         return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut)
 
+    def _act(self, press: ale_py.Action) -> int:
+        """One frame of the emulator, which may repeat the last frame's action instead; returns its reward."""
+        sticky = self.options.repeat_action_probability
+        if not sticky or self._rng.random() >= sticky:
+            self._pressed = press
+        return self.ale.act(self._pressed)
+
     def _press_start(self) -> int:
         """One frame of each button that starts a game or a life; returns the reward of these frames."""
-        return sum(self.ale.act(press) for press in self._start_presses)
+        return sum(self._act(press) for press in self._start_presses)
 
     def _write_first_frame(self, row: Array) -> None:
         """The screen as it is: a maximum with the screen before would mix two episodes."""
@@ -183,12 +193,19 @@ class AtariSimulator:
 
     def get_state(self) -> Any:
         emulator = self.ale.cloneState(include_rng=True)
-        return {"emulator": emulator, "rng": self._rng.bit_generator.state, "lives": self._lives, "steps": self._steps}
+        return {
+            "emulator": emulator,
+            "rng": self._rng.bit_generator.state,
+            "pressed": self._pressed.value,
+            "lives": self._lives,
+            "steps": self._steps,
+        }
 
     def set_state(self, state: Any) -> None:
         # The emulator's screen stays stale until its next frame; each step draws its screens anew.
         self.ale.restoreState(state["emulator"])
         self._rng.bit_generator.state = state["rng"]
+        self._pressed = ale_py.Action(state["pressed"])
         self._lives, self._steps = state["lives"], state["steps"]
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ This is what a worker process and SerialSampler both hold. It keeps the rules of
 score of whole games, decorrelated starts, what becomes of an environment that raises.
 """
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,21 +122,20 @@ class BatchSimulator:
             except Exception as error:
                 if not self.config.restart_on_error:
                     raise self._failure(column, self.arrays["action"][t, column]) from error
-                self._rebuild(t, column)
+                self._renew(column)
+                self._mark_lost(t, column)
 
     def pause(self) -> None:
         """Between two rollouts: whatever can be done while the learner works."""
         for column in range(self._num_envs):
             if self._waiting[column]:
-                self._heartbeat(column)
-                self._guarded(column, self._reset_env)
+                self._guarded(column, lambda column: self._reset_env(column, self._pending[column]))
 
     def lose_next_step(self) -> None:
         """The next step is lost: these environments replace ones that died in the middle of a rollout."""
         self._lost_step = True
 
     def _build(self, column: int) -> Simulator:
-        self._heartbeat(column)
         return make_simulator(self.config.env, self._seed(column, 0))
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
@@ -157,8 +157,15 @@ class BatchSimulator:
                 simulator.reset(row)
         self._counts[column] = num_random == 0
 
-    def _reset_env(self, column: int) -> None:
-        self.simulators[column].reset(self._pending[column])
+    def _reset_env(self, column: int, row: Array) -> None:
+        """The next game. Nothing is lost if it takes a new environment to have one."""
+        try:
+            self.simulators[column].reset(row)
+        except Exception:
+            if not self.config.restart_on_error:
+                raise
+            self._renew(column)
+            row[...] = self._pending[column]
 
     def _step_env(self, t: int, column: int) -> None:
         arrays, row = self.arrays, self.arrays["observation"][self._history + t + 1, column]
@@ -179,7 +186,7 @@ class BatchSimulator:
             if self.config.reset_mode == "wait":
                 self._waiting[column] = True
             else:
-                simulator.reset(row)
+                self._reset_env(column, row)
                 arrays["reset"][t + 1, column] = True
 
     def _finish_game(self, t: int, column: int) -> None:
@@ -203,12 +210,13 @@ class BatchSimulator:
         for column in range(self._num_envs):
             self._mark_lost(t, column)
 
-    def _rebuild(self, t: int, column: int) -> None:
+    def _renew(self, column: int) -> None:
         """A new environment in place of one that raised; raises RunError if that one fails at once, too."""
         self.arrays["restarts"][column] += 1
+        with contextlib.suppress(Exception):
+            self.simulators[column].close()
         self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
-        self._mark_lost(t, column)
 
     def _mark_lost(self, t: int, column: int) -> None:
         """Step t never happened: it is cut off as if truncated at the last observation seen, and is not valid."""
@@ -222,6 +230,7 @@ class BatchSimulator:
         self._score[column], self._length[column] = 0.0, 0
 
     def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
+        self._heartbeat(column)
         try:
             return action(column)
         except UsageError:

@@ -40,13 +40,23 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
             from accel_rl.envs.atari import games
 
             raise unknown("environment", config.env_id, [*games(), *gymnasium.registry], "`accel-rl list envs`")
-        return gymnasium.make(config.env_id, render_mode=render_mode, **config.options)
+        try:
+            return gymnasium.make(config.env_id, **{"render_mode": render_mode, **config.options})
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise UsageError(str(error)) from error
     factory = import_name(config.env_id, "environment")
-    parameters = inspect.signature(factory).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    signature = inspect.signature(factory)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     offered = {"seed": seed, "render_mode": render_mode}
-    arguments = {name: value for name, value in offered.items() if takes_any or name in parameters}
-    env = factory(**arguments, **config.options)
+    arguments = {name: value for name, value in offered.items() if takes_any or name in signature.parameters}
+    arguments.update(config.options)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UsageError(f"{config.env_id}: {error}") from None
+    env = factory(**arguments)
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{config.env_id} returned {type(env).__name__}; a factory must return a gymnasium.Env")
     return env
@@ -132,7 +142,7 @@ class GymSimulator:
         env: Any = self._env.unwrapped
         base = {"steps": self._steps, "reset_seed": self._reset_seed}
         if hasattr(env, "get_state") and hasattr(env, "set_state"):
-            return {**base, "hook": env.get_state()}
+            return {**base, "hook": env.get_state(), "wrappers": pickle.dumps(self._wrapper_states())}
         if not self._pickles():
             return None
         return {**base, "pickle": pickle.dumps(self._env)}
@@ -143,9 +153,22 @@ class GymSimulator:
             env: Any = self._env
             env.reset(seed=0)  # wrappers want to have seen a reset
             env.unwrapped.set_state(state["hook"])
+            for wrapper, wrapper_state in zip(self._wrappers(), pickle.loads(state["wrappers"]), strict=True):
+                vars(wrapper).update(wrapper_state)
         else:
             self._env.close()
             self._env = pickle.loads(state["pickle"])
+
+    def _wrappers(self) -> list[gymnasium.Wrapper[Any, Any, Any, Any]]:
+        """From the outermost one inwards; a time limit counts its steps in there."""
+        env, wrappers = self._env, []
+        while isinstance(env, gymnasium.Wrapper):
+            wrappers.append(env)
+            env = env.env
+        return wrappers
+
+    def _wrapper_states(self) -> list[dict[str, Any]]:
+        return [{name: value for name, value in vars(w).items() if name != "env"} for w in self._wrappers()]
 
     def _pickles(self) -> bool:
         """True if a second environment of this kind and its unpickled copy take the same course."""

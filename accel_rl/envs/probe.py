@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import traceback
 
 import numpy as np
@@ -23,22 +24,21 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
     Raises UsageError for unknown names and unsupported spaces, RunError if the environment fails to be built."""
     if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
         return make_simulator(config, np.random.SeedSequence(0)).spec
-    read_fd, write_fd = os.pipe()
-    command = [sys.executable, "-m", "accel_rl.envs.probe", str(write_fd)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_fd], env=environment) as process:
-        os.close(write_fd)
-        try:
-            process.communicate(pickle.dumps(config), timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise RunError(f"{config.env_id} was not built within {timeout_s:g} s (--env-build-timeout-s)") from None
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            with os.fdopen(read_fd, "rb") as answer:
-                data = b"" if process.poll() is None else answer.read()
+    with tempfile.TemporaryFile() as answer:  # a pipe would be full before a picture's bounds are through
+        command = [sys.executable, "-m", "accel_rl.envs.probe", str(answer.fileno())]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[answer.fileno()], env=environment) as process:
+            try:
+                process.communicate(pickle.dumps(config), timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                message = f"{config.env_id} was not built within {timeout_s:g} s (--env-build-timeout-s)"
+                raise RunError(message) from None
+            except BaseException:
+                process.kill()
+                raise
+        answer.seek(0)
+        data = answer.read()
     if not data:
         raise RunError(f"{config.env_id}: the process that built it ended with status {process.returncode}")
     result = pickle.loads(data)

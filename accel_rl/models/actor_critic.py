@@ -14,11 +14,15 @@ Network = Callable[[EnvSpec], nn.Module]
 
 
 class ActorCritic(nn.Module):
-    """The trunk may tell its number of features F as `num_features`; else it is tried out."""
+    """separate_value: the value has a trunk of its own, so that its large errors do not pull at the policy's features.
 
-    def __init__(self, spec: EnvSpec, network: Network | None = None):
+    A trunk may tell its number of features F as `num_features`; else it is tried out.
+    """
+
+    def __init__(self, spec: EnvSpec, network: Network | None = None, separate_value: bool = False):
         super().__init__()
         self.trunk = (network or make_trunk)(spec)
+        self.value_trunk = (network or make_trunk)(spec) if separate_value else None
         num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
         self.distribution = make_distribution(spec.action_space)
         self.action_shape = spec.action_shape
@@ -28,7 +32,8 @@ class ActorCritic(nn.Module):
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """observation [N, ...] -> parameters of the action distribution [N, P], value [N]."""
         features = self.trunk(observation)
-        return self.distribution.parameters_of(self.policy_head(features)), self.value_head(features).squeeze(-1)
+        value_features = self.value_trunk(observation) if self.value_trunk else features
+        return self.distribution.parameters_of(self.policy_head(features)), self.value_head(value_features).squeeze(-1)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """What `act` turns into actions, for every step and environment [T, B, ...]."""

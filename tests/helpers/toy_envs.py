@@ -133,7 +133,7 @@ class Slow(Counting):
 
 
 class BoxAction(Counting):
-    """Continuous actions between -1 and 2, which are observed as they arrive: [*action] float32; never ends by itself."""
+    """Continuous actions between -1 and 2, which are observed as they arrive: [*action] float32."""
 
     def __init__(self, lengths: Sequence[int] = (0,), size: int = 2):
         super().__init__(lengths)

@@ -1,0 +1,173 @@
+"""A2C's loss and learning step against plain arithmetic."""
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
+from accel_rl.algos.schedules import schedule
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.models.distributions import Categorical, DiagonalGaussian
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.common import SamplerConfig
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.rules import RMSProp
+from tests.helpers.samplers import TOYS, make
+
+
+def test_loss_is_the_sum_over_valid_samples() -> None:
+    """Would catch a wrong sign, a missing weight, or an invalid sample that counts."""
+    torch.manual_seed(0)
+    logits, value = torch.randn(6, 3), torch.randn(6)
+    action = torch.tensor([0, 1, 2, 0, 1, 2])
+    advantage, return_, valid = torch.randn(6), torch.randn(6), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
+    expected = 0.0
+    for i in range(6):
+        if valid[i]:
+            p = [math.exp(x) / sum(math.exp(y) for y in logits[i].tolist()) for x in logits[i].tolist()]
+            entropy = -sum(q * math.log(q) for q in p)
+            error = float(value[i] - return_[i])
+            expected += -math.log(p[action[i]]) * float(advantage[i]) + 0.25 * error**2 - 0.01 * entropy
+    loss_sum, stats = a2c_loss(Categorical(3), logits, value, action, advantage, return_, valid, 0.25, 0.01)
+    assert loss_sum.item() == pytest.approx(expected, rel=1e-5)
+    assert stats["loss"].item() == pytest.approx(expected / 4, rel=1e-5)
+
+
+def test_loss_of_nothing_valid_is_zero() -> None:
+    """Would catch a division by zero where every sample of a rollout is lost."""
+    nothing = torch.zeros(4, dtype=torch.bool)
+    logits = torch.randn(4, 2, requires_grad=True)
+    args = (logits, torch.randn(4), torch.zeros(4, dtype=torch.long), torch.randn(4), torch.randn(4), nothing)
+    loss_sum, stats = a2c_loss(Categorical(2), *args, 0.25, 0.01)
+    assert loss_sum.item() == 0
+    assert all(torch.isfinite(value) for value in stats.values())
+
+
+class OneUpdate:
+    """Records what `learn` asks for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, float, float]] = []
+
+    def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
+        self.calls.append((loss_sum.item(), weight.item(), learning_rate))
+        return torch.zeros(())
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value
+
+    def max(self, value: Tensor) -> Tensor:
+        return value
+
+    def pull(self) -> None: ...
+
+
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.9])
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> None:
+    """Would catch a return that crosses an episode's end, a truncation treated as an end, or a sample that is not valid."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, -2], "seeded": True})
+    settings = A2CSettings(gae_lambda=gae_lambda, discount=0.9)
+    torch.manual_seed(0)
+    from accel_rl.envs.probe import probe_spec
+
+    algo = A2C(probe_spec(env), settings, schedule_steps=100, batch_size=28)
+    sampler = make(SerialSampler, env, SamplerConfig(4, 7, 2), algo.policy, reset_mode=reset_mode)
+    update = OneUpdate()
+    truncations = 0
+    for _ in range(4):
+        rollout = sampler.collect()
+        truncations += len(rollout.final_step)
+        T, B = rollout.reward.shape
+        with torch.no_grad():
+            values = torch.stack([algo.policy(rollout.observation_rows[t])[1] for t in range(T + 1)]).double()
+            logits = torch.stack([algo.policy(rollout.observation_rows[t])[0] for t in range(T)]).double()
+            final = {
+                (int(t), int(b)): algo.policy(observation[None])[1].item()
+                for t, b, observation in zip(
+                    rollout.final_step, rollout.final_env, rollout.final_observation, strict=True
+                )
+            }
+        expected = 0.0
+        for b in range(B):
+            advantage_tp1 = 0.0
+            for t in reversed(range(T)):
+                if rollout.terminated[t, b]:
+                    next_value = 0.0
+                elif rollout.truncated[t, b]:
+                    next_value = final[t, b]
+                else:
+                    next_value = values[t + 1, b].item()
+                delta = rollout.reward[t, b].item() + 0.9 * next_value - values[t, b].item()
+                cut = bool(rollout.done[t, b])
+                advantage = delta + (0.0 if cut else 0.9 * gae_lambda * advantage_tp1)
+                advantage_tp1 = advantage
+                if rollout.valid[t, b]:
+                    log_p = logits[t, b].log_softmax(-1)
+                    entropy = -(log_p.exp() * log_p).sum().item()
+                    action = int(rollout.action[t, b])
+                    expected += -log_p[action].item() * advantage + 0.25 * advantage**2 - 0.01 * entropy
+        algo.learn(rollout, update)
+        loss_sum, weight, learning_rate = update.calls[-1]
+        assert loss_sum == pytest.approx(expected, rel=1e-4)
+        assert weight == rollout.valid.sum().item()
+        assert learning_rate == 7e-4
+    assert truncations > 0
+
+
+def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
+    """Would catch a scale relative to something else than the paper's batch of 80 (facts: 64 simulators 1.4e-3)."""
+    spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
+    for num_envs, expected in ((16, 7e-4), (64, 1.4e-3), (512, 3.96e-3)):
+        algo = A2C(spec, A2CSettings(learning_rate_scaling="sqrt"), 100, batch_size=num_envs * 5)
+        assert algo.learning_rate(0) == pytest.approx(expected, rel=1e-3)
+    assert A2C(spec, A2CSettings(), 100, batch_size=2560).learning_rate(0) == 7e-4
+
+
+def test_schedules() -> None:
+    """Would catch a schedule that goes negative, or counts from somewhere else than step 0."""
+    assert [schedule("linear", 2.0, step, 100) for step in (0, 50, 100, 150)] == [2.0, 1.0, 0.0, 0.0]
+    assert schedule("constant", 2.0, 1000, 100) == 2.0
+
+
+def test_update_clips_the_whole_gradient() -> None:
+    """Would catch clipping per tensor, or after the update."""
+    layer = torch.nn.Linear(3, 2)
+    update = LocalUpdate(layer, RMSProp(), clip_grad_norm=0.5)
+    norm = update.step((layer(torch.ones(1, 3)) * 100).sum(), torch.tensor(4), 1e-3)
+    assert norm.item() == pytest.approx(25 * math.sqrt(8), rel=1e-5)
+    assert update.parameters.gradient.norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
+class TestDistributions:
+    def test_categorical_sampling_follows_the_probabilities(self) -> None:
+        """Would catch an off-by-one in the inverse distribution, or a last action that is never or wrongly chosen."""
+        logits = torch.tensor([0.1, 0.0, 0.6, 0.3]).log().expand(100_001, 4)
+        action = Categorical(4).sample(logits, torch.linspace(0, 1, 100_001))
+        frequency = torch.bincount(action, minlength=4) / len(action)
+        torch.testing.assert_close(frequency, torch.tensor([0.1, 0.0, 0.6, 0.3]), atol=1e-4, rtol=0)
+        assert Categorical(3).sample(torch.zeros(1, 3), torch.ones(1)).item() == 2
+
+    def test_categorical_is_finite_at_certainty(self) -> None:
+        """Would catch a NaN gradient where a probability underflows to 0."""
+        logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
+        distribution = Categorical(2)
+        (distribution.entropy(logits) + distribution.log_probability(logits, torch.tensor([0]))).sum().backward()
+        assert torch.isfinite(logits.grad).all()
+
+    def test_gaussian_against_torch(self) -> None:
+        """Would catch a missing constant, or a sum over the wrong axis."""
+        distribution = DiagonalGaussian(3)
+        with torch.no_grad():
+            distribution.log_std.copy_(torch.tensor([0.1, -0.5, 0.3]))
+        parameters = distribution.parameters_of(torch.randn(5, 3))
+        mean, log_std = parameters.chunk(2, -1)
+        reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
+        action = distribution.sample(parameters, torch.randn(5, 3))
+        torch.testing.assert_close(distribution.log_probability(parameters, action), reference.log_prob(action))
+        torch.testing.assert_close(distribution.entropy(parameters), reference.entropy())

@@ -1,0 +1,165 @@
+"""AtariSimulator against a second emulator that is driven, and whose screens are processed, the slow and obvious way."""
+
+import ale_py
+import cv2
+import numpy as np
+import pytest
+
+from accel_rl.envs.atari import AtariSimulator, make_options
+
+# What the presets mean, written out once more: [height, width], no-ops, stickiness, a lost life ends the episode and
+# start buttons are pressed.
+PRESETS = {
+    "stooke": ((104, 80), 30, 0.0, True),
+    "dqn84": ((84, 84), 30, 0.0, True),
+    "v5": ((84, 84), 0, 0.25, False),
+}
+GAMES = {
+    "pong": 210,  # rows of the screen
+    "breakout": 210,
+    "seaquest": 210,
+    "space_invaders": 210,
+    "carnival": 214,
+    "adventure": 250,
+}
+SEED = 5
+
+
+class Reference:
+    """One game, one frame after the other; every screen is kept."""
+
+    def __init__(self, game, preset, seed):
+        self.shape, self.noop_max, self.stickiness, self.episodic = PRESETS[preset]
+        self.rng = np.random.default_rng(np.random.SeedSequence(seed))
+        self.ale = ale_py.ALEInterface()
+        self.ale.setInt("random_seed", int(self.rng.integers(2**31 - 1)))
+        self.ale.setFloat("repeat_action_probability", 0.0)
+        self.ale.loadROM(ale_py.roms.get_rom_path(game))
+        self.actions = self.ale.getMinimalActionSet()
+        self.screens = []
+
+    def act(self, action):
+        if self.stickiness > 0 and self.rng.random() < self.stickiness:
+            action = self.last_action
+        self.last_action = action
+        reward = self.ale.act(action)
+        self.screens.append(self.ale.getScreenGrayscale().copy())
+        return reward
+
+    def press_start(self):
+        reward = 0
+        if self.episodic:
+            for name in ("NOOP", "FIRE", "UP"):
+                if name == "NOOP" or name in [action.name for action in self.actions]:
+                    reward += self.act(ale_py.Action[name])
+        return reward
+
+    def reset(self):
+        self.ale.reset_game()
+        self.last_action = ale_py.Action.NOOP
+        self.screens = [self.ale.getScreenGrayscale().copy()]
+        self.press_start()
+        for _ in range(self.rng.integers(self.noop_max + 1)):
+            self.act(ale_py.Action.NOOP)
+        self.lives = self.ale.lives()
+        return self.process(self.screens[-1])
+
+    def step(self, action):
+        score = 0
+        for _ in range(4):
+            score += self.act(self.actions[action])
+        reward = np.sign(score)
+        frame = self.process(np.maximum(self.screens[-1], self.screens[-2]))
+        terminated = self.ale.game_over()
+        if not terminated and self.ale.lives() < self.lives:
+            score += self.press_start()
+            if self.episodic:
+                terminated = True
+                frame = self.process(self.screens[-1])
+        self.lives = self.ale.lives()
+        return frame, (reward, score, terminated, False, self.ale.game_over())
+
+    def process(self, picture):
+        height, width = self.shape
+        if self.shape == (84, 84) or picture.shape[0] == 250:
+            return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+        p = picture[:208].astype(int)
+        return (p[0::2, 0::2] + p[0::2, 1::2] + p[1::2, 0::2] + p[1::2, 1::2] + 2) // 4
+
+
+def compare(game, preset, steps):
+    """Plays both with the same random actions; returns how often the learner's episode and the game ended."""
+    reference = Reference(game, preset, SEED)
+    simulator = AtariSimulator(game, make_options(preset, {}), np.random.SeedSequence(SEED))
+    row = np.full(PRESETS[preset][0], 77, np.uint8)
+    rng = np.random.default_rng(1)
+    ended, over = 0, 0
+    simulator.reset(row)
+    assert np.array_equal(row, reference.reset())
+    for step in range(steps):
+        action = rng.integers(len(reference.actions))
+        frame, outcome = reference.step(action)
+        assert simulator.step(action, row) == outcome, step
+        assert np.array_equal(row, frame), step
+        assert simulator.ale.lives() == reference.lives, step
+        ended, over = ended + outcome[2], over + outcome[4]
+        if outcome[4]:
+            simulator.reset(row)
+            assert np.array_equal(row, reference.reset()), step
+    return ended, over
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("game", GAMES)
+def test_frames_and_outcomes(game, preset):
+    """Catches a wrong greyscale, maximum, crop, resize, reward, score, life or reset, in any step of some hundred."""
+    compare(game, preset, 250)
+
+
+@pytest.mark.parametrize("preset", ["stooke", "v5"])
+def test_whole_games(preset):
+    """Catches what goes wrong only after lives are lost and games are over: both happen several times here."""
+    ended, over = compare("breakout", preset, 700)
+    assert over >= 3
+    assert ended >= 4 * over if preset == "stooke" else ended == over
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_screen_size(game):
+    """Catches a table of screens, above, that no longer holds: cropping depends on it."""
+    simulator = AtariSimulator(game, make_options("stooke", {}), np.random.SeedSequence(0))
+    assert simulator.ale.getScreenDims() == (GAMES[game], 160)
+
+
+@pytest.mark.parametrize("frame_shape", [(84, 84), (42, 42), (104, 80), (210, 160)])
+def test_resize_is_an_area_mean(frame_shape):
+    """Catches an interpolation flag that does not reach OpenCV: the picture is then bilinear and off by much more."""
+    options = make_options("dqn84", {"frame_shape": frame_shape, "frame_skip": 1})
+    simulator = AtariSimulator("seaquest", options, np.random.SeedSequence(0))
+    row = np.zeros(frame_shape, np.uint8)
+    simulator.reset(row)
+    screen = simulator.ale.getScreenGrayscale().astype(float)
+    if frame_shape == (104, 80):
+        screen = screen[:208]
+    exact = overlaps(frame_shape[0], screen.shape[0]) @ screen @ overlaps(frame_shape[1], screen.shape[1]).T
+    assert screen.std() > 5
+    assert np.abs(row - exact).max() <= 0.5 + 1e-3
+
+
+def overlaps(num_out, num_in):
+    """[num_out, num_in]: which share of output pixel o is made of input pixel i, along one axis."""
+    edges = np.arange(num_out + 1) * num_in / num_out
+    start = np.maximum(edges[:-1, None], np.arange(num_in))
+    stop = np.minimum(edges[1:, None], np.arange(num_in) + 1)
+    return np.clip(stop - start, 0, None) * num_out / num_in
+
+
+def test_row_is_written_in_place():
+    """Catches a frame that lands in a new array because the shared row had the wrong layout."""
+    simulator = AtariSimulator("pong", make_options("stooke", {}), np.random.SeedSequence(0))
+    rows = np.full((3, 2, 104, 80), 77, np.uint8)
+    simulator.reset(rows[0, 1])
+    simulator.step(0, rows[2, 0])
+    untouched = [(0, 0), (1, 0), (1, 1), (2, 1)]
+    assert all((rows[index] == 77).all() for index in untouched)
+    assert (rows[0, 1] != 77).any() and (rows[2, 0] != 77).any()

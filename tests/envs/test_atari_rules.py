@@ -1,0 +1,344 @@
+"""The rules of episodes: starts, lives, scores, limits, sticky actions. Mostly on an emulator that plays a script."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from accel_rl.envs.atari import AtariSimulator, make_options
+from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.spec import EnvConfig
+
+
+class Script:
+    """Stands in for ale_py's emulator; says what happens in frame 1, 2, 3, ... counted over all games.
+
+    rewards: {frame: reward}. lives: {frame: lives from then on}. over: frames in which the game is over.
+    Every pixel of the screen after frame n is 200 - n: of two screens the older one is the maximum.
+    """
+
+    def __init__(self, rewards=None, lives=None, over=()):
+        self.rewards, self.lives_from, self.over = rewards or {}, lives or {0: 3}, over
+        self.frame = 0
+        self.pressed = []
+
+    def reset_game(self):
+        self.pressed.append("RESET")
+
+    def act(self, action):
+        self.frame += 1
+        self.pressed.append(action.name)
+        return self.rewards.get(self.frame, 0)
+
+    def lives(self):
+        return self.lives_from[max(frame for frame in self.lives_from if frame <= self.frame)]
+
+    def game_over(self):
+        return self.frame in self.over
+
+    def getScreenGrayscale(self, screen):  # noqa: N802 (the emulator's name)
+        screen[:] = max(200 - self.frame, 0)
+
+    def take_pressed(self):
+        pressed, self.pressed = self.pressed, []
+        return pressed
+
+
+def play(script, game="seaquest", preset="stooke", **options):
+    """The simulator on script, after its reset, and the row that it writes to."""
+    simulator = AtariSimulator(game, make_options(preset, {"noop_max": 0, **options}), np.random.SeedSequence(0))
+    simulator.ale = script
+    row = np.zeros(simulator.spec.row_shape, np.uint8)
+    simulator.reset(row)
+    return simulator, row
+
+
+def shown(row):
+    """The frame number of the screen in row."""
+    assert (row == row[0, 0]).all()
+    return 200 - int(row[0, 0])
+
+
+START = ["NOOP", "FIRE", "UP"]
+
+
+@pytest.mark.parametrize(
+    "game, presses", [("seaquest", START), ("breakout", ["NOOP", "FIRE"]), ("freeway", ["NOOP", "UP"])]
+)
+def test_presses_at_the_start(game, presses):
+    """Catches start buttons that are forgotten, in the wrong order, or pressed where the game has none."""
+    simulator, row = play(Script(), game)
+    assert simulator.ale.pressed == ["RESET", *presses]
+    assert shown(row) == len(presses)
+
+
+def test_v5_presses_nothing():
+    """Catches start presses or no-ops in the preset that is to be like ALE/...-v5."""
+    script = Script(lives={0: 3, 3: 2})
+    simulator, row = play(script, preset="v5", noop_max=make_options("v5", {}).noop_max)
+    assert script.take_pressed() == ["RESET"]
+    assert simulator.step(1, row) == (0, 0, False, False, False)  # a life is lost here
+    assert len(script.take_pressed()) == 4
+
+
+@pytest.mark.parametrize("noop_max", [0, 1, 3, 30])
+def test_noop_max(noop_max):
+    """Catches no-ops before FIRE, numbers beyond the limit, and a range that never reaches both of its ends."""
+    simulator, row = play(Script(), noop_max=noop_max)
+    counts = []
+    for _ in range(20 * (noop_max + 1)):
+        simulator.ale.take_pressed()
+        simulator.reset(row)
+        pressed = simulator.ale.take_pressed()
+        assert pressed[:4] == ["RESET", *START] and set(pressed[4:]) <= {"NOOP"}
+        counts.append(len(pressed) - 4)
+    assert set(counts) == set(range(noop_max + 1))
+    assert noop_max == 0 or abs(np.mean(counts) - noop_max / 2) < noop_max / 4
+
+
+def test_game_lost_during_noops():
+    """Catches a game that is already over when it begins."""
+    simulator, row = play(Script(), noop_max=2)
+    while simulator.ale.frame != 8:
+        simulator.ale = Script(over=[5])  # after two no-ops
+        simulator.reset(row)
+        assert simulator.ale.frame in (3, 4, 8) and shown(row) == simulator.ale.frame
+    assert simulator.ale.pressed == ["RESET", *START, "NOOP", "NOOP", "RESET", *START]
+
+
+@pytest.mark.parametrize("frame_skip, expected", [(1, 4), (2, 4), (3, 5), (4, 6)])
+def test_frame_skip_and_maximum(frame_skip, expected):
+    """Catches a wrong number of repeated frames, and a maximum with an older screen (at frame_skip 1 with any)."""
+    simulator, row = play(Script(), frame_skip=frame_skip)
+    simulator.ale.take_pressed()
+    simulator.step(5, row)  # DOWN
+    assert simulator.ale.pressed == ["DOWN"] * frame_skip
+    assert shown(row) == expected  # the newer screen is 3 + frame_skip; of the last two the older one is brighter
+    simulator.step(0, row)
+    assert shown(row) == expected + frame_skip
+
+
+def test_first_frames_are_single_screens():
+    """Catches a maximum with a screen of the game or life before, which here is always the brighter one."""
+    script = Script(lives={0: 3, 6: 2, 13: 1}, over=[14, 15, 16, 17])
+    simulator, row = play(script)
+    assert shown(row) == 3
+    assert simulator.step(0, row) == (0, 0, True, False, False)
+    assert shown(row) == 10  # frames 4 to 7, then the presses
+    assert simulator.step(0, row) == (0, 0, True, False, True)
+    simulator.reset(row)
+    assert shown(row) == script.frame
+
+
+def test_lost_life_is_terminated_but_not_over():
+    """Catches a lost life that ends the game, passes unnoticed, or is followed by no start presses."""
+    script = Script(lives={0: 3, 5: 2}, rewards={6: 10, 8: 1, 9: 1})
+    simulator, row = play(script)
+    script.take_pressed()
+    # Rewards of the presses (frames 8 and 9) belong to the score, but not to what the agent did.
+    assert simulator.step(1, row) == (1, 12, True, False, False)
+    assert script.pressed == [*["FIRE"] * 4, *START]
+    assert shown(row) == 10
+    assert simulator.step(1, row) == (0, 0, False, False, False)
+
+
+def test_lost_life_without_episodic_lives():
+    """Catches a lost life that ends the episode although it should not, or a frame of after the presses."""
+    script = Script(lives={0: 3, 5: 2})
+    simulator, row = play(script, episodic_lives=False)
+    script.take_pressed()
+    assert simulator.step(1, row) == (0, 0, False, False, False)
+    assert script.pressed == [*["FIRE"] * 4, *START]
+    assert shown(row) == 6  # the maximum of frames 6 and 7
+
+
+def test_bonus_life_then_loss():
+    """Catches stored lives that never grow: the loss of a bonus life would go unnoticed (as in the original)."""
+    simulator, row = play(Script(lives={0: 3, 4: 4, 9: 3}))
+    assert not simulator.step(0, row).terminated
+    assert simulator.step(0, row) == (0, 0, True, False, False)
+
+
+def test_no_lives_left_is_no_lost_life():
+    """Catches start presses in the last moments of a game: lives are 0 before it is over."""
+    script = Script(lives={0: 1, 5: 0}, over=[11])
+    simulator, row = play(script)
+    script.take_pressed()
+    assert simulator.step(0, row) == (0, 0, False, False, False)
+    assert simulator.step(0, row) == (0, 0, True, False, True)
+    assert script.pressed == ["NOOP"] * 8
+    assert shown(row) == 10
+
+
+def test_game_lost_by_the_presses():
+    """Catches a game that ends in the presses after a lost life, and would go on."""
+    simulator, row = play(Script(lives={0: 3, 5: 2}, over=[10]))
+    assert simulator.step(0, row) == (0, 0, True, False, True)
+    simulator, row = play(Script(lives={0: 3, 5: 2}, over=[10]), episodic_lives=False)
+    assert simulator.step(0, row) == (0, 0, True, False, True)
+
+
+@pytest.mark.parametrize(
+    "rewards, clipped", [({}, 0), ({4: 7}, 1), ({7: -3}, -1), ({4: 2, 5: 1, 6: -3}, 0), ({4: 1, 5: 1, 7: -3}, -1)]
+)
+def test_clip_reward(rewards, clipped):
+    """Catches rewards clipped per frame, not as the sign of the whole step, and scores that are clipped too."""
+    simulator, row = play(Script(rewards))
+    assert simulator.step(0, row)[:2] == (clipped, sum(rewards.values()))
+    simulator, row = play(Script(rewards), clip_reward=False)
+    assert simulator.step(0, row)[:2] == (sum(rewards.values()), sum(rewards.values()))
+
+
+def test_max_episode_steps():
+    """Catches a limit that terminates, comes a step early or late, restarts with lives, or is not reset with the game."""
+    script = Script(lives={0: 3, 5: 2})
+    simulator, row = play(script, max_episode_steps=3)
+    for _ in range(2):
+        assert [simulator.step(0, row)[2:] for _ in range(2)][1] == (False, False, False)
+        assert simulator.step(0, row)[2:] == (False, True, True)
+        simulator.reset(row)
+
+
+def test_limit_meets_other_ends():
+    """Catches a step that is both terminated and truncated, and presses after the last step of a game."""
+    simulator, row = play(Script(over=[7]), max_episode_steps=1)
+    assert simulator.step(0, row)[2:] == (True, False, True)
+    script = Script(lives={0: 3, 5: 2})
+    simulator, row = play(script, max_episode_steps=1)
+    script.take_pressed()
+    assert simulator.step(0, row)[2:] == (True, False, True)
+    assert len(script.pressed) == 4 and shown(row) == 6
+    simulator, row = play(Script(lives={0: 3, 5: 2}), max_episode_steps=1, episodic_lives=False)
+    assert simulator.step(0, row)[2:] == (False, True, True)
+
+
+def test_sticky_actions_repeat_the_last_one():
+    """Catches a wrong probability, and a stuck action that is not the one of the frame before."""
+    simulator, row = play(Script(), preset="v5", repeat_action_probability=0.25)
+    simulator.ale.take_pressed()
+    num_actions = simulator.spec.action_space.n
+    chosen = np.tile(np.arange(num_actions), 50)
+    for action in chosen:
+        simulator.step(action, row)
+    intended = [simulator._actions[action].name for action in np.repeat(chosen, 4)]
+    pressed = simulator.ale.pressed
+    stuck = [frame for frame, name in enumerate(pressed) if name != intended[frame]]
+    assert all(pressed[frame] == pressed[frame - 1] for frame in stuck if frame)
+    # Each step's first frame is stuck with 1/4, its k-th one (after it is known to differ) with 1/4 ** k.
+    assert abs(len(stuck) / len(chosen) - sum(0.25**k for k in (1, 2, 3, 4))) < 0.05
+    assert pressed[: stuck[0]] == intended[: stuck[0]]
+
+
+def test_sticky_action_does_not_outlive_the_game():
+    """Catches a game that begins with the last action of the one before."""
+    simulator, row = play(Script(), preset="v5", repeat_action_probability=1.0)
+    simulator.ale.take_pressed()
+    simulator._pressed = simulator._actions[1]
+    simulator.reset(row)
+    simulator.step(1, row)
+    assert simulator.ale.pressed == ["RESET", *["NOOP"] * 4]
+
+
+def record(game, preset, seed, steps=60, **options):
+    """Frames, outcomes and memory of a game with a fixed series of actions."""
+    simulator = AtariSimulator(game, make_options(preset, options), np.random.SeedSequence(seed))
+    row = np.zeros(simulator.spec.row_shape, np.uint8)
+    simulator.reset(row)
+    trace = [row.tobytes()]
+    for step in range(steps):
+        outcome = simulator.step(step // 3 % simulator.spec.action_space.n, row)
+        trace += [outcome, row.tobytes(), simulator.ale.getRAM().tobytes()]
+        if outcome.game_over:
+            simulator.reset(row)
+    return trace
+
+
+@pytest.mark.parametrize(
+    "preset, options", [("v5", {}), ("stooke", {"repeat_action_probability": 0.25}), ("stooke", {"noop_max": 30})]
+)
+def test_seeds(preset, options):
+    """Catches a seed that has no effect, and a course that depends on anything else."""
+    first = record("breakout", preset, 1, **options)
+    assert record("breakout", preset, 1, **options) == first
+    assert any(record("breakout", preset, seed, **options) != first for seed in (2, 3))
+
+
+def test_without_chance_seeds_make_no_difference():
+    """Catches chance that no option asked for."""
+    assert record("pong", "stooke", 1, noop_max=0) == record("pong", "stooke", 2, noop_max=0)
+
+
+@pytest.mark.parametrize(
+    "game, preset, options",
+    [
+        ("pong", "stooke", {}),
+        ("breakout", "v5", {}),
+        ("pong", "v5", {"repeat_action_probability": 0.9}),
+        ("breakout", "v5", {"repeat_action_probability": 0.9}),
+        ("seaquest", "stooke", {"max_episode_steps": 50}),
+    ],
+)
+def test_state_is_exact(game, preset, options):
+    """Catches a resumed game that differs: by its generator, a repeated action (ale-py forgets it), lives or steps."""
+    original, copy = (
+        AtariSimulator(game, make_options(preset, options), np.random.SeedSequence(seed)) for seed in (1, 2)
+    )
+    rows = np.zeros((2, *original.spec.row_shape), np.uint8)
+    rng = np.random.default_rng(0)
+    for simulator in (original, copy):
+        simulator.reset(rows[0])
+    for steps in (3, 12, 33):
+        for _ in range(steps):
+            if original.step(rng.integers(original.spec.action_space.n), rows[0]).game_over:
+                original.reset(rows[0])
+        copy.set_state(pickle.loads(pickle.dumps(original.get_state())))
+        for _ in range(40):
+            action = rng.integers(original.spec.action_space.n)
+            outcomes = [simulator.step(action, row) for simulator, row in zip((original, copy), rows, strict=True)]
+            assert outcomes[0] == outcomes[1]
+            if outcomes[0].game_over:
+                original.reset(rows[0])
+                copy.reset(rows[1])
+            assert np.array_equal(*rows)
+            assert np.array_equal(original.ale.getRAM(), copy.ale.getRAM())
+
+
+def test_score_of_a_whole_game():
+    """Catches scores that are clipped, cut at lost lives, or lose the rewards of start presses."""
+    T = 500
+    spec = AtariSimulator("space_invaders", make_options("stooke", {}), np.random.SeedSequence(0)).spec
+    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in rollout_layout(spec, T, 1).items()}
+    batch = BatchSimulator(BatchConfig(EnvConfig("space_invaders"), seed=0), arrays, first_env=0)
+    arrays["action"][:, 0] = np.random.default_rng(1).integers(6, size=T)
+    batch.start()
+    batch.begin()
+
+    batch.simulators[0].ale = counting = CountingRewards(batch.simulators[0].ale)
+    games, length, lives_lost = [], 0, 0
+    for t in range(T):
+        batch.step(t)
+        length += 1
+        lives_lost += arrays["terminated"][t, 0]
+        if arrays["reset"][t + 1, 0]:
+            games.append((counting.total, length, lives_lost))
+            counting.total, length, lives_lost = 0, 0, 0
+    ends = np.nonzero(arrays["game_length"][:, 0])[0]
+    found = list(zip(arrays["game_score"][ends, 0], arrays["game_length"][ends, 0], strict=True))
+    assert found == [(score, length) for score, length, _ in games]
+    assert len(games) >= 2 and all(lives_lost == 3 for _, _, lives_lost in games)
+    assert all(score > 100 for score, _, _ in games)
+
+
+class CountingRewards:
+    """An emulator that adds up its own rewards since the last time it was asked to."""
+
+    def __init__(self, ale):
+        self._ale, self.total = ale, 0
+
+    def act(self, action):
+        reward = self._ale.act(action)
+        self.total += reward
+        return reward
+
+    def __getattr__(self, name):
+        return getattr(self._ale, name)

@@ -1,0 +1,75 @@
+"""Policies and comparisons that several sampler tests use."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.probe import probe_spec
+from accel_rl.samplers.common import SamplerConfig
+
+TOYS = "tests.helpers.toy_envs"
+
+
+class Echo:
+    """Acts by the observation and the noise together, and records both: a wrong row or a wrong noise shows at once."""
+
+    def __init__(self, num_actions: int):
+        self.num_actions = num_actions
+        self.observations: list[tuple[int, ...]] = []
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(num_steps, num_envs, generator=generator)
+
+    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        self.observations.append(tuple(observation.shape))
+        digest = observation.flatten(1).double().sum(1)
+        noise = torch.zeros(len(observation)) if noise is None else noise
+        action = (digest + 1000 * noise).long() % self.num_actions
+        return action, {"digest": digest, "noise": noise}
+
+
+def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
+    spec = probe_spec(env)
+    policy = policy or Echo(int(spec.action_space.n))  # type: ignore[attr-defined]
+    return sampler_class(spec, BatchConfig(env, **{"seed": 3, **batch}), policy, config)
+
+
+FIELDS = [
+    "observation_rows",
+    "age",
+    "action",
+    "reward",
+    "terminated",
+    "truncated",
+    "valid",
+    "reset",
+    "final_step",
+    "final_env",
+    "final_observation",
+]
+
+
+def assert_equal(first: Any, second: Any, what: str = "") -> None:
+    """Two rollouts, bit for bit."""
+    for name in FIELDS:
+        assert torch.equal(getattr(first, name), getattr(second, name)), f"{what}: {name}"
+    assert first.recorded.keys() == second.recorded.keys()
+    for name in first.recorded:
+        assert torch.equal(first.recorded[name], second.recorded[name]), f"{what}: recorded {name}"
+    assert (first.games, first.first_step) == (second.games, second.first_step), what
+
+
+def copy(rollout: Any) -> Any:
+    """A rollout that outlives the next `collect`."""
+    from dataclasses import fields, replace
+
+    def clone(value: Any) -> Any:
+        if isinstance(value, Tensor | np.ndarray):
+            return value.clone() if isinstance(value, Tensor) else value.copy()
+        return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
+
+    return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})

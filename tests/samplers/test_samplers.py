@@ -1,0 +1,269 @@
+"""Serial and alternating samplers against each other, and against rollouts written down by hand."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from accel_rl.envs import EnvConfig
+from accel_rl.errors import RunError, UsageError
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.common import SamplerConfig
+from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
+
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
+
+
+@pytest.mark.parametrize("num_workers", [2, 4, 8])
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
+def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_workers: int) -> None:
+    """Would catch any row, flag, seed or noise that depends on processes, groups or the order of service."""
+    config = SamplerConfig(num_envs=16, horizon=5, num_workers=num_workers)
+    batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
+    serial = make(SerialSampler, env, config, **batch)
+    alternating = make(AlternatingSampler, env, config, **batch)
+    try:
+        games = 0
+        for index in range(12):
+            first, second = serial.collect(), alternating.collect()
+            assert_equal(first, second, f"rollout {index}")
+            assert_no_token_left(alternating)
+            games += len(first.games)
+        assert games > 0
+        assert serial.evaluate(5, 0, False) == alternating.evaluate(5, 0, False)
+        assert_equal(serial.collect(), alternating.collect(), "after an evaluation")
+    finally:
+        alternating.close()
+        serial.close()
+
+
+def assert_no_token_left(sampler: AlternatingSampler) -> None:
+    signals = [*sampler.pool._obs_ready, *(process.actions_ready for process in sampler.pool._processes)]
+    assert [signal.take() for signal in signals] == [0] * len(signals)
+
+
+def test_a_token_too_many_is_noticed() -> None:
+    """Would catch a loss of synchronisation that goes on in silence."""
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
+    try:
+        sampler.collect()
+        sampler.pool._processes[0].actions_ready.announce()  # as if a worker had been answered once too often
+        with pytest.raises(RunError, match="out of step"):
+            for _ in range(3):
+                sampler.collect()
+    finally:
+        sampler.close()
+
+
+def test_rows_are_stitched() -> None:
+    """Would catch an observation, action or reward that belongs to another step or environment."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [4, -3]})
+    sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2))
+    try:
+        previous = None
+        for _ in range(6):
+            rollout = copy(sampler.collect())
+            rows, T = rollout.observation_rows, rollout.horizon
+            game, step = rows[..., 0], rows[..., 1]
+            assert torch.equal(rollout.recorded["digest"], rows[:T].double().sum(-1))  # acted on the row of step t
+            assert torch.equal(rollout.reward, 10 * rollout.action + step[:T] + 1)  # whose reward follows in row t
+            lengths = torch.where(game[:T] % 2 == 0, 4, 3)
+            ends = step[:T] + 1 == lengths
+            assert torch.equal(rollout.terminated, ends & (game[:T] % 2 == 0))
+            assert torch.equal(rollout.truncated, ends & (game[:T] % 2 == 1))
+            assert torch.equal(rollout.reset[1:], ends)
+            assert torch.equal(step[1:], torch.where(ends, 0, step[:T] + 1))
+            assert torch.equal(game[1:], game[:T] + ends)
+            assert rollout.valid.all()
+            assert torch.equal(rollout.final_observation[:, 1], torch.full((len(rollout.final_step),), 3.0))
+            if previous is not None:
+                assert torch.equal(previous.observation_rows[-1], rows[0])
+            previous = rollout
+    finally:
+        sampler.close()
+
+
+def test_stacks_are_blank_before_the_episode() -> None:
+    """Would catch frames of an old game, or of an old life, in a new one's stack."""
+    env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 7})
+    sampler = make(SerialSampler, env, SamplerConfig(2, 5, 2))
+    frames: list[list[torch.Tensor]] = [[], []]  # of the episode so far, kept by hand
+    for _ in range(8):
+        rollout = sampler.collect()
+        stacks = rollout.observations(0, 6)
+        for t in range(6 if _ == 7 else 5):
+            for column in range(2):
+                if t == 0 and not rollout.reset[0, column]:
+                    pass
+                elif rollout.reset[t, column] or (t > 0 and rollout.done[t - 1, column]):
+                    frames[column] = []
+                frames[column].append(rollout.observation_rows[3 + t, column].clone())
+                blank = torch.zeros_like(frames[column][0])
+                expected = torch.stack(([blank] * 3 + frames[column])[-4:])
+                assert torch.equal(stacks[t, column], expected), (t, column)
+        for column in range(2):
+            if rollout.done[4, column]:
+                frames[column] = []
+
+
+def test_final_observation_is_the_whole_last_stack() -> None:
+    """Would catch a truncated episode bootstrapped from the next one's first frame."""
+    env = EnvConfig("pong", options={"noop_max": 0, "max_episode_steps": 3, "frame_stack": 4})
+    longer = EnvConfig("pong", options={"noop_max": 0, "max_episode_steps": 1000})
+    policy = lambda: Echo(1)  # noqa: E731  always NOOP, so that both environments take the same course
+    cut = make(SerialSampler, env, SamplerConfig(2, 5, 2), policy())
+    whole = make(SerialSampler, longer, SamplerConfig(2, 5, 2), policy())
+    cut_rollout, whole_rollout = cut.collect(), whole.collect()
+    assert cut_rollout.final_step.tolist() == [2, 2]
+    assert torch.equal(cut_rollout.final_observation, whole_rollout.observations(3, 4)[0])
+
+
+def test_one_environment_more_changes_nothing_for_the_others() -> None:
+    """Would catch seeds that depend on how many environments or workers there are."""
+    small = make(SerialSampler, COUNTING, SamplerConfig(4, 5, 2), Echo(1))
+    large = make(SerialSampler, COUNTING, SamplerConfig(8, 5, 4), Echo(1))
+    assert torch.equal(small.collect().observation_rows, large.collect().observation_rows[:, :4])
+
+
+def test_state_continues_exactly() -> None:
+    """Would catch anything that a checkpoint of a sampler forgets, with another number of workers as well."""
+    for env in (COUNTING, PONG):
+        for reset_mode in ("immediate", "wait"):
+            batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
+            first = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), **batch)
+            second = make(AlternatingSampler, env, SamplerConfig(8, 5, 2), **batch)
+            try:
+                for _ in range(5):
+                    first.collect()
+                assert second.set_state(first.get_state()) == []
+                for index in range(5):
+                    assert_equal(copy(first.collect()), second.collect(), f"{env.env_id} {reset_mode} {index}")
+            finally:
+                first.close()
+                second.close()
+
+
+def test_on_step_runs_when_both_groups_have_their_actions() -> None:
+    """Would catch a callback before the second group's actions, or one too few."""
+    for sampler_class in (SerialSampler, AlternatingSampler):
+        policy = Echo(2)
+        sampler = make(sampler_class, COUNTING, SamplerConfig(4, 5, 2), policy)
+        try:
+            seen: list[tuple[int, int]] = []
+            sampler.collect(lambda t, seen=seen, policy=policy: seen.append((t, len(policy.observations))))
+            assert [t for t, _ in seen] == list(range(5))
+            assert all(served >= 2 * (t + 1) for t, served in seen)
+        finally:
+            sampler.close()
+
+
+def test_games_are_counted_once_and_whole() -> None:
+    """Would catch scores per life, of decorrelation's random play, or of games counted twice."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3]})
+    sampler = make(SerialSampler, env, SamplerConfig(2, 4, 2), Echo(1))
+    games = [game for _ in range(6) for game in sampler.collect().games]
+    assert sorted(games) == [(column, 1.0 + 2 + 3, 3) for column in (0, 1) for _ in range(8)]
+
+
+def test_evaluation_counts_the_first_games_of_each_environment() -> None:
+    """Would catch an evaluation that prefers short games."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [2, 50]})
+    sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2, num_evaluation_envs=4), Echo(1))
+    try:
+        games = sampler.evaluate(8, 0, False)
+        assert sorted(game.length for game in games) == [2] * 4 + [50] * 4
+        assert len(sampler.evaluate(3, 1, False)) == 3
+    finally:
+        sampler.close()
+
+
+def test_workers_are_free_of_torch_pinned_and_light() -> None:
+    """Would catch a worker that imports torch, runs on another processor than its own, or outgrows its memory."""
+    sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(16, 5, 4))
+    try:
+        sampler.collect()
+        for process in sampler.pool._processes:
+            worker = psutil.Process(process.popen.pid)
+            maps = {os.path.basename(m.path) for m in worker.memory_maps()} if sys.platform == "linux" else set()
+            assert not any("torch" in name for name in maps)
+            if sys.platform == "linux":
+                assert worker.cpu_affinity() == [process.setup.cpu]
+            assert worker.memory_full_info().uss < 120e6 + 4 * 2e6
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.worker"])
+def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
+    """Would catch an import that costs every worker seconds and hundreds of megabytes."""
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_nothing_is_left_behind() -> None:
+    """Would catch processes, descriptors or shared memory that outlive a sampler."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    num_fds, shm = psutil.Process().num_fds(), set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    for _ in range(3):
+        sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
+        sampler.collect()
+        sampler.close()
+        del sampler
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+    assert psutil.Process().num_fds() <= num_fds + 1
+    if shm:
+        assert set(os.listdir("/dev/shm")) == shm
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((15, 5, 4), "2 groups"),
+        ((16, 5, 3), "2 groups"),
+        ((10, 5, 4), "use a multiple of 4"),
+        ((16, 0, 4), "horizon=0 must be at least 1"),
+        ((0, 5, 2), "envs=0"),
+    ],
+)
+def test_numbers_that_do_not_divide(arguments: tuple[int, int, int], message: str) -> None:
+    """Would catch settings that silently drop environments."""
+    with pytest.raises(UsageError, match=message):
+        SamplerConfig(*arguments)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
+def test_cuda_rollouts_equal_cpu_rollouts(env: EnvConfig) -> None:
+    """Would catch frames that do not reach the GPU, or reach the wrong row."""
+    spec_config = SamplerConfig(8, 5, 4)
+    cpu = make(AlternatingSampler, env, spec_config, Echo(1), decorrelation_steps=5)
+    gpu = make(AlternatingSampler, env, spec_config, Echo(1), decorrelation_steps=5)
+    gpu._server = type(gpu._server)(gpu.spec, gpu._server.arrays, torch.device("cuda:0"), torch.Generator("cuda:0"))
+    try:
+        for index in range(5):
+            first, second = cpu.collect(), gpu.collect()
+            for name in ("observation_rows", "age", "reward", "terminated", "truncated", "valid", "final_observation"):
+                assert torch.equal(getattr(first, name), getattr(second, name).cpu()), (index, name)
+    finally:
+        cpu.close()
+        gpu.close()
+
+
+def test_waits_are_told_from_work() -> None:
+    """Would catch a wait for environments that is booked as inference, or not at all."""
+    env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.02})
+    sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 4))
+    try:
+        start = time.perf_counter()
+        sampler.collect()
+        elapsed = time.perf_counter() - start
+        assert 0.05 < sampler.seconds["env_wait"] <= elapsed
+        assert sampler.seconds["inference"] < sampler.seconds["env_wait"]
+    finally:
+        sampler.close()
