@@ -1,5 +1,6 @@
 """From a resolved configuration to the objects of a run."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,12 @@ from accel_rl.updates.rules import make_rule
 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
+
+
+def check(config: Config) -> None:
+    """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
+    build_update(config, build_algo(config))
+    sampler_config(config)
 
 
 def build_algo(config: Config) -> Algo:
@@ -51,19 +58,21 @@ def build_update(config: Config, algo: Algo) -> LocalUpdate:
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
     """changes: fields of SamplerConfig that differ from the run's."""
+    sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
+    settings = replace(sampler_config(config), **changes)
+    return sampler_class(config.spec, batch_config(config), policy, settings, config.run.device)
+
+
+def sampler_config(config: Config) -> SamplerConfig:
+    """Raises UsageError where the numbers do not divide."""
     run = config.run
-    sampler_config = SamplerConfig(
-        **{
-            "num_envs": run.envs,
-            "horizon": run.horizon,
-            "num_workers": config.workers,
-            "env_timeout_s": run.env_timeout_s,
-            "env_build_timeout_s": run.env_build_timeout_s,
-            **changes,
-        }
+    return SamplerConfig(
+        num_envs=run.envs,
+        horizon=run.horizon,
+        num_workers=config.workers,
+        env_timeout_s=run.env_timeout_s,
+        env_build_timeout_s=run.env_build_timeout_s,
     )
-    sampler_class = AlternatingSampler if run.sampler == "alternating" else SerialSampler
-    return sampler_class(config.spec, batch_config(config), policy, sampler_config, run.device)
 
 
 def batch_config(config: Config) -> BatchConfig:

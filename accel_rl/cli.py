@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 import typing
@@ -20,6 +21,8 @@ SETTINGS_OF_TRAIN = ("out", "config", "resume", "overwrite")  # no settings of t
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 and 143 after a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
+        sys.path.insert(0, os.getcwd())
     try:
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
@@ -134,19 +137,21 @@ def _add_setting(group: Any, field: Any, field_type: Any) -> None:
 
 def _name_of_algo(arguments: list[str]) -> str:
     """The algorithm whose settings become flags: as named by flag, by the file of --config or --resume, or a2c."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _Parser(add_help=False, allow_abbrev=False)
     for flag in ("--algo", "--config", "--resume"):
         parser.add_argument(flag)
     try:
         named = parser.parse_known_args(arguments[1:])[0]
-    except SystemExit:  # a flag without a value; the real parser will say so
+    except UsageError:  # a flag without a value; the real parser will say so
         return "a2c"
-    from accel_rl.config import read_yaml
+    from accel_rl.config import read_run, read_yaml
 
     if named.algo:
         return str(named.algo)
-    file = Path(named.resume) / "config.yaml" if named.resume else named.config
-    return str(read_yaml(Path(file), "settings").get("algo", "a2c")) if file else "a2c"
+    if not named.resume and not named.config:
+        return "a2c"
+    settings = read_run(Path(named.resume)) if named.resume else read_yaml(Path(named.config), "settings")
+    return str(settings.get("algo", "a2c"))
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -155,11 +160,7 @@ def _train(options: argparse.Namespace) -> None:
         del given[name]
     from accel_rl.training import train
 
-    try:
-        folder = train(**given, show=True)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    _say_goodbye(folder)
+    _say_goodbye(train(**given, show=True))
 
 
 def _say_goodbye(folder: Path) -> None:

@@ -164,6 +164,13 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
     return preset
 
 
+def read_run(folder: Path) -> dict[str, Any]:
+    """The settings of a run. Raises UsageError if the folder holds none."""
+    if not (folder / "config.yaml").exists():
+        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    return read_yaml(folder / "config.yaml", "settings")
+
+
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """A YAML file that holds one flat mapping. Raises UsageError if it doesn't."""
     try:

@@ -1,6 +1,8 @@
-"""SIGINT and SIGTERM: the first one asks, the second one insists."""
+"""SIGINT and SIGTERM: the first one asks, the second one insists. Child processes leave it to their parent."""
 
+import ctypes
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 class StopSignal:
     """While entered: `received` is the signal that asked the run to stop, or None.
 
-    Before the run can stop in good order (`patient` is False) a signal raises KeyboardInterrupt at once, and so does
-    a second one at any time. Does nothing outside the main thread, where Python lets nobody handle signals.
+    Before the run can stop in good order (`patient` is False) a signal raises KeyboardInterrupt (SIGINT) or SystemExit
+    (SIGTERM) at once, and so does a second one at any time. Does nothing outside the main thread, where Python lets
+    nobody handle signals.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,25 @@ class StopSignal:
         insisted = self.received is not None
         self.received = number
         if insisted or not self.patient:
+            self.leave()
+
+    def leave(self) -> None:
+        """Raises what the received signal amounts to, if there was one."""
+        if self.received == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.received is not None:
+            raise SystemExit(128 + self.received)
 
     def __bool__(self) -> bool:
         return self.received is not None
+
+
+def leave_signals_to_parent() -> None:
+    """For a child process: only its parent decides when it ends, and when the parent's thread ends, it does, too.
+
+    Even if it never returns from an environment: the kernel kills it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

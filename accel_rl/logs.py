@@ -119,11 +119,12 @@ class Progress:
         return summary
 
     def get_state(self) -> dict[str, Any]:
-        return {"games": [tuple(game) for game in self.games], "seconds": self.seconds}
+        return {"games": [tuple(game) for game in self.games], "seconds": self.seconds, "stats": self._stats}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.games.extend(Game(*game) for game in state["games"])
         self.seconds_before = state["seconds"]
+        self._stats = state["stats"]
 
     def close(self) -> None:
         self._bar.close()
@@ -179,10 +180,11 @@ def _tensorboard_writer(folder: Path, steps: int) -> Any:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Lines that do not tear the progress bar."""
+    """Lines that do not tear the progress bar. Errors are left to whoever catches them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        if record.levelno < logging.ERROR:
+            tqdm.write(self.format(record), file=sys.stderr)
 
 
 def open_log(folder: Path, show: bool) -> list[logging.Handler]:

@@ -9,21 +9,19 @@ import torch
 
 from accel_rl import checkpoint
 from accel_rl.build import build_algo, build_sampler, num_threads
-from accel_rl.config import Config, read_yaml, resolve
+from accel_rl.config import Config, read_run, resolve
 from accel_rl.envs import make_env
 from accel_rl.envs.spec import Array
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 from accel_rl.evaluate import Evaluation
 
 
 def load(run_dir: str | Path, best: bool = False) -> "Player":
     """The policy of a run's last checkpoint, or of its best evaluation. Raises UsageError if there is none."""
     folder = Path(run_dir)
-    if not (folder / "config.yaml").exists():
-        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    saved = read_run(folder)
     state = checkpoint.load(folder / ("best.pt" if best else "checkpoint.pt"))
-    saved = {**read_yaml(folder / "config.yaml", "settings"), "device": "auto"}
-    return Player(resolve(saved, spec=state["spec"]), state)
+    return Player(resolve({**saved, "device": "auto"}, spec=state["spec"]), state)
 
 
 class Player:

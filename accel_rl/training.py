@@ -4,7 +4,6 @@
 """
 
 import shlex
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -16,8 +15,8 @@ import torch
 import yaml
 
 from accel_rl import checkpoint
-from accel_rl.build import build_algo, build_sampler, build_update, num_threads
-from accel_rl.config import Config, read_yaml, resolve
+from accel_rl.build import build_algo, build_sampler, build_update, check, num_threads
+from accel_rl.config import Config, read_run, resolve
 from accel_rl.errors import UsageError
 from accel_rl.evaluate import Evaluation
 from accel_rl.interrupt import StopSignal
@@ -52,6 +51,7 @@ def train(
             resolved, folder, state = _reopen(Path(resume), given, out, config)
         else:
             resolved = resolve(given, Path(config) if config else None)
+            check(resolved)
             folder, state = _create(resolved, out, overwrite), None
         handlers = open_log(folder, show)
         try:
@@ -65,10 +65,7 @@ def train(
             raise
         finally:
             close_log(handlers)
-    if stop.received == signal.SIGINT:
-        raise KeyboardInterrupt
-    if stop.received == signal.SIGTERM:
-        raise SystemExit(128 + signal.SIGTERM)
+    stop.leave()
     return folder
 
 
@@ -117,11 +114,17 @@ class Trainer:
             if self._due(run.eval_interval_steps, steps_before) or (ends and run.eval_interval_steps):
                 metrics = self._evaluate()
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
-                self.progress.write_row(**metrics)
+                self.progress.write_row(**metrics, **self._losses())
             if not ends and self._due(run.checkpoint_interval_steps, steps_before):
                 self.save()
         self.save()
         self.progress.write_summary(run.algo, run.env, run.seed)
+        if self.stop:
+            more = f"accel-rl train --resume {shlex.quote(str(self.folder))}"
+            logger.info("stopped at step %d of %d; to go on: %s", self.steps, run.steps, more)
+
+    def _losses(self) -> dict[str, float]:
+        return {"rollout/env_restarts": self.sampler.num_restarts} if self.config.run.on_env_error == "restart" else {}
 
     def _due(self, interval: int, steps_before: int) -> bool:
         return interval > 0 and self.steps // interval > steps_before // interval
@@ -227,9 +230,7 @@ def _reopen(
     folder: Path, given: dict[str, Any], out: str | Path | None, config_file: str | Path | None
 ) -> tuple[Config, Path, dict[str, Any]]:
     """A run's configuration and last checkpoint. Raises UsageError for a folder without, or for changed settings."""
-    if not (folder / "config.yaml").exists():
-        raise UsageError(f"{folder} holds no run (no config.yaml)")
-    saved = read_yaml(folder / "config.yaml", "settings")
+    saved = read_run(folder)
     if out is not None or config_file is not None:
         raise UsageError("a resumed run goes on in its own folder with its own settings; leave --out and --config away")
     state = checkpoint.load(folder / CHECKPOINT)

@@ -43,7 +43,7 @@ class AtariOptions:
     fire_on_start: bool = setting(True, "press NOOP, FIRE and UP at a new game or life, where the game has them")
 
     def __post_init__(self) -> None:
-        if len(self.frame_shape) != 2 or min(self.frame_shape) < 1:
+        if len(self.frame_shape) != 2 or not all(isinstance(n, int) and n > 0 for n in self.frame_shape):
             raise UsageError(f"frame_shape={self.frame_shape} must be two positive integers, as in 84x84")
 
 

@@ -5,6 +5,7 @@ score of whole games, decorrelated starts, what becomes of an environment that r
 """
 
 import contextlib
+import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from accel_rl.envs.atari import AtariSimulator, game_name, make_options
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Simulator
 from accel_rl.errors import RunError, UsageError
+
+logger = logging.getLogger("accel_rl")
 
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
@@ -92,12 +95,18 @@ class BatchSimulator:
         self._length = [0] * self._num_envs
         self._counts = [True] * self._num_envs  # False while the game has random play in it
         self._lost_step = False
+        self._random_action: Any = None  # the last one of the environment that is being started
         self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self._num_envs)]
 
     def start(self) -> None:
         """Starts every game and plays its random number of random actions."""
         for column in range(self._num_envs):
-            self._guarded(column, self._start_env)
+            try:
+                self._guarded(column, self._start_env)
+            except RunError as error:
+                if not self.config.restart_on_error:
+                    raise
+                self._renew(column, error)
 
     def begin(self) -> None:
         """Row 0 of a rollout: environments that waited for the pause show the first row of their next game."""
@@ -120,16 +129,17 @@ class BatchSimulator:
             try:
                 self._step_env(t, column)
             except Exception as error:
+                failure = self._failure(column, self.arrays["action"][t, column])
                 if not self.config.restart_on_error:
-                    raise self._failure(column, self.arrays["action"][t, column]) from error
-                self._renew(column)
+                    raise failure from error
+                self._renew(column, failure)
                 self._mark_lost(t, column)
 
     def pause(self) -> None:
         """Between two rollouts: whatever can be done while the learner works."""
         for column in range(self._num_envs):
             if self._waiting[column]:
-                self._guarded(column, lambda column: self._reset_env(column, self._pending[column]))
+                self._guarded(column, lambda column: self._reset_env(column, self._pending[column, ...]))
 
     def lose_next_step(self) -> None:
         """The next step is lost: these environments replace ones that died in the middle of a rollout."""
@@ -145,16 +155,17 @@ class BatchSimulator:
 
     def _start_env(self, column: int) -> None:
         rng = np.random.default_rng(self._seed(column, 1))
-        simulator, row = self.simulators[column], self._pending[column]
+        simulator, row = self.simulators[column], self._pending[column, ...]  # the dots keep a scalar a view
         simulator.reset(row)
         space = simulator.spec.action_space
         num_random = int(rng.integers(self.config.decorrelation_steps + 1))
         space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
             self._heartbeat(column)
-            action = space.sample() - getattr(space, "start", 0)
+            action = self._random_action = space.sample() - getattr(space, "start", 0)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
+        self._random_action = None
         self._counts[column] = num_random == 0
 
     def _reset_env(self, column: int, row: Array) -> None:
@@ -164,11 +175,11 @@ class BatchSimulator:
         except Exception:
             if not self.config.restart_on_error:
                 raise
-            self._renew(column)
+            self._renew(column, self._failure(column, None))
             row[...] = self._pending[column]
 
     def _step_env(self, t: int, column: int) -> None:
-        arrays, row = self.arrays, self.arrays["observation"][self._history + t + 1, column]
+        arrays, row = self.arrays, self.arrays["observation"][self._history + t + 1, column, ...]
         simulator = self.simulators[column]
         outcome = simulator.step(arrays["action"][t, column], row)
         arrays["reward"][t, column] = outcome.reward
@@ -210,8 +221,9 @@ class BatchSimulator:
         for column in range(self._num_envs):
             self._mark_lost(t, column)
 
-    def _renew(self, column: int) -> None:
+    def _renew(self, column: int, failure: RunError) -> None:
         """A new environment in place of one that raised; raises RunError if that one fails at once, too."""
+        logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
         self.arrays["restarts"][column] += 1
         with contextlib.suppress(Exception):
             self.simulators[column].close()
@@ -239,6 +251,8 @@ class BatchSimulator:
             raise self._failure(column, None) from error
 
     def _failure(self, column: int, action: Any) -> RunError:
+        action = self._random_action if action is None else action
+        self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
         return RunError(
             f"environment {self.first_env + column} (run seed {self.config.seed}, {self.config.env.env_id}) "

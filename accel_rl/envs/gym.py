@@ -18,6 +18,8 @@ def import_name(name: str, kind: str) -> Any:
 
     Raises UsageError if there is no such module or name in it."""
     module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"{kind} {name!r} must be named as package.module:name")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -26,8 +28,8 @@ def import_name(name: str, kind: str) -> Any:
                 f"{kind} {name!r}: there is no module {error.name!r} (the current directory counts)"
             ) from None
         raise
-    if not attribute or not hasattr(module, attribute):
-        raise unknown(kind, name, [f"{module_name}:{a}" for a in dir(module) if not a.startswith("_")])
+    if not hasattr(module, attribute):
+        raise unknown(kind, attribute, [a for a, value in vars(module).items() if callable(value)], f"(in {module_name})")
     return getattr(module, attribute)
 
 
@@ -39,7 +41,7 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
         if config.env_id not in gymnasium.registry:
             from accel_rl.envs.atari import games
 
-            raise unknown("environment", config.env_id, [*games(), *gymnasium.registry], "`accel-rl list envs`")
+            raise unknown("environment", config.env_id, [*games(), *gymnasium.registry], "(`accel-rl list envs`)")
         try:
             return gymnasium.make(config.env_id, **{"render_mode": render_mode, **config.options})
         except TypeError as error:
@@ -90,7 +92,9 @@ class GymSimulator:
         if self._to_channels_first and isinstance(space, gymnasium.spaces.Box):
             space = gymnasium.spaces.Box(np.moveaxis(space.low, 2, 0), np.moveaxis(space.high, 2, 0), dtype=np.uint8)
         elif isinstance(space, gymnasium.spaces.Box) and space.dtype == np.float64:
-            space = gymnasium.spaces.Box(space.low, space.high, dtype=np.float32)
+            with np.errstate(over="ignore"):  # beyond float32's range there is no bound
+                low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.spec = EnvSpec(space, self._action_space)
         self._steps = 0
         self._is_float = np.issubdtype(self._observation_space.dtype or np.float32, np.floating)

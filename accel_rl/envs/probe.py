@@ -16,6 +16,7 @@ from accel_rl.envs.atari import game_name
 from accel_rl.envs.batch import make_simulator
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import RunError, UsageError
+from accel_rl.interrupt import leave_signals_to_parent
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
@@ -27,7 +28,13 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with tempfile.TemporaryFile() as answer:  # a pipe would be full before a picture's bounds are through
         command = [sys.executable, "-m", "accel_rl.envs.probe", str(answer.fileno())]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[answer.fileno()], env=environment) as process:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            pass_fds=[answer.fileno()],
+            env=environment,
+            process_group=0,  # a terminal's Ctrl-C is for this process only
+        ) as process:
             try:
                 process.communicate(pickle.dumps(config), timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -49,6 +56,7 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
 
 
 def _main() -> None:
+    leave_signals_to_parent()
     config = pickle.loads(sys.stdin.buffer.read())
     result: EnvSpec | Exception
     try:

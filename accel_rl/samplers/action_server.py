@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.samplers.rollout import Game, Rollout, stack_frames
+from accel_rl.samplers.rollout import Game, Rollout, blank
 
 
 class Policy(Protocol):
@@ -36,11 +36,14 @@ class ActionServer:
         self.groups = (slice(0, half), slice(half, self.num_envs))
         self.history = max(spec.frame_stack - 1, 0)
         self.age = np.zeros((self.horizon + 1, self.num_envs), np.int64)
-        self._shared_rows = torch.from_numpy(arrays["observation"])
-        self._shared_actions = torch.from_numpy(arrays["action"])
-        on_cpu = device.type == "cpu"
-        self._rows = self._shared_rows if on_cpu else self._shared_rows.to(device)
-        self._actions = self._shared_actions if on_cpu else self._shared_actions.to(device)
+        shared = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        self._shared_rows, self._shared_actions = shared["observation"], shared["action"]
+        self._on_cpu = device.type == "cpu"
+        self._rows = self._shared_rows if self._on_cpu else self._shared_rows.to(device)
+        self._actions = self._shared_actions if self._on_cpu else self._shared_actions.to(device)
+        self._plain = {name: shared[name] for name in ("reward", "terminated", "truncated", "valid", "reset")}
+        # What each group sees at each step, as views made once: making them costs more than a batch's bookkeeping.
+        self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self._recorded: dict[str, Tensor] = {}
         self._noise = torch.empty(0)
         self.steps_done = 0  # agent steps of all environments before this rollout
@@ -49,7 +52,7 @@ class ActionServer:
         """Makes the last row the first one of the next rollout; before any environment writes to it."""
         h, T = self.history, self.horizon
         self._rows[: h + 1] = self._rows[T : T + h + 1].clone() if T <= h else self._rows[T : T + h + 1]
-        if self._rows is not self._shared_rows:
+        if not self._on_cpu:
             self._shared_rows[h] = self._shared_rows[h + T]
         self.arrays["reset"][0] = self.arrays["reset"][T]
         self.age[0] = self.age[T]
@@ -60,7 +63,7 @@ class ActionServer:
     def serve(self, group: int, t: int) -> None:
         """Chooses the group's actions of step t; when it returns, the environments may take them."""
         columns = self.groups[group]
-        observation = self._observe(columns, t)
+        observation = self._observe(group, t)
         noise = None if self._greedy else self._noise[t, columns]
         action, self._newest_recorded = self._policy.act(observation, noise)
         self._shared_actions[t, columns] = action  # on a GPU this waits for the network
@@ -69,7 +72,7 @@ class ActionServer:
     def record(self) -> None:
         """Keeps what `serve` has just computed; apart, so that the environments can step meanwhile."""
         columns, t, action = self._newest
-        if self._actions is not self._shared_actions:
+        if not self._on_cpu:
             self._actions[t, columns] = action
         for name, value in self._newest_recorded.items():
             if name not in self._recorded:
@@ -81,8 +84,7 @@ class ActionServer:
         """After the last step: the whole rollout, on the learner's device."""
         for columns in self.groups:
             self._fetch(columns, self.horizon)
-        plain = ("reward", "terminated", "truncated", "valid", "reset")
-        arrays = {name: torch.from_numpy(self.arrays[name]).to(self.device) for name in plain}
+        arrays = {name: tensor.to(self.device) for name, tensor in self._plain.items()}
         final_step, final_env = np.nonzero(self.arrays["truncated"] & ~self.arrays["terminated"])
         rollout = Rollout(
             observation_rows=self._rows,
@@ -107,28 +109,34 @@ class ActionServer:
             starts = starts | self.arrays["terminated"][t - 1, columns] | self.arrays["truncated"][t - 1, columns]
             self.age[t, columns] = self.age[t - 1, columns] + 1
         self.age[t, columns][starts] = 0
-        if self._rows is not self._shared_rows:
+        if not self._on_cpu:
             row = self.history + t
             self._rows[row, columns] = self._shared_rows[row, columns].to(self.device, non_blocking=True)
 
-    def _observe(self, columns: slice, t: int) -> Tensor:
-        """What the network sees [b, ...]."""
-        self._fetch(columns, t)
+    def _view(self, t: int, columns: slice) -> Tensor:
+        """What the network sees of row t [b, ...], were there no episode's start to blank."""
         rows = self._rows[t : t + self.history + 1, columns]
-        if not self.spec.frame_stack:
-            return rows[0]
-        age = torch.from_numpy(self.age[t : t + 1, columns]).to(self.device)
-        return stack_frames(rows, age, self.spec.frame_stack)[0]
+        return rows.transpose(0, 1) if self.spec.frame_stack else rows[0]
+
+    def _observe(self, group: int, t: int) -> Tensor:
+        """What the network sees [b, ...]."""
+        columns = self.groups[group]
+        self._fetch(columns, t)
+        age = self.age[t, columns]
+        if not self.history or age.min() >= self.history:
+            return self._seen[group][t]
+        return blank(self._seen[group][t], torch.from_numpy(age).to(self.device))
 
     def _final_observations(self, steps: Array, envs: Array) -> Tensor:
         """The complete last observations [K, ...]; all but their newest frame are still in the rows before."""
         newest = torch.from_numpy(self.arrays["final_observation"][steps, envs]).to(self.device)
+        if not len(steps):
+            return newest.new_empty((0, *self.spec.observation_shape))
         if not self.spec.frame_stack:
             return newest
         h = self.history
-        frames = torch.stack([self._rows[steps + 1 + k, envs] for k in range(h)] + [newest])
-        age = torch.from_numpy(self.age[steps, envs] + 1).to(self.device)
-        return stack_frames(frames, age.unsqueeze(0), h + 1)[0]
+        stacks = torch.stack([self._rows[steps + 1 + k, envs] for k in range(h)] + [newest], 1)
+        return blank(stacks, torch.from_numpy(self.age[steps, envs] + 1).to(self.device))
 
     def _finished_games(self) -> list[Game]:
         steps, envs = np.nonzero(self.arrays["game_length"])
@@ -142,6 +150,7 @@ class ActionServer:
             "rows": self._rows[T : T + h + 1].cpu().clone(),
             "reset": self.arrays["reset"][T].copy(),
             "age": self.age[T].copy(),
+            "restarts": self.arrays["restarts"].copy(),
             "generator": self.generator.get_state(),
             "steps_done": self.steps_done,
         }
@@ -151,5 +160,6 @@ class ActionServer:
         self._rows[T : T + h + 1] = state["rows"].to(self.device)
         self.arrays["reset"][T] = state["reset"]
         self.age[T] = state["age"]
+        self.arrays["restarts"][:] = state["restarts"]
         self.generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]

@@ -45,6 +45,10 @@ class AlternatingSampler:
             config.num_workers, batch, train, evaluation, config.env_timeout_s, config.env_build_timeout_s
         )
 
+    @property
+    def num_restarts(self) -> int:
+        return int(self._server.arrays["restarts"].sum())
+
     def collect(self, on_step: OnStep | None = None) -> Rollout:
         if not self._started:
             self.pool.request("start")

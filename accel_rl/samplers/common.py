@@ -58,6 +58,10 @@ class Sampler(Protocol):
     seconds: dict[str, float]
     """Wall time so far: "env_wait" (for environments), "inference" (choosing actions)."""
 
+    @property
+    def num_restarts(self) -> int:
+        """Training environments replaced by new ones so far (restart_on_error)."""
+
     def collect(self, on_step: OnStep | None = None) -> Rollout:
         """The next rollout. on_step(t) runs once both groups have had their actions for step t."""
 

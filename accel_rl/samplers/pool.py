@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -96,6 +97,7 @@ class WorkerPool:
                     actions_ready=(-1, -1),
                 )
                 self._processes.append(self._launch(setup, Signal()))
+            self._watch()
             self._collect_replies(build_timeout_s)
         except BaseException:
             self.close()
@@ -120,7 +122,7 @@ class WorkerPool:
                 if self._pending[group] == self._per_group:
                     self._pending[group] = 0
                     return group
-            self._take_announcements(self._wait_for_event(self._timeout_s))
+            self._take_announcements(self._wait_for_event(self._timeout_s, self._late))
 
     def answer(self, group: int) -> None:
         """The group's actions are written: its workers step."""
@@ -193,25 +195,36 @@ class WorkerPool:
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, "-m", "accel_rl.samplers.worker", str(theirs.fileno())]
-        popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            env=environment,
+            process_group=0,  # a terminal's Ctrl-C is for this process only
+        )
         theirs.close()
         ours.send(setup)
         return _Process(popen, ours, actions_ready, setup)
 
-    def _wait_for_event(self, timeout_s: float) -> list[int]:
-        """The descriptors that are readable, of groups and of control connections.
+    def _wait_for_event(self, timeout_s: float, late: Callable[[], list[int]]) -> list[int]:
+        """The descriptors that are readable, of groups and of control connections. late(): the workers waited for.
 
         Returns [] after having replaced a worker, or raises RunError."""
-        poll = poller(*(s.fd for s in self._obs_ready), *(p.control.fileno() for p in self._processes))
-        heartbeats, deadline = self._status[:, HEARTBEAT].copy(), time.monotonic() + timeout_s
-        while not (ready := [fd for fd, _ in poll.poll(SLICE_S * 1000)]):
-            alive = self._status[:, HEARTBEAT] != heartbeats
-            if alive.any():
+        if ready := self._poll.poll(SLICE_S * 1000):
+            return [fd for fd, _ in ready]
+        heartbeats, deadline = self._status[:, HEARTBEAT].copy(), time.monotonic() + timeout_s - SLICE_S
+        while not (ready := self._poll.poll(SLICE_S * 1000)):
+            if (self._status[:, HEARTBEAT] != heartbeats).any():
                 heartbeats, deadline = self._status[:, HEARTBEAT].copy(), time.monotonic() + timeout_s
             elif time.monotonic() > deadline:
-                self._handle_hang(timeout_s)
+                self._handle_hang(timeout_s, late())
                 return []
-        return ready
+        return [fd for fd, _ in ready]
+
+    def _watch(self) -> None:
+        """What waits watch: both groups' announcements, and every control connection."""
+        self._controls = [process.control.fileno() for process in self._processes]
+        self._poll = poller(*(signal.fd for signal in self._obs_ready), *self._controls)
 
     def _take_announcements(self, ready: list[int]) -> None:
         for group, obs_ready in enumerate(self._obs_ready):
@@ -221,46 +234,56 @@ class WorkerPool:
                     raise RunError(
                         f"out of step with the workers: {self._pending[group]} announcements of group {group}"
                     )
-        for worker, process in enumerate(self._processes):
-            if process.control.fileno() in ready:
-                self._handle_death(worker)
+        for worker, control in enumerate(self._controls):
+            if control in ready:
+                self._handle_message(worker)
 
     def _collect_replies(self, timeout_s: float) -> list[Any]:
         replies: dict[int, Any] = {}
         while len(replies) < len(self._processes):
-            ready = self._wait_for_event(timeout_s)
-            for worker, process in enumerate(self._processes):
-                if process.control.fileno() in ready:
-                    replies[worker] = self._receive(worker)
+            ready = self._wait_for_event(timeout_s, lambda: sorted({*range(len(self._processes))} - replies.keys()))
+            for worker, control in enumerate(self._controls):
+                if control in ready:
+                    kind, content = self._receive(worker)
+                    if kind == "done":
+                        replies[worker] = content
         return [replies[worker] for worker in range(len(self._processes))]
 
-    def _receive(self, worker: int) -> Any:
-        """The worker's answer. Raises what it reports, or that it died."""
+    def _receive(self, worker: int) -> tuple[str, Any]:
+        """("done", the worker's answer), or ("warning", its text), which is in the log now.
+
+        Raises what the worker reports, or that it died."""
         try:
             kind, content = self._processes[worker].control.recv()
         except (EOFError, ConnectionResetError):
             raise RunError(self._obituary(worker)) from None
-        if kind == "done":
-            return content
+        if kind == "warning":
+            logger.warning("worker %d: %s", worker, content)
+        if kind in ("done", "warning"):
+            return kind, content
         raise UsageError(content) if kind == "usage" else RunError(f"worker {worker}: {content}")
 
-    def _handle_death(self, worker: int) -> None:
-        if self._processes[worker].control.poll():
-            try:
-                self._receive(worker)
-            except RunError as error:
-                if not self._batch.restart_on_error:
-                    raise
-                self._replace(worker, str(error))
-                return
-        raise RunError(f"worker {worker} spoke out of turn")
+    def _handle_message(self, worker: int) -> None:
+        """In a rollout: a warning, or the worker's death."""
+        try:
+            kind, _ = self._receive(worker)
+        except RunError as error:
+            if not self._batch.restart_on_error:
+                raise
+            self._replace(worker, str(error))
+        else:
+            if kind == "done":
+                raise RunError(f"worker {worker} spoke out of turn")
 
-    def _handle_hang(self, timeout_s: float) -> None:
-        """No worker has made progress: those that still owe an announcement hang."""
-        workers = range(len(self._processes))
-        late = [w for w in workers if not self._begun or self._rows_announced(w) < self._rows_expected(w)]
+    def _late(self) -> list[int]:
+        """In a rollout: the workers that still owe an announcement."""
+        return [w for w in range(len(self._processes)) if self._rows_announced(w) < self._rows_expected(w)]
+
+    def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
+        """No worker has made progress: the late ones hang."""
+        flag = "--env-timeout-s" if self._begun else "--env-build-timeout-s"
         for worker in late:
-            message = f"{self._where(worker)} has not answered for {timeout_s:g} s (--env-timeout-s)"
+            message = f"{self._where(worker)} has not answered for {timeout_s:g} s ({flag})"
             if not (self._begun and self._batch.restart_on_error):
                 raise RunError(message)
             self._replace(worker, message)
@@ -293,16 +316,16 @@ class WorkerPool:
         )
         old.actions_ready.take()  # whether the old process had seen its actions or not
         self._processes[worker] = self._launch(setup, old.actions_ready)
+        self._watch()
         self._wait_until_built(worker)
         if owes_a_step:
             old.actions_ready.announce()
 
     def _wait_until_built(self, worker: int) -> None:
         deadline = time.monotonic() + self._build_timeout_s
-        while not self._processes[worker].control.poll(SLICE_S):
+        while not (self._processes[worker].control.poll(SLICE_S) and self._receive(worker)[0] == "done"):
             if time.monotonic() > deadline:
                 raise RunError(f"{self._where(worker)} was not built within {self._build_timeout_s:g} s")
-        self._receive(worker)
 
     def _obituary(self, worker: int) -> str:
         popen = self._processes[worker].popen

@@ -62,17 +62,17 @@ class Rollout:
         if not self.frame_stack:
             return self.observation_rows[start:stop]
         rows = self.observation_rows[start : stop + self.frame_stack - 1]
-        return stack_frames(rows, self.age[start:stop], self.frame_stack)
+        stacks, age = rows.unfold(0, self.frame_stack, 1).movedim(-1, 2), self.age[start:stop]
+        if age.device.type == "cpu" and int(age.min()) >= self.frame_stack - 1:
+            return stacks  # a view: nothing to blank
+        return blank(stacks, age)
 
 
-def stack_frames(frames: Tensor, age: Tensor, frame_stack: int) -> Tensor:
-    """Stacks of the S = frame_stack newest frames, oldest first, blank where the episode had not begun.
+def blank(stacks: Tensor, age: Tensor) -> Tensor:
+    """Stacks [..., S, H, W], oldest frame first, with zeros for frames from before the episode's first row.
 
-    frames [S - 1 + R, B, H, W], age [R, B] -> [R, B, S, H, W]: a view of frames if there is nothing to blank.
+    age [...]: rows since then, of the newest frame.
     """
-    stacks = frames.unfold(0, frame_stack, 1).movedim(-1, 2)
-    distance = torch.arange(frame_stack - 1, -1, -1, device=age.device)  # of each slot from the newest
-    inside = age.unsqueeze(-1) >= distance
-    if age.device.type == "cpu" and bool(inside.all()):
-        return stacks
-    return stacks * inside[..., None, None]
+    size = stacks.shape[-3]
+    distance = torch.arange(size - 1, -1, -1, device=age.device)  # of each frame from the newest
+    return stacks * (age.unsqueeze(-1) >= distance)[..., None, None]

@@ -34,6 +34,10 @@ class SerialSampler:
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0}
 
+    @property
+    def num_restarts(self) -> int:
+        return int(self._server.arrays["restarts"].sum())
+
     def collect(self, on_step: OnStep | None = None) -> Rollout:
         if not self._started:
             self._envs.start()

@@ -10,21 +10,22 @@ One worker and the action server agree on this, and on nothing else:
                                   <-      obs_ready.announce()          row t + 1 may be read
 
 so a worker announces T + 1 times and is answered T times per rollout. Between rollouts the server may send messages
-over the control connection, each of which is answered. Its end of file says that the server is gone.
+over the control connection, each of which is answered. Its end of file says that the server is gone. A worker may
+send warnings over it at any time.
 """
 
 import contextlib
-import ctypes
 import faulthandler
+import logging
 import os
-import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from accel_rl.envs.batch import BatchConfig, BatchSimulator, Layout
 from accel_rl.errors import RunError, UsageError
+from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
 
 # Columns of a worker's row in the status array, which outlives the worker.
@@ -125,7 +126,7 @@ class Worker:
         return None
 
     def _open_evaluation(self, role: int) -> None:
-        config = BatchConfig(self._setup.batch.env, self._setup.batch.seed, role=role)
+        config = replace(self._setup.batch, role=role, decorrelation_steps=0, reset_mode="immediate")
         self._evaluation = self._active = self._build(self._setup.evaluation, config)
         self._evaluation.start()
 
@@ -147,18 +148,22 @@ class Worker:
         return heartbeat
 
 
-def _die_with_parent() -> None:
-    """Even if an environment never returns: the kernel kills this process when the server's thread ends."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+class _SendWarnings(logging.Handler):
+    """Passes the framework's warnings on to the server, which has the log."""
+
+    def __init__(self, control: "Connection[Any, Any]"):
+        super().__init__()
+        self._control = control
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._control.send(("warning", record.getMessage()))
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the server decides
-    _die_with_parent()
+    leave_signals_to_parent()
     faulthandler.enable()
     control: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    logging.getLogger("accel_rl").addHandler(_SendWarnings(control))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         setup: WorkerSetup = control.recv()
         if setup.cpu is not None:

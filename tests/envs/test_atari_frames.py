@@ -1,4 +1,4 @@
-"""AtariSimulator against a second emulator that is driven, and whose screens are processed, the slow and obvious way."""
+"""AtariSimulator against a second emulator, driven and its screens processed in the slow and obvious way."""
 
 import ale_py
 import cv2

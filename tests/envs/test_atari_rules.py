@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from accel_rl.envs import make_env
 from accel_rl.envs.atari import AtariSimulator, make_options
 from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import EnvConfig
@@ -63,7 +64,7 @@ START = ["NOOP", "FIRE", "UP"]
 
 
 @pytest.mark.parametrize(
-    "game, presses", [("seaquest", START), ("breakout", ["NOOP", "FIRE"]), ("freeway", ["NOOP", "UP"])]
+    ("game", "presses"), [("seaquest", START), ("breakout", ["NOOP", "FIRE"]), ("freeway", ["NOOP", "UP"])]
 )
 def test_presses_at_the_start(game, presses):
     """Catches start buttons that are forgotten, in the wrong order, or pressed where the game has none."""
@@ -106,7 +107,7 @@ def test_game_lost_during_noops():
     assert simulator.ale.pressed == ["RESET", *START, "NOOP", "NOOP", "RESET", *START]
 
 
-@pytest.mark.parametrize("frame_skip, expected", [(1, 4), (2, 4), (3, 5), (4, 6)])
+@pytest.mark.parametrize(("frame_skip", "expected"), [(1, 4), (2, 4), (3, 5), (4, 6)])
 def test_frame_skip_and_maximum(frame_skip, expected):
     """Catches a wrong number of repeated frames, and a maximum with an older screen (at frame_skip 1 with any)."""
     simulator, row = play(Script(), frame_skip=frame_skip)
@@ -159,6 +160,13 @@ def test_bonus_life_then_loss():
     assert simulator.step(0, row) == (0, 0, True, False, False)
 
 
+def test_life_lost_by_the_presses():
+    """Catches a life that is lost in the presses, and ends the next life's first step."""
+    simulator, row = play(Script(lives={0: 3, 5: 2, 9: 1}))
+    assert simulator.step(0, row) == (0, 0, True, False, False)
+    assert simulator.step(0, row) == (0, 0, False, False, False)
+
+
 def test_no_lives_left_is_no_lost_life():
     """Catches start presses in the last moments of a game: lives are 0 before it is over."""
     script = Script(lives={0: 1, 5: 0}, over=[11])
@@ -179,7 +187,7 @@ def test_game_lost_by_the_presses():
 
 
 @pytest.mark.parametrize(
-    "rewards, clipped", [({}, 0), ({4: 7}, 1), ({7: -3}, -1), ({4: 2, 5: 1, 6: -3}, 0), ({4: 1, 5: 1, 7: -3}, -1)]
+    ("rewards", "clipped"), [({}, 0), ({4: 7}, 1), ({7: -3}, -1), ({4: 2, 5: 1, 6: -3}, 0), ({4: 1, 5: 1, 7: -3}, -1)]
 )
 def test_clip_reward(rewards, clipped):
     """Catches rewards clipped per frame, not as the sign of the whole step, and scores that are clipped too."""
@@ -190,7 +198,7 @@ def test_clip_reward(rewards, clipped):
 
 
 def test_max_episode_steps():
-    """Catches a limit that terminates, comes a step early or late, restarts with lives, or is not reset with the game."""
+    """Catches a limit that terminates, comes early or late, starts over with lives, or does not with games."""
     script = Script(lives={0: 3, 5: 2})
     simulator, row = play(script, max_episode_steps=3)
     for _ in range(2):
@@ -210,6 +218,16 @@ def test_limit_meets_other_ends():
     assert len(script.pressed) == 4 and shown(row) == 6
     simulator, row = play(Script(lives={0: 3, 5: 2}), max_episode_steps=1, episodic_lives=False)
     assert simulator.step(0, row)[2:] == (False, True, True)
+
+
+def test_last_observation_of_a_game():
+    """Catches a stack of AtariEnv that lacks the last frame of a game, or has the first one of the next life."""
+    env = make_env("seaquest", noop_max=0)
+    env._simulator.ale = Script(lives={0: 3, 9: 2}, over=[18])
+    stacks = [env.reset()[0]] + [env.step(0)[0] for _ in range(2)]
+    assert [[shown(frame) for frame in stack[-2:]] for stack in stacks] == [[200, 3], [3, 6], [3, 6]]
+    stacks = [env.reset()[0], env.step(0)[0]]
+    assert [[shown(frame) for frame in stack[-2:]] for stack in stacks] == [[200, 14], [14, 17]]
 
 
 def test_sticky_actions_repeat_the_last_one():
@@ -254,7 +272,7 @@ def record(game, preset, seed, steps=60, **options):
 
 
 @pytest.mark.parametrize(
-    "preset, options", [("v5", {}), ("stooke", {"repeat_action_probability": 0.25}), ("stooke", {"noop_max": 30})]
+    ("preset", "options"), [("v5", {}), ("stooke", {"repeat_action_probability": 0.25}), ("stooke", {"noop_max": 30})]
 )
 def test_seeds(preset, options):
     """Catches a seed that has no effect, and a course that depends on anything else."""
@@ -269,7 +287,7 @@ def test_without_chance_seeds_make_no_difference():
 
 
 @pytest.mark.parametrize(
-    "game, preset, options",
+    ("game", "preset", "options"),
     [
         ("pong", "stooke", {}),
         ("breakout", "v5", {}),
@@ -305,7 +323,7 @@ def test_state_is_exact(game, preset, options):
 
 def test_score_of_a_whole_game():
     """Catches scores that are clipped, cut at lost lives, or lose the rewards of start presses."""
-    T = 500
+    T = 900
     spec = AtariSimulator("space_invaders", make_options("stooke", {}), np.random.SeedSequence(0)).spec
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in rollout_layout(spec, T, 1).items()}
     batch = BatchSimulator(BatchConfig(EnvConfig("space_invaders"), seed=0), arrays, first_env=0)
@@ -326,7 +344,7 @@ def test_score_of_a_whole_game():
     found = list(zip(arrays["game_score"][ends, 0], arrays["game_length"][ends, 0], strict=True))
     assert found == [(score, length) for score, length, _ in games]
     assert len(games) >= 2 and all(lives_lost == 3 for _, _, lives_lost in games)
-    assert all(score > 100 for score, _, _ in games)
+    assert all(score > 20 for score, _, _ in games)
 
 
 class CountingRewards:

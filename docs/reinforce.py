@@ -1,0 +1,49 @@
+"""REINFORCE (Williams 1992) in one file: what it takes to add a method.
+
+    accel-rl train --algo docs.reinforce:Reinforce --env CartPole-v1 --horizon 256 --steps 200000
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from accel_rl.algos import Algo, AlgoSettings
+from accel_rl.algos.returns import discounted_return
+from accel_rl.samplers.rollout import Rollout
+from accel_rl.settings import setting
+from accel_rl.updates import Update
+
+
+@dataclass(frozen=True)
+class ReinforceSettings(AlgoSettings):
+    learning_rate: float = setting(5e-3, "step size of the update rule", above=0)
+    optimizer: str = setting("adam", "update rule")
+    normalize: bool = setting(True, "subtract the mean return, divide by its deviation: the simplest baseline")
+
+
+class Reinforce(Algo):
+    """Monte-Carlo policy gradient: no critic, no bootstrapping, whole episodes only."""
+
+    Settings = ReinforceSettings
+    settings: ReinforceSettings
+
+    def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
+        reward, done = rollout.reward, rollout.done  # [T, B]
+        # Steps whose episode goes on beyond the rollout have no return yet: they teach nothing.
+        is_whole = done.flip(0).cumsum(0).flip(0) > 0
+        mask = (is_whole & rollout.valid).float()
+        weight = update.sum(mask.sum())
+
+        return_ = discounted_return(reward, done, torch.zeros(rollout.num_envs, device=reward.device), self.settings.discount)
+        if self.settings.normalize:
+            mean = update.sum((mask * return_).sum()) / weight.clamp(min=1)
+            variance = update.sum((mask * (return_ - mean).square()).sum()) / weight.clamp(min=1)
+            return_ = (return_ - mean) / (variance.sqrt() + 1e-6)
+
+        observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
+        parameters, _ = self.policy(observation)
+        log_probability = self.policy.distribution.log_probability(parameters, rollout.action.flatten(0, 1))
+        loss_sum = -(mask.flatten() * log_probability * return_.flatten()).sum()
+        grad_norm = update.step(loss_sum, weight, self.learning_rate(rollout.first_step))
+        return {"loss": loss_sum.detach() / weight.clamp(min=1), "grad_norm": grad_norm}

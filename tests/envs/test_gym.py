@@ -1,0 +1,235 @@
+"""GymSimulator: what is written for each kind of space, what is refused, and states."""
+
+import pickle
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+
+from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import RunError, UsageError
+
+TOYS = "tests.helpers.toy_envs"
+
+
+def make(name, seed=0, **options):
+    """The simulator, and a row for what it writes."""
+    env_id = name if "-v" in name else f"{TOYS}:{name}"
+    simulator = GymSimulator(EnvConfig(env_id, options=options), np.random.SeedSequence(seed))
+    return simulator, np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)
+
+
+def test_counting():
+    """Catches outcomes that mix up reward, terminated and truncated."""
+    simulator, row = make("Counting", lengths=(2, -1))
+    simulator.reset(row)
+    assert row.tolist() == [0, 0]
+    assert simulator.step(np.int64(1), row) == (11, 11, False, False, False)
+    assert row.tolist() == [0, 1]
+    assert simulator.step(np.int64(0), row) == (2, 2, True, False, True)
+    simulator.reset(row)
+    assert row.tolist() == [1, 0]
+    assert simulator.step(np.int64(0), row) == (1, 1, False, True, True)
+
+
+def test_spec():
+    """Catches shapes and types of the stored rows that do not fit what is written."""
+    cases = [
+        (make("Counting"), (2,), np.float32, (), np.int64, 0, False),
+        (make("Float64"), (2,), np.float32, (), np.int64, 0, False),
+        (make("BoxAction", size=3), (3,), np.float32, (3,), np.float32, 0, False),
+        (make("DiscreteObservation", start=2), (), np.int64, (), np.int64, 0, False),
+        (make("Picture"), (3, 12, 10), np.uint8, (), np.int64, 0, True),
+        (make("Picture", channels_first=True), (3, 12, 10), np.uint8, (), np.int64, 0, True),
+    ]
+    for (simulator, _), shape, dtype, action_shape, action_dtype, frame_stack, is_pixels in cases:
+        spec = simulator.spec
+        assert (spec.row_shape, spec.row_dtype) == (shape, dtype)
+        assert spec.observation_space.shape == shape and spec.observation_space.dtype == dtype
+        assert (spec.action_shape, spec.action_dtype) == (action_shape, action_dtype)
+        assert (spec.frame_stack, spec.observation_shape, spec.is_pixels) == (frame_stack, shape, is_pixels)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_pictures(channels_first):
+    """Catches pictures whose channels are not moved to the front, or are moved from there."""
+    simulator, row = make("Picture", channels_first=channels_first, height=12, width=10)
+    simulator.reset(row)
+    simulator.step(0, row)
+    expected = [[[(y + 2 * x + 50 * c + 1) % 256 for x in range(10)] for y in range(12)] for c in range(3)]
+    assert row.tolist() == expected
+
+
+def test_float64_is_stored_as_float32():
+    """Catches float64 observations that are refused or truncated to integers, or a warning in every worker."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        simulator, row = make("Float64")
+    assert simulator.spec.observation_space.high.tolist() == [np.inf, np.inf]
+    simulator.reset(row)
+    simulator.step(0, row)
+    assert row.tolist() == np.float32([1 / 3, 4 / 3]).tolist()
+
+
+def test_discrete_spaces_that_do_not_start_at_zero():
+    """Catches actions sent as indices; the toy refuses those that are not in its space."""
+    simulator, row = make("DiscreteObservation", start=10, action_start=-1)
+    simulator.reset(row)
+    assert int(row) == 10
+    for step, action in enumerate([0, 1, 2]):
+        assert simulator.step(np.int64(action), row).reward == action - 1
+        assert int(row) == 11 + step
+
+
+def test_box_actions_are_clipped():
+    """Catches actions out of bounds, of the wrong type, and a clip that changes the stored action."""
+    simulator, row = make("BoxAction", size=4)
+    simulator.reset(row)
+    action = np.float32([-7, -1, 0.5, 7])
+    assert simulator.step(action, row).reward == pytest.approx(0.5)
+    assert row.tolist() == [-1, -1, 0.5, 2]
+    assert action.tolist() == [-7, -1, 0.5, 7]
+    action[:] = 0
+    assert row.tolist() == [-1, -1, 0.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("nan_observation", ["not finite", "nan"]),
+        ("wrong_shape", ["shape (1,)", "(2,)"]),
+        ("none", ["shape ()", "(2,)"]),
+        ("nan_reward", ["reward", "nan"]),
+    ],
+)
+def test_bad_values_name_the_step(how, words):
+    """Catches values that would poison the learner, and errors that do not say where."""
+    simulator, row = make("Broken", how=how, at_step=2)
+    simulator.reset(row)
+    simulator.step(0, row)
+    with pytest.raises(RunError) as raised:
+        simulator.step(0, row)
+    assert all(word in str(raised.value) for word in [*words, "step 2"])
+    if how == "nan_reward":
+        return
+    simulator, row = make("Broken", how=how, at_step=0, at_game=1)
+    simulator.reset(row)
+    simulator.step(0, row)
+    with pytest.raises(RunError) as raised:
+        simulator.reset(row)
+    assert all(word in str(raised.value) for word in [*words, "step 0"])
+
+
+def test_out_of_bounds():
+    """Catches first observations out of the declared bounds; later ones are let through, for the sake of speed."""
+    simulator, row = make("Broken", how="out_of_bounds", at_step=0)
+    with pytest.raises(RunError, match="first observation of an episode is out of the declared bounds"):
+        simulator.reset(row)
+    simulator, row = make("Broken", how="out_of_bounds", at_step=1)
+    simulator.reset(row)
+    simulator.step(0, row)
+    assert row.tolist() == [-100, -99]
+
+
+@pytest.mark.parametrize(("observations", "word"), [(True, "Dict"), (False, "MultiDiscrete")])
+def test_unsupported_spaces(observations, word):
+    """Catches spaces that nobody checked, and that would fail much later."""
+    with pytest.raises(UsageError, match=f"Unsupported.*{word}.*use Box or Discrete"):
+        make("Unsupported", observations=observations)
+
+
+def trace(simulator, row, steps, seed=0):
+    """What the next steps look like, with resets."""
+    rng = np.random.default_rng(seed)
+    num_actions = simulator.spec.action_space.n
+    found = []
+    for _ in range(steps):
+        outcome = simulator.step(rng.integers(num_actions), row)
+        found.append((outcome, row.tobytes()))
+        if outcome.game_over:
+            simulator.reset(row)
+            found.append(row.tobytes())
+    return found
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1"])
+def test_seeds(name):
+    """Catches environments that all begin alike, and games that all begin alike: only the first reset is seeded."""
+
+    def play(seed):
+        simulator, row = make(name, seed)
+        simulator.reset(row)
+        return trace(simulator, row, 60)
+
+    assert play(1) == play(1) != play(2)
+    simulator, row = make("CartPole-v1")
+    starts = []
+    for _ in range(3):
+        simulator.reset(row)
+        starts.append(row.tobytes())
+    assert len(set(starts)) == 3
+
+
+def test_factory_gets_the_seed():
+    """Catches a factory that is built with another seed than its first reset has, or with the same for each env."""
+    seeds = [make("with_seed", seed)[0]._env.built_with_seed for seed in (1, 1, 2)]
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("CartPole-v1", {}),
+        ("FrozenLake-v1", {"max_episode_steps": 15}),
+        ("Counting", {"lengths": (7, -4), "seeded": True}),
+        ("Hooked", {"lengths": (7, -4)}),
+        ("limited_hooked", {"lengths": (7, 0), "max_steps": 9}),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1, 30])
+def test_state_is_exact(name, options, steps):
+    """Catches state left out: the generator, a wrapper's count of steps, a first reset that is still to come."""
+    original, row = make(name, 1, **options)
+    copy, row_copy = make(name, 2, **options)
+    if steps:
+        original.reset(row)
+        trace(original, row, steps)
+    copy.set_state(pickle.loads(pickle.dumps(original.get_state())))
+    if not steps:
+        original.reset(row)
+        copy.reset(row_copy)
+    assert trace(original, row, 60, seed=7) == trace(copy, row_copy, 60, seed=7)
+
+
+@pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
+def test_no_state(name):
+    """Catches a checkpoint that fails on such environments, or trusts a pickle that takes another course."""
+    simulator, row = make(name)
+    simulator.reset(row)
+    assert simulator.get_state() is None
+    simulator.step(0, row)
+    assert row[:2].tolist() == [0, 1]
+
+
+def test_state_does_not_disturb():
+    """Catches a check of pickling that steps or resets the environment in use, or its generator."""
+    first, row = make("CartPole-v1", 1)
+    second, row_second = make("CartPole-v1", 1)
+    first.reset(row)
+    second.reset(row_second)
+    for step in range(40):
+        if step % 10 == 0:
+            first.get_state()
+        assert trace(first, row, 1, step) == trace(second, row_second, 1, step)
+
+
+def test_close():
+    """Catches environments that are left open."""
+    simulator, _ = make("Closable")
+    kind = type(simulator._env)
+    before = kind.closed
+    simulator.close()
+    assert kind.closed == before + 1
+    assert isinstance(simulator._env, gymnasium.Env)

@@ -1,0 +1,197 @@
+"""make_env: Atari games, gymnasium ids and users' factories as gymnasium environments; names that do not exist."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from accel_rl.envs import make_env
+from accel_rl.envs.atari import AtariSimulator, game_name, games, make_options
+from accel_rl.errors import UsageError
+
+TOYS = "tests.helpers.toy_envs"
+
+
+@pytest.mark.filterwarnings("ignore:.*environment not having a spec")
+@pytest.mark.parametrize("preset", ["stooke", "dqn84", "v5"])
+def test_gymnasium_accepts_it(preset):
+    """Catches whatever gymnasium's own checker finds: spaces, seeds, types, observations that change later."""
+    check_env(make_env("breakout", preset=preset))
+
+
+def test_both_names_of_a_game():
+    """Catches ALE/Pong-v5 running as gymnasium's environment, with other frames, not as the project's own."""
+    assert game_name("pong") == game_name("ALE/Pong-v5") == "pong"
+    assert game_name("CartPole-v1") is None and game_name("Pong-v4") is None
+    first, second = make_env("pong"), make_env("ALE/Pong-v5")
+    assert first.observation_space == second.observation_space == gymnasium.spaces.Box(0, 255, (4, 104, 80), np.uint8)
+    assert first.action_space == second.action_space == gymnasium.spaces.Discrete(6)
+    assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
+
+
+def test_games():
+    """Catches a list of games with holes, or with a variant twice."""
+    assert {"pong", "breakout", "space_invaders", "ms_pacman", "montezuma_revenge", "qbert"} <= set(games())
+    assert len(games()) > 60 and len(set(games().values())) == len(games())
+    assert games()["space_invaders"] == "ALE/SpaceInvaders-v5"
+
+
+def play(env, simulator, frame, steps, rng):
+    """Steps both; yields the environment's stack, the simulator's newest frame and outcome."""
+    for _ in range(steps):
+        action = rng.integers(env.action_space.n)
+        stack, reward, terminated, truncated, info = env.step(action)
+        outcome = simulator.step(action, frame)
+        assert (reward, terminated, truncated) == (outcome.reward, outcome.terminated, outcome.truncated)
+        assert (info["score"], info["game_over"]) == (outcome.score, outcome.game_over)
+        assert info["lives"] == simulator.ale.lives()
+        yield stack, frame, outcome
+
+
+@pytest.mark.parametrize("frame_stack", [1, 4])
+def test_stack(frame_stack):
+    """Catches stacks in the wrong order, frames of an earlier life or game in them, and a reset that loses lives."""
+    env = make_env("breakout", frame_stack=frame_stack)
+    simulator = AtariSimulator("breakout", make_options("stooke", {}), np.random.SeedSequence(3))
+    frame = np.zeros(simulator.spec.row_shape, np.uint8)
+    rng = np.random.default_rng(0)
+    simulator.reset(frame)
+    stack, info = env.reset(seed=3)
+    frames = [np.zeros_like(frame)] * 3 + [frame.copy()]
+    lives_lost, games_over = 0, 0
+    for _ in range(8):
+        assert np.array_equal(stack, frames[-frame_stack:]) and stack.dtype == np.uint8
+        assert info["lives"] == simulator.ale.lives()
+        for stack, newest, outcome in play(env, simulator, frame, 300, rng):
+            if outcome.terminated:
+                break
+            frames.append(newest.copy())
+            assert np.array_equal(stack, frames[-frame_stack:])
+        assert outcome.terminated
+        lives_lost, games_over = lives_lost + (not outcome.game_over), games_over + outcome.game_over
+        if outcome.game_over:
+            assert np.array_equal(stack, [*frames, frame][-frame_stack:])  # the true last observation
+            simulator.reset(frame)
+        else:
+            assert np.array_equal(stack, frames[-frame_stack:])  # the next life's first frame does not belong here
+        stack, info = env.reset()
+        frames = [np.zeros_like(frame)] * 3 + [frame.copy()]
+    assert lives_lost >= 4 and games_over >= 1
+
+
+def test_truncated_game_starts_anew():
+    """Catches a reset after the time limit that goes on with the old game, and a wrong last observation."""
+    env = make_env("pong", max_episode_steps=5, noop_max=0)
+    first, _ = env.reset(seed=0)
+    for step in range(5):
+        before = env.unwrapped._frame.copy()
+        stack, _, terminated, truncated, _ = env.step(0)
+        assert not terminated and truncated == (step == 4)
+    assert np.array_equal(stack[-2], before)
+    assert np.array_equal(env.reset()[0], first)
+
+
+def test_seeded_reset_starts_anew():
+    """Catches a seed that does not reach the simulator, or waits for the game to end."""
+    env = make_env("breakout", preset="v5")
+
+    def play(seed):
+        env.reset(seed=seed)
+        return np.stack([env.step(step % 4)[0] for step in range(40)])
+
+    assert np.array_equal(play(1), play(1))
+    assert any(not np.array_equal(play(1), play(seed)) for seed in (2, 3))
+    unseeded = [make_env("breakout", preset="v5") for _ in range(3)]
+    traces = [[env.reset()[0].tobytes()] + [env.step(step % 4)[0].tobytes() for step in range(40)] for env in unseeded]
+    assert len({tuple(trace) for trace in traces}) > 1
+
+
+def test_observations_are_copies():
+    """Catches a stack that changes under the caller at the next step."""
+    env = make_env("breakout")
+    observation, _ = env.reset(seed=0)
+    kept = observation.copy()
+    for _ in range(3):
+        newer = env.step(1)[0]
+    assert np.array_equal(observation, kept) and not np.array_equal(newer, kept)
+
+
+def test_render():
+    """Catches videos in grey, or of the downsized frame."""
+    env = make_env("pong", render_mode="rgb_array")
+    env.reset(seed=0)
+    picture = env.render()
+    assert picture.shape == (210, 160, 3) and picture.dtype == np.uint8
+    assert (picture[..., 0] != picture[..., 1]).any()
+    assert make_env("CartPole-v1", render_mode="rgb_array").render_mode == "rgb_array"
+
+
+def test_gymnasium_ids_with_options():
+    """Catches options that do not reach the environment or gymnasium.make itself."""
+    env = make_env("FrozenLake-v1", is_slippery=False, max_episode_steps=7)
+    assert env.spec.max_episode_steps == 7
+    env.reset(seed=0)
+    assert env.step(2)[0] == 1  # to the right, for sure
+
+
+def test_factories():
+    """Catches a seed or options that a factory asks for and does not get, or gets without asking."""
+    env = make_env(f"{TOYS}:with_anything", color="red")
+    assert env.arguments == {"seed": None, "render_mode": None, "color": "red"}
+    assert make_env(f"{TOYS}:with_anything", render_mode="rgb_array").arguments["render_mode"] == "rgb_array"
+    assert make_env(f"{TOYS}:with_anything", seed=3).arguments["seed"] == 3
+    assert type(make_env(f"{TOYS}:without_seed")).__name__ == "Counting"
+    assert make_env(f"{TOYS}:Counting", lengths=[9])._lengths == (9,)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "nearest"),
+    [
+        ("pnog", "pong"),
+        ("Breakout", "breakout"),
+        ("ALE/Pnog-v5", "ALE/Pong-v5"),
+        ("CartPole", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        (f"{TOYS}:Countin", f"{TOYS}:Counting"),
+        (f"{TOYS}:", None),
+        ("tests.helpers.no_such_module:Counting", "tests.helpers.no_such_module"),
+        ("no_such_package.module:Env", "no_such_package"),
+    ],
+)
+def test_unknown_names(env_id, nearest):
+    """Catches a traceback in place of one line with the nearest names."""
+    with pytest.raises(UsageError) as raised:
+        make_env(env_id)
+    assert env_id in str(raised.value) and "\n" not in str(raised.value)
+    if nearest:
+        assert nearest in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "words"),
+    [
+        ("pong", {"preset": "stook"}, ["stook", "stooke"]),
+        ("pong", {"frame_skp": 2}, ["frame_skp", "frame_skip"]),
+        ("pong", {"frame_skip": 0}, ["frame_skip=0", "at least 1"]),
+        ("pong", {"frame_stack": 0}, ["frame_stack=0", "at least 1"]),
+        ("pong", {"noop_max": -1}, ["noop_max=-1", "at least 0"]),
+        ("pong", {"repeat_action_probability": 1.5}, ["repeat_action_probability=1.5", "must be"]),
+        ("pong", {"max_episode_steps": 0}, ["max_episode_steps=0", "at least 1"]),
+        ("pong", {"frame_shape": [84]}, ["frame_shape=(84,)", "two positive integers"]),
+        ("CartPole-v1", {"no_such_option": 2}, ["CartPole-v1", "no_such_option"]),
+        (f"{TOYS}:Counting", {"no_such_option": 2}, [f"{TOYS}:Counting", "no_such_option"]),
+        (f"{TOYS}:without_seed", {"seed": 2}, [f"{TOYS}:without_seed", "seed"]),
+        ("json:dumps", {}, ["json:dumps", "obj"]),
+        (f"{TOYS}:not_an_env", {}, [f"{TOYS}:not_an_env", "dict", "gymnasium.Env"]),
+    ],
+)
+def test_wrong_options(env_id, options, words):
+    """Catches a wrong option that is ignored, or ends in a traceback: the error names the value and the rule."""
+    with pytest.raises(UsageError) as raised:
+        make_env(env_id, **options)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_frame_shape_from_a_list():
+    """Catches settings read from YAML, where a pair is a list."""
+    assert make_env("pong", frame_shape=[42, 40]).observation_space.shape == (4, 42, 40)

@@ -1,0 +1,100 @@
+"""probe_spec: the spaces of an environment whose code must not get at the learner's process."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel_rl.envs import probe
+from accel_rl.envs.batch import make_simulator
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import RunError, UsageError
+
+TOYS = "tests.helpers.toy_envs"
+
+
+def children():
+    """Processes whose parent is this one, zombies included."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Every test here also catches processes and descriptors that are left."""
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield
+    assert children() == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize(("name", "options"), [("Counting", {}), ("Picture", {"height": 210, "width": 160})])
+def test_same_as_in_this_process(name, options):
+    """Catches a spec that is lost on its way, as the bounds of large pictures were: they overfilled a pipe."""
+    config = EnvConfig(f"{TOYS}:{name}", options=options)
+    assert probe.probe_spec(config, timeout_s=20) == make_simulator(config, np.random.SeedSequence(0)).spec
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout_s", "words"),
+    [
+        ("hang", 1.5, ["not built within 1.5 s", "--env-build-timeout-s"]),
+        ("exit", 20, ["status 7"]),
+        ("kill", 20, ["status -9"]),
+        ("raise", 20, ["failed while it was built", "Traceback", "broken on purpose"]),
+    ],
+)
+def test_environments_that_break(how, timeout_s, words):
+    """Catches an environment that takes the learner with it, or keeps it waiting."""
+    start = time.monotonic()
+    with pytest.raises(RunError) as raised:
+        probe.probe_spec(EnvConfig(f"{TOYS}:Broken", options={"how": how, "at_build": True}), timeout_s)
+    assert time.monotonic() - start < 10
+    assert all(word in str(raised.value) for word in [f"{TOYS}:Broken", *words])
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "word"),
+    [
+        (f"{TOYS}:Countin", {}, f"{TOYS}:Counting"),
+        ("CartPol-v1", {}, "CartPole-v1"),
+        (f"{TOYS}:Counting", {"no_such_option": 1}, "no_such_option"),
+        (f"{TOYS}:Unsupported", {}, "Dict"),
+    ],
+)
+def test_usage_errors(env_id, options, word):
+    """Catches a mistake of the user's that arrives as a failure at run time."""
+    with pytest.raises(UsageError, match=word):
+        probe.probe_spec(EnvConfig(env_id, options=options), timeout_s=20)
+
+
+def test_strangers_code_stays_outside(tmp_path, monkeypatch):
+    """Catches the user's module imported into the learner's process; and one in the current folder is found."""
+    source = "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    (tmp_path / "module_of_a_stranger.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    spec = probe.probe_spec(EnvConfig("module_of_a_stranger:make"), timeout_s=20)
+    assert spec.row_shape == (4,)
+    assert "module_of_a_stranger" not in sys.modules
+
+
+def test_atari_needs_no_process(monkeypatch):
+    """Catches a process for the framework's own simulator: a second lost at every start."""
+    monkeypatch.setattr(probe.subprocess, "Popen", None)
+    spec = probe.probe_spec(EnvConfig("pong"))
+    assert spec.observation_shape == (4, 104, 80) and spec.frame_stack == 4
+    with pytest.raises(UsageError, match="frame_skip"):
+        probe.probe_spec(EnvConfig("pong", options={"frame_skp": 1}))
