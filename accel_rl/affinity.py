@@ -36,10 +36,12 @@ def worker_cpus(num_workers: int, cores: list[list[int]]) -> list[int | None]:
     if sys.platform != "linux":
         return [None] * num_workers
     per_group = num_workers // 2
+    # With fewer workers than two a core, the second group goes to the cores that the first one has left free.
+    first = [0, 0 if per_group >= len(cores) else per_group]
     return [
         core[group % len(core)]
         for group in range(2)
-        for core in (cores[worker % len(cores)] for worker in range(per_group))
+        for core in (cores[(first[group] + worker) % len(cores)] for worker in range(per_group))
     ]
 
 

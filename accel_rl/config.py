@@ -102,7 +102,10 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
 
     env_id = chosen.get("env", "pong")
     game = game_name(env_id)
+    options = build(RunSettings, {"env_options": chosen.get("env_options", {})}).env_options
     if game:
+        if options:
+            raise UsageError(f"{game} takes no env_options; Atari's are settings of their own, as in frame_skip=4")
         chosen["env"] = game
         given_options = {f.name: chosen[f.name] for f in fields(AtariOptions) if f.name in chosen}
         options = asdict(make_options(chosen.get("env_preset", "stooke"), given_options))
@@ -110,7 +113,6 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
         for name in chosen:
             if name in {f.name for f in fields(AtariOptions)}:
                 raise UsageError(f"{name} is a setting of Atari games, but {env_id} is none; use env_options")
-        options = build(RunSettings, {"env_options": chosen.get("env_options", {})}).env_options
     env = EnvConfig(game or env_id, chosen.get("env_preset", "stooke"), options)
     spec = spec or probe_spec(env, float(chosen.get("env_build_timeout_s", 60)))
 
