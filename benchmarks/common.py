@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating rounds, medians with intervals, the machine's name, and the simulation limit."""
+"""What the benchmarks share: alternating rounds, medians with intervals, the machine's name, the simulation limit."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
-"""How close training comes to the two-resource bound: with S the rate of simulating alone and N that of the network alone
-(choosing actions and learning, at the same batch sizes), each on all cores, no schedule exceeds 1 / (1/S + 1/N).
+"""How close training comes to the two-resource bound: with S the rate of simulating alone and N that of the network
+alone (choosing actions and learning, at the same batch sizes), each on all cores, no schedule exceeds 1/(1/S + 1/N).
 
     python benchmarks/training_throughput.py [--env pong] [--envs 16] [--algo a2c] [--json FILE]
 """
@@ -61,7 +61,9 @@ def main() -> None:
     bound = [1 / (1 / s + 1 / n) for s, n in zip(rates["simulation"], rates["network"], strict=True)]
     share = ratio(rates["training"], bound)
     print(describe(machine()))
-    print(f"{options.algo} on {options.env} ({options.env_preset}), {options.envs} environments, {config.workers} workers")
+    print(
+        f"{options.algo} on {options.env} ({options.env_preset}), {options.envs} environments, {config.workers} workers"
+    )
     for name, values in {**rates, "bound": bound}.items():
         print(f"{name:12} {statistics.median(values):8,.0f} steps/s")
     print(f"training / bound  {show_ratio(share)}")

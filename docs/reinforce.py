@@ -1,6 +1,6 @@
 """REINFORCE (Williams 1992) in one file: what it takes to add a method.
 
-    accel-rl train --algo docs.reinforce:Reinforce --env CartPole-v1 --horizon 256 --steps 200000
+accel-rl train --algo docs.reinforce:Reinforce --env CartPole-v1 --horizon 256 --steps 200000
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,9 @@ class Reinforce(Algo):
         mask = (is_whole & rollout.valid).float()
         weight = update.sum(mask.sum())
 
-        return_ = discounted_return(reward, done, torch.zeros(rollout.num_envs, device=reward.device), self.settings.discount)
+        return_ = discounted_return(
+            reward, done, torch.zeros(rollout.num_envs, device=reward.device), self.settings.discount
+        )
         if self.settings.normalize:
             mean = update.sum((mask * return_).sum()) / weight.clamp(min=1)
             variance = update.sum((mask * (return_ - mean).square()).sum()) / weight.clamp(min=1)

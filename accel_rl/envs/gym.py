@@ -29,7 +29,8 @@ def import_name(name: str, kind: str) -> Any:
             ) from None
         raise
     if not hasattr(module, attribute):
-        raise unknown(kind, attribute, [a for a, value in vars(module).items() if callable(value)], f"(in {module_name})")
+        callables = [name for name, value in vars(module).items() if callable(value)]
+        raise unknown(kind, attribute, callables, f"(in {module_name})")
     return getattr(module, attribute)
 
 

@@ -5,6 +5,7 @@ that names it, or (on_env_error="restart") is replaced.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ from accel_rl.affinity import available_cpus, physical_cores, worker_cpus
 from accel_rl.envs.batch import BatchConfig, Layout
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
-from accel_rl.samplers.worker import ANNOUNCED, CURRENT_ENV, HEARTBEAT, StageSetup, WorkerSetup
+from accel_rl.samplers.worker import ANNOUNCED, CURRENT_ENV, HEARTBEAT, TAKEN, StageSetup, WorkerSetup
 
 logger = logging.getLogger("accel_rl")
 
@@ -48,7 +49,6 @@ class Stage:
 class _Process:
     popen: "subprocess.Popen[bytes]"
     control: "Connection[Any, Any]"
-    actions_ready: Signal
     setup: WorkerSetup
 
 
@@ -72,14 +72,16 @@ class WorkerPool:
         self._batch, self._train, self._evaluation = batch, train, evaluation
         self._active = train
         self._evaluation_role: int | None = None
-        status_layout: Layout = {"status": ((num_workers, 3), "<i8")}
+        status_layout: Layout = {"status": ((num_workers, 4), "<i8")}
         self._status_memory = SharedArrays(status_layout)
         self._status = self._status_memory.arrays["status"]
         self._obs_ready = [Signal() for _ in range(NUM_GROUPS)]
+        self._actions_ready = [(Signal(one_at_a_time=True), Signal(one_at_a_time=True)) for _ in range(NUM_GROUPS)]
+        self._turn = [0] * NUM_GROUPS  # which of its two signals each group waits for
         self._pending = [0] * NUM_GROUPS  # announcements of each group not yet made use of
         self._answered = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
         self._begun = False
-        self._announced_before = self._status[:, ANNOUNCED].copy()  # each worker's announcements before this rollout
+        self._before = self._status.copy()  # as it was when this rollout began
         self.num_replaced = 0
         self._processes: list[_Process] = []
         try:
@@ -93,10 +95,10 @@ class WorkerPool:
                     evaluation=evaluation.setup(worker),
                     status_layout=status_layout,
                     status_fd=self._status_memory.fd,
-                    obs_ready=self._obs_ready[worker // self._per_group].fds,
-                    actions_ready=(-1, -1),
+                    obs_ready=self._obs_ready[worker // self._per_group],
+                    actions_ready=self._actions_ready[worker // self._per_group],
                 )
-                self._processes.append(self._launch(setup, Signal()))
+                self._processes.append(self._launch(setup))
             self._watch()
             self._collect_replies(build_timeout_s)
         except BaseException:
@@ -108,10 +110,10 @@ class WorkerPool:
     def begin(self) -> None:
         """Every worker begins a rollout."""
         self._answered = [-1] * NUM_GROUPS
-        self._announced_before = self._status[:, ANNOUNCED].copy()
+        self._before = self._status.copy()
         self._begun = True
-        for process in self._processes:
-            process.actions_ready.announce()
+        for group in range(NUM_GROUPS):
+            self._wake(group)
 
     def wait(self, prefer: int) -> int:
         """Waits for every worker of a group; when it returns, that group's newest rows are safe to read.
@@ -127,15 +129,24 @@ class WorkerPool:
     def answer(self, group: int) -> None:
         """The group's actions are written: its workers step."""
         self._answered[group] += 1
-        for process in self._processes[group * self._per_group : (group + 1) * self._per_group]:
-            process.actions_ready.announce()
+        self._wake(group)
+
+    def _wake(self, group: int) -> None:
+        self._actions_ready[group][self._turn[group]].announce(self._per_group)
+        self._turn[group] = 1 - self._turn[group]
 
     def end(self) -> None:
         """After a rollout: raises RunError if an announcement is left over, which would lose synchronisation."""
         self._begun = False
-        left = [signal.take() for signal in (*self._obs_ready, *(p.actions_ready for p in self._processes))]
-        if any(left) or any(self._pending):
-            raise RunError(f"announcements left over after a rollout: {left}, pending {self._pending}")
+        if left := self.announcements_left():
+            raise RunError(f"out of step with the workers: {left} announcements left over after a rollout")
+
+    def announcements_left(self) -> int:
+        """Between rollouts, when nobody waits for any: must be 0."""
+        return sum(announcement.take() for announcement in self._signals()) + sum(self._pending)
+
+    def _signals(self) -> list[Signal]:
+        return [*self._obs_ready, *itertools.chain(*self._actions_ready)]
 
     # ---- between rollouts ----
 
@@ -166,27 +177,24 @@ class WorkerPool:
         deadline = time.monotonic() + (0 if self._begun else EXIT_PATIENCE_S)
         for process in self._processes:
             _end(process.popen, deadline - time.monotonic())
-            process.actions_ready.close()
         self._processes = []
-        for obs_ready in self._obs_ready:
-            obs_ready.close()
-        self._obs_ready = []
+        for announcement in self._signals():
+            announcement.close()
+        self._obs_ready, self._actions_ready = [], []
         for memory in (self._train.memory, self._evaluation.memory, self._status_memory):
             memory.close()
 
     # ---- trouble ----
 
-    def _launch(self, setup: WorkerSetup, actions_ready: Signal) -> _Process:
+    def _launch(self, setup: WorkerSetup) -> _Process:
         """Starts one process from the worker's own module, so that the user's __main__ is not imported again."""
-        setup = replace(setup, actions_ready=actions_ready.fds)
         ours, theirs = Pipe()
         fds = {
             theirs.fileno(),
             setup.train.fd,
             setup.evaluation.fd,
             setup.status_fd,
-            *setup.obs_ready,
-            *actions_ready.fds,
+            *(fd for signal in (setup.obs_ready, *setup.actions_ready) for fd in signal.fds),
         }
         environment = {
             **os.environ,
@@ -204,7 +212,7 @@ class WorkerPool:
         )
         theirs.close()
         ours.send(setup)
-        return _Process(popen, ours, actions_ready, setup)
+        return _Process(popen, ours, setup)
 
     def _wait_for_event(self, timeout_s: float, late: Callable[[], list[int]]) -> list[int]:
         """The descriptors that are readable, of groups and of control connections. late(): the workers waited for.
@@ -224,7 +232,7 @@ class WorkerPool:
     def _watch(self) -> None:
         """What waits watch: both groups' announcements, and every control connection."""
         self._controls = [process.control.fileno() for process in self._processes]
-        self._poll = poller(*(signal.fd for signal in self._obs_ready), *self._controls)
+        self._poll = poller(*(obs_ready.fd for obs_ready in self._obs_ready), *self._controls)
 
     def _take_announcements(self, ready: list[int]) -> None:
         for group, obs_ready in enumerate(self._obs_ready):
@@ -289,7 +297,7 @@ class WorkerPool:
             self._replace(worker, message)
 
     def _rows_announced(self, worker: int) -> int:
-        return int(self._status[worker, ANNOUNCED] - self._announced_before[worker])
+        return int(self._status[worker, ANNOUNCED] - self._before[worker, ANNOUNCED])
 
     def _rows_expected(self, worker: int) -> int:
         return self._answered[worker // self._per_group] + 2
@@ -308,18 +316,21 @@ class WorkerPool:
             stage.arrays["restarts"][columns] += 1
         self.num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
+        group = worker // self._per_group
+        last_turn = 1 - self._turn[group]
         setup = replace(
             old.setup,
             replaces=True,
             evaluation_role=self._evaluation_role,
             lost_step=next_step if in_rollout else None,
+            turn=last_turn if owes_a_step else self._turn[group],
         )
-        old.actions_ready.take()  # whether the old process had seen its actions or not
-        self._processes[worker] = self._launch(setup, old.actions_ready)
+        num_taken = self._status[worker, TAKEN] - self._before[worker, TAKEN]
+        self._processes[worker] = self._launch(setup)
         self._watch()
         self._wait_until_built(worker)
-        if owes_a_step:
-            old.actions_ready.announce()
+        if owes_a_step and num_taken == self._rows_expected(worker):  # it had seen the actions that it did not take
+            self._actions_ready[group][last_turn].announce()
 
     def _wait_until_built(self, worker: int) -> None:
         deadline = time.monotonic() + self._build_timeout_s

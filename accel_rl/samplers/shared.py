@@ -47,13 +47,15 @@ def _anonymous_file(size: int) -> int:
 
 
 class Signal:
-    """Counts how often a fact has been announced and not yet been taken note of, across processes."""
+    """Counts how often a fact has been announced and not yet been taken note of, across processes.
 
-    def __init__(self, fds: tuple[int, int] | None = None):
-        if fds is not None:
-            self.fds = fds
-        elif sys.platform == "linux":
-            fd = os.eventfd(0, os.EFD_NONBLOCK)
+    one_at_a_time: each `take` is of one announcement only, so that several processes can wait for the same signal.
+    """
+
+    def __init__(self, one_at_a_time: bool = False):
+        self._one_at_a_time = one_at_a_time
+        if sys.platform == "linux":
+            fd = os.eventfd(0, os.EFD_NONBLOCK | (os.EFD_SEMAPHORE if one_at_a_time else 0))
             self.fds = (fd, fd)
         else:
             self.fds = os.pipe()
@@ -64,16 +66,19 @@ class Signal:
         """Readable while an announcement is pending."""
         return self.fds[0]
 
-    def announce(self) -> None:
+    def announce(self, count: int = 1) -> None:
+        """One system call, however many processes it wakes."""
         if sys.platform == "linux":
-            os.eventfd_write(self.fds[1], 1)
+            os.eventfd_write(self.fds[1], count)
         else:
-            os.write(self.fds[1], b"x")
+            os.write(self.fds[1], b"x" * count)
 
     def take(self) -> int:
-        """The number of announcements since the last call; never waits."""
+        """The number of announcements since the last call (0 or 1 if one at a time); never waits."""
         try:
-            return os.eventfd_read(self.fds[0]) if sys.platform == "linux" else len(os.read(self.fds[0], 65536))
+            if sys.platform == "linux":
+                return os.eventfd_read(self.fds[0])
+            return len(os.read(self.fds[0], 1 if self._one_at_a_time else 65536))
         except BlockingIOError:
             return 0
 

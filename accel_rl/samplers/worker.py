@@ -9,9 +9,10 @@ One worker and the action server agree on this, and on nothing else:
     actions_ready.announce()      ->      steps each environment        T times
                                   <-      obs_ready.announce()          row t + 1 may be read
 
-so a worker announces T + 1 times and is answered T times per rollout. Between rollouts the server may send messages
-over the control connection, each of which is answered. Its end of file says that the server is gone. A worker may
-send warnings over it at any time.
+so a worker announces T + 1 times and is answered T times per rollout. All workers of a group wait for the same signal,
+so that one system call wakes them; there are two such signals, used in turn, so that a quick worker can't take what is
+meant for a slow one. Between rollouts the server may send messages over the control connection, each of which is
+answered; its end of file says that the server is gone. A worker may send warnings over it at any time.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
 
 # Columns of a worker's row in the status array, which outlives the worker.
-CURRENT_ENV, HEARTBEAT, ANNOUNCED = range(3)
+CURRENT_ENV, HEARTBEAT, ANNOUNCED, TAKEN = range(4)
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class WorkerSetup:
     evaluation: StageSetup
     status_layout: Layout
     status_fd: int
-    obs_ready: tuple[int, int]
-    actions_ready: tuple[int, int]
+    obs_ready: Signal
+    actions_ready: tuple[Signal, Signal]
+    turn: int = 0  # which of the two signals comes next
     # In place of a worker that died: an evaluation under way, and the step that is lost (None: between two rollouts).
     replaces: bool = False
     evaluation_role: int | None = None
@@ -68,8 +70,8 @@ class Worker:
     def __init__(self, setup: WorkerSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
         self._status = SharedArrays(setup.status_layout, setup.status_fd).arrays["status"][setup.index]
-        self._obs_ready, self._actions_ready = Signal(setup.obs_ready), Signal(setup.actions_ready)
-        self._poll = poller(self._actions_ready.fd, control.fileno())
+        self._turn = setup.turn
+        self._polls = [poller(signal.fd, control.fileno()) for signal in setup.actions_ready]
         self._train = self._active = self._build(setup.train, setup.batch)
         self._evaluation: BatchSimulator | None = None
         if setup.replaces:
@@ -83,33 +85,35 @@ class Worker:
             self._active.lose_next_step()
             self._steps(self._setup.lost_step)
         while True:
-            if self._wait() == self._control.fileno():
-                self._control.send(("done", self._answer(*self._control.recv())))
-            else:
+            if self._actions_are_ready():
                 self._active.begin()
                 self._announce()
                 self._steps(0)
+            else:
+                self._control.send(("done", self._answer(*self._control.recv())))
 
     def _steps(self, first: int) -> None:
         for t in range(first, len(self._active.arrays["reward"])):
-            if self._wait() == self._control.fileno():
+            if not self._actions_are_ready():
                 raise RunError(f"a message came in the middle of a rollout: {self._control.recv()}")
             self._active.step(t)
             self._announce()
         self._active.pause()
 
-    def _wait(self) -> int:
-        """The next thing to do: the control connection's descriptor for a message, else actions are ready."""
-        ready = [fd for fd, _ in self._poll.poll()]
-        if self._actions_ready.fd not in ready:
-            return self._control.fileno()
-        if (count := self._actions_ready.take()) != 1:
-            raise RunError(f"out of step with the action server: {count} answers at once")
-        return self._actions_ready.fd
+    def _actions_are_ready(self) -> bool:
+        """Waits; False if there is a message to read instead."""
+        signal = self._setup.actions_ready[self._turn]
+        if all(fd != signal.fd for fd, _ in self._polls[self._turn].poll()):
+            return False
+        if signal.take() != 1:
+            raise RunError("out of step with the action server: another worker took this one's actions")
+        self._turn = 1 - self._turn
+        self._status[TAKEN] += 1
+        return True
 
     def _announce(self) -> None:
         self._status[ANNOUNCED] += 1
-        self._obs_ready.announce()
+        self._setup.obs_ready.announce()
 
     def _answer(self, request: str, argument: Any) -> Any:
         if request == "start":  # a message of its own, since a resumed run sets states instead

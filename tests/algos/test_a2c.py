@@ -70,7 +70,7 @@ class OneUpdate:
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.9])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> None:
-    """Would catch a return that crosses an episode's end, a truncation treated as an end, or a sample that is not valid."""
+    """Would catch a return across an episode's end, a truncation treated as an end, or a sample that is not valid."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, -2], "seeded": True})
     settings = A2CSettings(gae_lambda=gae_lambda, discount=0.9)
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_workers:
         for index in range(12):
             first, second = serial.collect(), alternating.collect()
             assert_equal(first, second, f"rollout {index}")
-            assert_no_token_left(alternating)
+            assert alternating.pool.announcements_left() == 0
             games += len(first.games)
         assert games > 0
         assert serial.evaluate(5, 0, False) == alternating.evaluate(5, 0, False)
@@ -43,20 +43,14 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_workers:
         serial.close()
 
 
-def assert_no_token_left(sampler: AlternatingSampler) -> None:
-    signals = [*sampler.pool._obs_ready, *(process.actions_ready for process in sampler.pool._processes)]
-    assert [signal.take() for signal in signals] == [0] * len(signals)
-
-
 def test_a_token_too_many_is_noticed() -> None:
     """Would catch a loss of synchronisation that goes on in silence."""
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     try:
         sampler.collect()
-        sampler.pool._processes[0].actions_ready.announce()  # as if a worker had been answered once too often
+        sampler.pool._actions_ready[0][sampler.pool._turn[0]].announce()  # as if a worker had been answered too often
         with pytest.raises(RunError, match="out of step"):
-            for _ in range(3):
-                sampler.collect()
+            [sampler.collect() for _ in range(3)]
     finally:
         sampler.close()
 
