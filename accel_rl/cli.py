@@ -57,6 +57,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "train",
         help="train an agent",
+        usage="accel-rl train [--algo NAME] [--env ENV] [--steps N] [--out DIR] [any other setting below]",
         description="Trains an agent, by default A2C on Pong. Settings: default < preset < --config file < flag.",
         allow_abbrev=False,
     )
@@ -109,30 +110,42 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     from accel_rl.envs.atari import AtariOptions
 
     algo = _name_of_algo(arguments)
+    algo_class, preset = find_algo(algo)
     groups = [
         ("the run", RunSettings),
         ("Atari games (defaults: env preset stooke)", AtariOptions),
-        (f"algorithm {algo}", find_algo(algo)[0].Settings),
+        (f"algorithm {algo}", algo_class.Settings),
     ]
     for title, settings in groups:
         group = command.add_argument_group(f"settings of {title}")
         types = typing.get_type_hints(settings)
         for field in fields(settings):
-            _add_setting(group, field, types[field.name])
+            _add_setting(group, field, types[field.name], preset)
 
 
-def _add_setting(group: Any, field: Any, field_type: Any) -> None:
-    default = getattr(field, "default", None)
-    text = field.metadata.get("help", "")
+def _add_setting(group: Any, field: Any, field_type: Any, preset: dict[str, Any]) -> None:
+    pixels, vectors = (_default(field, preset, kind) for kind in ("pixels", "vectors"))
+    shown = (
+        ""
+        if pixels is None
+        else f" (default: {pixels}" + ("" if pixels == vectors else f"; not pixels: {vectors}") + ")"
+    )
     choices = field.metadata.get("choices")
-    shown = f" (default: {default})" if isinstance(default, int | float | str | tuple) else ""
     flag = f"--{field.name.replace('_', '-')}"
-    help_text = (text + shown).replace("%", "%%")
+    help_text = (field.metadata.get("help", "") + shown).replace("%", "%%")
     if field_type is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
     else:
         metavar = "{" + ",".join(choices) + "}" if choices else field.name.rsplit("_", 1)[-1].upper()
         group.add_argument(flag, metavar=metavar, help=help_text)
+
+
+def _default(field: Any, preset: dict[str, Any], kind: str) -> Any:
+    """What applies to observations of this kind if nothing is said; None if that needs no saying."""
+    value = preset.get(kind, {}).get(field.name, preset.get(field.name, field.default))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {v}" for name, v in value.items()) + "}"
+    return value if isinstance(value, bool | int | float | str | tuple) else None
 
 
 def _name_of_algo(arguments: list[str]) -> str:

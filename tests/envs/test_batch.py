@@ -348,12 +348,19 @@ def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
     assert kind.closed == before + 2
 
 
-def test_restart_that_fails_at_once(tmp_path):
+def test_restart_at_the_start(tmp_path):
+    """Catches a run that ends because an environment's very first reset failed."""
+    options = {"at_step": 0, "once": str(tmp_path / "once")}
+    batch = Batch("Broken", num_envs=2, options=options, restart_on_error=True).start()
+    assert batch.arrays["restarts"].tolist() == [1, 0]
+    found = batch.rollout()
+    assert found["observation"][0].tolist() == [[0, 0], [0, 0]] and found["reset"][0].all() and found["valid"].all()
+
+
+def test_restart_that_fails_at_once():
     """Catches an endless chain of restarts."""
-    options = {"at_step": 0, "at_game": 0, "once": str(tmp_path / "once")}
-    batch = Batch("Broken", options=options, restart_on_error=True)
     with pytest.raises(RunError, match="while it was built or reset"):
-        batch.start()
+        Batch("Broken", options={"at_step": 0}, restart_on_error=True).start()
     batch = Batch("Broken", options={"at_step": 0, "at_game": 1}, restart_on_error=True).start()
     batch.simulator.config.env.options["at_game"] = 0
     with pytest.raises(RunError, match="while it was built or reset"):

@@ -69,7 +69,7 @@ def test_environments_that_break(how, timeout_s, words):
 @pytest.mark.parametrize(
     ("env_id", "options", "word"),
     [
-        (f"{TOYS}:Countin", {}, f"{TOYS}:Counting"),
+        (f"{TOYS}:Countin", {}, "mean Counting"),
         ("CartPol-v1", {}, "CartPole-v1"),
         (f"{TOYS}:Counting", {"no_such_option": 1}, "no_such_option"),
         (f"{TOYS}:Unsupported", {}, "Dict"),

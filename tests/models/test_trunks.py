@@ -18,7 +18,7 @@ def atari(height: int, width: int) -> EnvSpec:
 
 @pytest.mark.parametrize(("shape", "num_parameters"), [((104, 80), 899_127), ((84, 84), 677_943)])
 def test_a3c_net_has_the_papers_number_of_parameters(shape: tuple[int, int], num_parameters: int) -> None:
-    """Would catch a wrong kernel, stride, padding or width (facts 1.1)."""
+    """Would catch a wrong kernel, stride, padding or width."""
     policy = ActorCritic(atari(*shape))
     assert sum(p.numel() for p in policy.parameters()) == num_parameters
 

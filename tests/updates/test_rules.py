@@ -114,7 +114,7 @@ def test_rule_is_its_equation(rule, slow):
     ids=repr,
 )
 def test_printed_numbers(rule, gradient, learning_rate, expected):
-    """Catches epsilon on the wrong side of the root and a wrong first accumulator (facts, section 1.2)."""
+    """Catches epsilon on the wrong side of the root and a wrong first accumulator."""
     assert trace(rule, gradient, learning_rate) == pytest.approx(expected, rel=3e-5)
 
 
