@@ -30,8 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
             known = [flag for action in _actions(parser, options.command) for flag in action.option_strings]
             raise unknown("argument", rest[0].split("=")[0], known, f"(`accel-rl {options.command} --help`)")
         options.run(options)
+        sys.stdout.flush()
     except UsageError as error:
         return _complain(str(error), 2)
+    except BrokenPipeError:  # whoever reads has seen enough, as in `accel-rl list envs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (RunError, OSError) as error:
         return _complain(str(error), 1)
     except KeyboardInterrupt:

@@ -139,8 +139,9 @@ class _Table:
         self._path = path
         self._rows: list[dict[str, str]] = []
         if path.exists():
-            with path.open(newline="") as file:
-                self._rows = [row for row in csv.DictReader(file) if float(row["time/total_timesteps"]) <= steps]
+            with path.open(newline="") as file:  # whose last line may be half written
+                complete = [row for row in csv.DictReader(file) if None not in row.values()]
+            self._rows = [row for row in complete if float(row["time/total_timesteps"]) <= steps]
         self._columns = list(self._rows[0]) if self._rows else []
         if self._columns:
             self._rewrite()

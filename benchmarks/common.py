@@ -99,7 +99,7 @@ class SimulationLimit:
         """Steps/s of all processes together."""
         for _, control in self._workers:
             control.send(seconds)
-        return sum(control.recv() for _, control in self._workers)
+        return sum(float(control.recv()) for _, control in self._workers)
 
     def close(self) -> None:
         for popen, control in self._workers:

@@ -1,6 +1,5 @@
 """Environments, workers, disks and users that break a run: what is said, what is saved, and that nothing is left."""
 
-import csv
 import json
 import os
 import pickle
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -25,6 +25,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.common import SamplerConfig
 from tests.helpers.processes import TINY, Command, Result
+from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS, make
 
 SEED = 11
@@ -51,35 +52,43 @@ def arguments(
 
 # ---- environments ----
 
-MOMENTS = {
-    "step": ({"at_step": 5, "lengths": [0]}, r"at action [01],?"),
-    "reset": ({"at_step": 0, "at_game": 1}, r"at action [01],?"),
-    "start": ({"at_step": 0}, "(while it was built or reset|,)"),
-}
 ENDS = {
     "raise": r"worker [01]: {named} failed {when}:\nTraceback (.|\n)*ValueError: broken on purpose\n",
-    "exit": r"worker [01] \(process \d+\), in {named} ?{when} exited with status 7\n",
-    "kill": r"worker [01] \(process \d+\), in {named} ?{when} was killed by SIGKILL\n",
-    "hang": r"worker [01] \(process \d+\), in {named} ?{when} has not answered for 1 s \(--env-timeout-s\)\n",
+    "exit": r"worker [01] \(process \d+\), in {named} ?{when}, exited with status 7\n",
+    "kill": r"worker [01] \(process \d+\), in {named} ?{when}, was killed by SIGKILL\n",
+    "hang": r"worker [01] \(process \d+\), in {named} ?{when}, has not answered for 1 s \(--env-timeout-s\)\n",
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_broken_environment_ends_the_run(tmp_path: Path, moment: str) -> None:
+def assert_failed(result: Result, run: Path, how: str, when: str) -> None:
+    assert result.status == 1, result.err
+    message = ENDS[how].format(named=NAMED, when=when)
+    assert re.search(f"accel-rl: {message}", result.err), result.err
+    assert result.err.count(f"run seed {SEED}") == 1, f"said twice: {result.err}"
+    assert re.search(message, (run / "log.txt").read_text())
+
+
+def test_a_step_that_breaks_ends_the_run(tmp_path: Path) -> None:
     """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
-    options, when = MOMENTS[moment]
-    ends = [how for how in ENDS if (how, moment) != ("hang", "start")]  # the next test has that
-    commands = {how: train(tmp_path / how, BROKEN, {**options, "how": how}, "--env-timeout-s", 1) for how in ends}
+    options = {"at_step": 5, "lengths": [0]}
+    commands = {how: train(tmp_path / how, BROKEN, {**options, "how": how}, "--env-timeout-s", 1) for how in ENDS}
     for how, command in commands.items():
-        result = command.finish()
-        assert result.status == 1, result.err
-        message = ENDS[how].format(named=NAMED, when=when)
-        assert re.search(f"accel-rl: {message}", result.err), result.err
-        assert result.err.count(f"run seed {SEED}") == 1, f"said twice: {result.err}"
-        assert re.search(message, (tmp_path / how / "log.txt").read_text())
+        assert_failed(command.finish(), tmp_path / how, how, "at action [01]")
 
 
-def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ENDS)
+def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) -> None:
+    """The same when the second game starts, and when the first one does: nobody has acted yet."""
+    for game in (1, 0) if how != "hang" else (1,):  # for a hang at the start see below
+        before, run = psutil.Process().children(), tmp_path / str(game)
+        options = {"how": how, "at_step": 0, "at_game": game}
+        status = main(arguments(run, BROKEN, options, "--env-timeout-s", 1))
+        when = "at action [01]" if game else ("while it was built or reset" if how == "raise" else "")
+        assert_failed(Result(status, *capfd.readouterr()), run, how, when)
+        assert psutil.Process().children() == before
+
+
+def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch the first worker being accused of what another one does while environments start."""
     (tmp_path / "sleeper.py").write_text(
         "import gymnasium, os, pathlib, time\n"
@@ -93,15 +102,16 @@ def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path) -> None:
         "        return self.env.reset(**arguments)\n"
         "def make(): return Sleeper(gymnasium.make('CartPole-v1'))\n"
     )
-    words = arguments(Path("run"), "sleeper:make", None, "--env-build-timeout-s", 4)
-    result = Command(*words, cwd=tmp_path).finish()
-    assert result.status == 1
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(Path("run"), "sleeper:make", None, "--env-build-timeout-s", 4)) == 1
     pid = (tmp_path / "pid").read_text()
     message = rf"worker [01] \(process {pid}\), in environment [0-3] \(run seed {SEED}, sleeper:make\),"
-    assert re.search(rf"{message} has not answered for 4 s \(--env-build-timeout-s\)\n", result.err), result.err
+    assert re.search(
+        rf"{message} has not answered for 4 s \(--env-build-timeout-s\)\n", err := capfd.readouterr().err
+    ), err
 
 
-def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd: Any) -> None:
     """Would catch an environment that takes the trainer down or along while its spaces are found out."""
     says = {
         "raise": "failed while it was built:\nTraceback (.|\n)*ValueError: broken on purpose",
@@ -109,14 +119,13 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path) -> Non
         "kill": "the process that built it ended with status -9",
         "hang": r"was not built within 1 s \(--env-build-timeout-s\)",
     }
-    commands = {
-        how: train(tmp_path / how, BROKEN, {"at_build": True, "how": how}, "--env-build-timeout-s", 1) for how in says
-    }
-    for how, command in commands.items():
-        result = command.finish()
-        assert result.status == 1
-        assert re.match(f"accel-rl: {BROKEN}:? {says[how]}", result.err), result.err
+    before = psutil.Process().children()
+    for how, message in says.items():
+        options = {"at_build": True, "how": how}
+        assert main(arguments(tmp_path / how, BROKEN, options, "--env-build-timeout-s", 1)) == 1
+        assert re.match(f"accel-rl: {BROKEN}:? {message}", err := capfd.readouterr().err), err
         assert not (tmp_path / how).exists()  # nothing has been trained
+    assert psutil.Process().children() == before
 
 
 @pytest.mark.parametrize(
@@ -145,10 +154,8 @@ def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
     worker.kill()
     result = command.finish(within_s=5)
     assert result.status == 1
-    where = (
-        rf"worker [01] \(process {worker.pid}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\) at action [01],"
-    )
-    assert re.search(f"accel-rl: {where} was killed by SIGKILL\n", result.err), result.err
+    where = rf"worker [01] \(process {worker.pid}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\)"
+    assert re.search(f"accel-rl: {where}( at action [01])?, was killed by SIGKILL\n", result.err), result.err
 
 
 # ---- environments that are replaced ----
@@ -160,12 +167,11 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     options = {"how": how, "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
     flags = ("--on-env-error", "restart", "--env-timeout-s", 1, "--log-interval-steps", 100)
     assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
-    with (tmp_path / "run" / "progress.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert int(rows[-1]["time/total_timesteps"]) == 400
+    table = rows(tmp_path / "run")
+    assert int(table[-1]["time/total_timesteps"]) == 400
     lost = 1 if how == "raise" else 2  # a worker has two environments
-    assert [int(row["rollout/env_restarts"]) for row in rows] == [lost] * len(rows)
-    assert float(rows[-1]["rollout/ep_len_mean"]) == 9  # what was lost is not counted as a game
+    assert [int(row["rollout/env_restarts"]) for row in table] == [lost] * len(table)
+    assert float(table[-1]["rollout/ep_len_mean"]) == 9  # what was lost is not counted as a game
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf"WARNING worker [01].* {NAMED}", log), log
     assert ("broken on purpose" in log) == (how == "raise")
@@ -198,8 +204,7 @@ def assert_rollout(rollout: Any, reset_mode: str) -> Any:
 
 
 def assert_no_token_left(sampler: Any) -> None:
-    if isinstance(sampler, AlternatingSampler):
-        assert sampler.pool.announcements_left() == 0
+    assert not isinstance(sampler, AlternatingSampler) or sampler.pool.announcements_left() == 0
 
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])

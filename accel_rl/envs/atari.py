@@ -158,12 +158,12 @@ class AtariSimulator:
         over = bool(ale.game_over())
         cut = self._steps >= self.options.max_episode_steps and not over
         terminated = over or (life_lost and self.options.episodic_lives)
-        if life_lost and not cut:
+        if life_lost and not (over or cut):
             score += self._press_start()
             self._lives = ale.lives()
             if terminated:
                 self._write_first_frame(row)
-            over = bool(ale.game_over())
+            over = bool(ale.game_over())  # presses can lose a game, too
         return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut)
 
     def _act(self, press: ale_py.Action) -> int:

@@ -279,6 +279,7 @@ class BatchSimulator:
         for column, env_state in enumerate(state):
             if env_state["simulator"] is None:
                 self._guarded(column, self._start_env)
+                self._waiting[column] = True
                 restarted.append(self.first_env + column)
                 continue
             self.simulators[column].set_state(env_state["simulator"])

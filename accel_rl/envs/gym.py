@@ -146,11 +146,12 @@ class GymSimulator:
         """A hook of the environment's own (get_state and set_state), or else its pickle, which is checked once."""
         env: Any = self._env.unwrapped
         base = {"steps": self._steps, "reset_seed": self._reset_seed}
-        if hasattr(env, "get_state") and hasattr(env, "set_state"):
-            return {**base, "hook": env.get_state(), "wrappers": pickle.dumps(self._wrapper_states())}
-        if not self._pickles():
+        try:
+            if hasattr(env, "get_state") and hasattr(env, "set_state"):
+                return {**base, "hook": env.get_state(), "wrappers": pickle.dumps(self._wrapper_states())}
+            return {**base, "pickle": pickle.dumps(self._env)} if self._pickles() else None
+        except (pickle.PicklingError, AttributeError, TypeError):  # what can't be pickled now, though it could be once
             return None
-        return {**base, "pickle": pickle.dumps(self._env)}
 
     def set_state(self, state: Any) -> None:
         self._steps, self._reset_seed = state["steps"], state["reset_seed"]

@@ -16,6 +16,7 @@ import psutil
 
 MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inherits
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--device", "cpu"]
+TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
 
 
 @dataclass

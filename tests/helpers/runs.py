@@ -1,0 +1,62 @@
+"""What a run has left in its folder, and whether two runs are the same one."""
+
+import csv
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from accel_rl import checkpoint
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """progress.csv as it is."""
+    with (run / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def rows_without_time(run: Path) -> list[dict[str, str]]:
+    """progress.csv without what the clock has written."""
+    kept = [name for name in rows(run)[0] if not name.startswith("time/") or name == "time/total_timesteps"]
+    return [{name: row[name] for name in kept} for row in rows(run)]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Same settings, same log but for the clock, same checkpoint."""
+    assert rows_without_time(first) == rows_without_time(second)
+    assert (first / "config.yaml").read_text() == (second / "config.yaml").read_text()
+    states = [checkpoint.load(run / "checkpoint.pt") for run in (first, second)]
+    for state in states:
+        assert {"policy", "update", "algo", "sampler", "steps", "torch_generator"} <= state.keys()
+        del state["progress"]["seconds"]
+    assert_same(*states)
+
+
+def assert_same(first: Any, second: Any, where: str = "state") -> None:
+    """Bit for bit, all the way down."""
+    assert type(first) is type(second), where
+    if isinstance(first, dict):
+        assert first.keys() == second.keys(), where
+        for name in first:
+            assert_same(first[name], second[name], f"{where}[{name!r}]")
+    elif isinstance(first, list | tuple):
+        assert len(first) == len(second), where
+        for index, (a, b) in enumerate(zip(first, second, strict=True)):
+            assert_same(a, b, f"{where}[{index}]")
+    elif isinstance(first, torch.Tensor):
+        assert first.dtype == second.dtype and torch.equal(first, second), where
+    elif isinstance(first, np.ndarray):
+        assert first.dtype == second.dtype and np.array_equal(first, second), where
+    elif where.endswith("['pickle']"):
+        assert_same_cartpole(pickle.loads(first), pickle.loads(second))
+    else:
+        assert first == second, where
+
+
+def assert_same_cartpole(first: Any, second: Any) -> None:
+    """The bytes of two pickles may differ though their contents are the same."""
+    assert np.array_equal(first.unwrapped.state, second.unwrapped.state)
+    assert first.unwrapped.np_random.bit_generator.state == second.unwrapped.np_random.bit_generator.state
+    assert first._elapsed_steps == second._elapsed_steps

@@ -1,0 +1,425 @@
+"""The command line and the few functions of the package: what they promise, and what they say to bad input."""
+
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import accel_rl
+from accel_rl import checkpoint, cli
+from accel_rl.algos.a2c import A2CSettings
+from accel_rl.cli import main
+from accel_rl.config import RunSettings, load_preset, preset_names
+from accel_rl.envs.atari import AtariOptions
+from accel_rl.errors import UsageError
+from tests.helpers.processes import TINY, Result, run
+from tests.helpers.runs import assert_same, assert_same_run, rows
+from tests.helpers.samplers import TOYS
+
+ROOT = Path(__file__).parents[1]
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "device": "cpu",
+    "envs": 4,
+    "workers": 2,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: Any) -> Path:
+    """A run by a real command, with evaluations and TensorBoard."""
+    out = tmp_path_factory.mktemp("cli") / "run"
+    flags = [*TINY, "--eval-interval-steps", 320, "--eval-episodes", 4, "--log-interval-steps", 320, "--tensorboard"]
+    result = run("train", "--env", "CartPole-v1", "--steps", 960, "--seed", 7, "--out", out, *flags)
+    assert result.status == 0, result.err
+    assert "Traceback" not in result.err
+    assert f"run folder      {out}" in result.out and f"accel-rl record {out} --out" in result.out
+    return out
+
+
+@pytest.fixture(scope="module")
+def pong(tmp_path_factory: Any) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "pong"
+    return accel_rl.train(**{**SMALL, "env": "pong"}, steps=80, decorrelation_steps=0, max_episode_steps=9, out=out)
+
+
+def call(capfd: Any, *words: Any) -> Result:
+    """A command in this process."""
+    capfd.readouterr()
+    try:
+        status = main([str(word) for word in words])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return Result(status, *capfd.readouterr())
+
+
+# ---- a run's folder ----
+
+
+def test_the_folder_of_a_run(cartpole: Path) -> None:
+    """Would catch a file, column or key that other people's tools look for and do not find."""
+    names = {path.name for path in cartpole.iterdir() if "tfevents" not in path.name}
+    assert names == {
+        "config.yaml",
+        "command.txt",
+        "progress.csv",
+        "log.txt",
+        "checkpoint.pt",
+        "best.pt",
+        "summary.json",
+        "learning_curve.png",
+    }
+    assert len(list(cartpole.glob("events.out.tfevents.*"))) == 1
+    table = rows(cartpole)
+    assert [int(row["time/total_timesteps"]) for row in table] == [320, 640, 960]
+    assert table[0].keys() >= {
+        "time/total_timesteps",
+        "time/time_elapsed",
+        "time/fps",
+        "time/sample_share",
+        "time/learn_share",
+        "time/env_wait_share",
+        "time/inference_share",
+        "rollout/ep_rew_mean",
+        "rollout/ep_len_mean",
+        "eval/mean_reward",
+    }
+    assert {name.split("/")[0] for name in table[0]} == {"time", "rollout", "train", "eval"}
+    assert all(math.isfinite(float(value)) for row in table for value in row.values())
+    summary = json.loads((cartpole / "summary.json").read_text())
+    assert list(summary) == [
+        "algo",
+        "env",
+        "seed",
+        "total_timesteps",
+        "time_elapsed",
+        "fps",
+        "ep_rew_mean",
+        "ep_len_mean",
+    ]
+    assert (summary["algo"], summary["env"], summary["seed"]) == ("a2c", "CartPole-v1", 7)
+    assert summary["total_timesteps"] == 960
+    assert summary["ep_rew_mean"] == float(table[-1]["rollout/ep_rew_mean"]) == summary["ep_len_mean"]
+    assert "train --env CartPole-v1 --steps 960" in (cartpole / "command.txt").read_text()
+    assert "a2c on CartPole-v1: 4 environments in 2 workers" in (cartpole / "log.txt").read_text()
+    config = yaml.safe_load((cartpole / "config.yaml").read_text())
+    expected = {f.name for settings in (RunSettings, A2CSettings) for f in fields(settings)}
+    assert config.keys() == expected  # every setting, resolved, and nothing of Atari
+    assert config["schedule_steps"] == 960
+    best = checkpoint.load(cartpole / "best.pt")
+    assert best["best_score"] == max(float(row["eval/mean_reward"]) for row in table)
+
+
+def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> None:
+    """Would catch a setting that config.yaml forgets, and chance that no seed governs."""
+    again = accel_rl.train(config=cartpole / "config.yaml", out=tmp_path / "again")
+    assert again == tmp_path / "again"
+    assert_same_run(again, cartpole)
+    assert_same(*(checkpoint.load(folder / "best.pt") for folder in (again, cartpole)))
+
+
+def test_a_setting_is_that_of_flag_file_preset_default(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a file that beats a flag, a preset that beats a file, or a default that beats anything."""
+    (tmp_path / "my.yaml").write_text("learning_rate: 5.0e-3\nhorizon: 3\nentropy_weight: 0.25\nseed: 3\n")
+    flags = ["--env", "CartPole-v1", "--horizon", 4, "--steps", 16, *TINY, "--out", tmp_path / "run"]
+    assert call(capfd, "train", "--config", tmp_path / "my.yaml", "--seed", 1, *flags).status == 0
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    preset = load_preset("a2c")["vectors"]
+    assert (config["horizon"], config["seed"], config["envs"]) == (4, 1, 4)
+    assert (config["learning_rate"], config["entropy_weight"]) == (5e-3, 0.25)
+    for name in ("learning_rate_schedule", "separate_value", "eval_greedy"):
+        assert config[name] == preset[name] != getattr(A2CSettings(), name, getattr(RunSettings(), name, None))
+    assert config["discount"] == A2CSettings().discount
+
+
+def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a best.pt or a row of another run, and a stranger's file that is deleted with them."""
+    out = tmp_path / "run"
+    accel_rl.train(**{**SMALL, "eval_interval_steps": 16, "eval_episodes": 1}, steps=16, horizon=4, out=out)
+    assert (out / "best.pt").exists()
+    (out / "notes.md").write_text("mine")
+    words = ["--env", "CartPole-v1", "--steps", 32, "--horizon", 4, *TINY, "--out", out]
+    refused = call(capfd, "train", *words)
+    refused.assert_one_line(2)
+    assert f"{out} already holds a run" in refused.err
+    assert f"--resume {out}" in refused.err and "--overwrite" in refused.err
+    bad = call(capfd, "train", *words, "--overwrite", "--optimizer", "foo")
+    bad.assert_one_line(2)
+    assert (out / "best.pt").exists()  # settings are checked first
+    assert call(capfd, "train", *words, "--overwrite").status == 0
+    assert not (out / "best.pt").exists()
+    assert [row["time/total_timesteps"] for row in rows(out)] == ["32"]
+    assert (out / "notes.md").exists()
+
+
+# ---- what is done with a run ----
+
+
+def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
+    """Would catch anything else on stdout, another key, or scores that the seed does not decide."""
+    answers = []
+    for words in (["--seed", 1], ["--seed", 1], ["--seed", 2], ["--seed", 3, "--best"], []):
+        result = call(capfd, "eval", cartpole, "--episodes", 5, *words)
+        assert result.status == 0, result.err
+        answers.append(json.loads(result.out))
+        assert list(answers[-1]) == ["mean_reward", "std_reward", "median_reward", "mean_length", "episodes"]
+        assert answers[-1]["episodes"] == 5
+    assert answers[0] == answers[1]
+    assert any(answer != answers[0] for answer in answers[2:])
+
+
+def test_predict(cartpole: Path, pong: Path) -> None:
+    """Would catch an action of another kind than the environment takes, or a batch taken for one observation."""
+    for folder, env_id, num_actions in ((cartpole, "CartPole-v1", 2), (pong, "pong", 6)):
+        player = accel_rl.load(folder)
+        env = accel_rl.envs.make_env(env_id)
+        observation, _ = env.reset(seed=0)
+        action = player.predict(observation)
+        assert isinstance(action, int) and env.action_space.contains(action)
+        batch = np.stack([observation] * 5)
+        actions = player.predict(batch, greedy=True)
+        assert actions.shape == (5,) and len(set(actions.tolist())) == 1
+        assert actions[0] == player.predict(observation, greedy=True)
+        sampled = player.predict(np.stack([observation] * 200), greedy=False)
+        assert set(sampled.tolist()) == set(range(num_actions))  # hardly trained: every action has its chance
+        with pytest.raises(ValueError, match="observation of shape"):
+            player.predict(observation[1:])
+    best = accel_rl.load(str(cartpole), best=True).policy.state_dict()
+    assert_same(best, checkpoint.load(cartpole / "best.pt")["policy"])
+
+
+def test_record_and_plot_make_files(cartpole: Path, pong: Path, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a video or a picture that is announced and not there."""
+    video, picture = tmp_path / "new" / "video.mp4", tmp_path / "curves.png"
+    result = call(capfd, "record", pong, "--out", video)
+    assert result.status == 0 and re.match(rf"{video}: score -?\d+ in 9 steps\n", result.out), result
+    assert video.read_bytes()[4:8] == b"ftyp"
+    result = call(capfd, "plot", cartpole, pong, "--out", picture)
+    assert (result.status, result.out) == (0, f"{picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_game_there_is_no_score(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a division by zero, a NaN in a file, or an empty picture, where no game has come to an end."""
+    out = tmp_path / "run"
+    words = ["--env", f"{TOYS}:Counting", "--env-options", "{lengths: [0]}", "--steps", 32, "--out", out, *TINY]
+    result = call(capfd, "train", *words)
+    assert result.status == 0 and "no game finished" in result.out
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["ep_rew_mean"] is None and summary["ep_len_mean"] is None
+    result = call(capfd, "plot", out, "--out", tmp_path / "curve.png")
+    result.assert_one_line(2)
+    assert "no game has finished yet" in result.err
+
+
+def test_list(capfd: Any) -> None:
+    """Would catch a list without a name that `train` takes."""
+    first_words = {
+        what: [line.split()[0] for line in call(capfd, "list", what).out.splitlines()]
+        for what in ("algos", "envs", "presets")
+    }
+    assert {"pong", "breakout", "CartPole-v1"} <= set(first_words["envs"])
+    assert first_words["presets"] == [*preset_names(), "stooke", "dqn84", "v5"]
+    assert first_words["algos"] == [name for name in preset_names() if not load_preset(name).get("base")]
+    assert "a2c" in first_words["algos"]
+    reader = subprocess.run(
+        f"{sys.executable} -m accel_rl list envs | head -1", shell=True, capture_output=True, text=True
+    )
+    assert (reader.stdout, reader.stderr) == ("adventure\n", "")  # and no complaint of a broken pipe
+
+
+def test_help(capfd: Any) -> None:
+    """Would catch a setting that the help leaves out, or does not explain."""
+    result = call(capfd, "train", "--help")
+    assert result.status == 0
+    for settings in (RunSettings, AtariOptions, A2CSettings):
+        for field in fields(settings):
+            assert field.metadata["help"], field.name
+            flag = f"--{field.name.replace('_', '-')}"
+            assert re.search(rf"^  {flag}[ ,]", result.out, re.MULTILINE), flag
+    assert "Settings: default < preset < --config" in result.out
+    for command in ("train", "eval", "record", "plot", "list"):
+        result = call(capfd, command, "--help")
+        assert result.status == 0 and f"accel-rl {command}" in result.out
+        assert command in call(capfd, "--help").out
+        if command != "list":
+            assert all(action.help for action in cli._actions(cli._parser([command]), command))
+    assert call(capfd, "--version").out == f"accel-rl {accel_rl.__version__}\n"
+
+
+# ---- where it is called from ----
+
+MY_ENV = "import gymnasium\ndef make(gravity):\n    return gymnasium.make('CartPole-v1', sutton_barto_reward=False)\n"
+
+
+@pytest.mark.parametrize("how", ["runs/train.py", "accel-rl"])
+def test_the_current_directory_counts(tmp_path: Path, how: str) -> None:
+    """Would catch a user's module that only the trainer finds, or only in the framework's own folder."""
+    (tmp_path / "my_env.py").write_text(MY_ENV)
+    words = ["--env", "my_env:make", "--env-options", "{gravity: 1}", "--steps", 64, "--seed", 5, *TINY]
+    script = ROOT / "runs" / "train.py" if how == "runs/train.py" else Path(sys.executable).parent / "accel-rl"
+    result = run(*([] if how == "runs/train.py" else ["train"]), *words, cwd=tmp_path, script=script)
+    assert result.status == 0, result.err
+    (folder,) = (tmp_path / "results" / "a2c" / "my_env_make").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-\d{6}-s5", folder.name)
+    assert f"run folder      {folder.relative_to(tmp_path)}" in result.out
+
+
+def test_the_users_main_module_is_imported_once(tmp_path: Path) -> None:
+    """Would catch workers that import, and so run, the script that started them."""
+    (tmp_path / "my_env.py").write_text(MY_ENV)
+    (tmp_path / "script.py").write_text(
+        "import accel_rl\n"
+        "print('imported')\n"
+        "if __name__ == '__main__':\n"
+        f"    settings = {SMALL | {'env': 'my_env:make', 'env_options': {'gravity': 1}, 'steps': 64}!r}\n"
+        "    folder = accel_rl.train('a2c', **settings, out='run')\n"
+        "    print(folder, accel_rl.load(folder).predict([0.0] * 4))\n"
+    )
+    result = run(cwd=tmp_path, script=tmp_path / "script.py")
+    assert result.status == 0, result.err
+    assert re.fullmatch(r"imported\nrun [01]\n", result.out), result.out
+    assert result.err == ""
+
+
+# ---- bad input ----
+
+BAD_ARGUMENTS = [
+    ("", "required: COMMAND"),
+    ("trian", "invalid choice: 'trian'"),
+    ("train --env pogn", "unknown environment 'pogn'; did you mean pong"),
+    ("train --env ALE/Pogn-v5", "did you mean ALE/Pong-v5"),
+    ("train --env CartPole-v7", "did you mean CartPole-v1"),
+    ("train --env nomodule:make", "there is no module 'nomodule'"),
+    ("train --env tests.helpers.toy_envs:Countign", "unknown environment 'Countign'; did you mean Counting"),
+    ("train --env tests.helpers.toy_envs:not_an_env", "a factory must return a gymnasium.Env"),
+    ("train --env tests.helpers.toy_envs:Unsupported", "observations of type Dict are not supported"),
+    ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
+    ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
+    ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
+    ("train --algo accel_rl.config:Config", "no subclass of accel_rl.algos.Algo"),
+    ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
+    ("train --env-preset stoke", "unknown env preset 'stoke'; did you mean stooke"),
+    ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),
+    ("train --learning_rate 1", "did you mean --learning-rate"),
+    ("train pong", "unknown argument 'pong'"),
+    ("train --network nomodule:net", "there is no module 'nomodule'"),
+    ("train --network torch.nn:Linaer", "unknown network 'Linaer'; did you mean Linear"),
+    ("train --network math:sqrt", "network math:sqrt does not fit observations"),
+    ("train --envs 5", "envs=5 does not split into 2 groups"),
+    ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),
+    ("train --workers 3 --envs 6", "workers=3 does not split into 2 groups"),
+    ("train --horizon 0", "horizon=0 must be at least 1"),
+    ("train --learning-rate -1", "learning_rate=-1.0 must be greater than 0"),
+    ("train --learning-rate fast", "learning_rate='fast' must be of type float"),
+    ("train --learning-rate nan", "learning_rate='nan' must be of type float"),
+    ("train --discount 2", "discount=2.0 must be at most 1"),
+    ("train --steps 0", "steps=0 must be at least 1"),
+    ("train --steps many", "steps='many' must be of type int"),
+    ("train --steps 10.5", "steps=10.5 must be of type int"),
+    ("train --steps", "--steps: expected one argument"),
+    ("train --config", "--config: expected one argument"),
+    ("train --resume", "--resume: expected one argument"),
+    ("train --out", "--out: expected one argument"),
+    ("train --device cuda:99", "device='cuda:99', but"),
+    ("train --device tpu", "must be auto, cpu or cuda:<number>"),
+    ("train --optimizer foo", "'foo' is not an update rule; choose from rmsprop"),
+    ("train --optimizer-options '{momentun: 1}'", "momentun"),
+    ("train --on-env-error explode", "choose from fail, restart"),
+    ("train --frame-shape 84", "frame_shape=.* must be two positive integers"),
+    ("train --frame-shape 84xa", "frame_shape=.* must be two positive integers"),
+    ("train --frame-skip 2 --env CartPole-v1", "frame_skip is a setting of Atari games, but CartPole-v1 is none"),
+    ("train --env-options '{frame_skip: 2}'", "pong takes no env_options"),
+    ("train --env CartPole-v1 --env-options '{gravty: 2}'", "unexpected keyword argument 'gravty'"),
+    ("train --env CartPole-v1 --env-options 3", "env_options=3 must be of type dict"),
+    ("train --config {folder}", "cannot read settings from .*: Is a directory"),
+    ("train --config {folder}/none.yaml", "cannot read settings from .*: No such file"),
+    ("train --config {folder}/broken.yaml", "broken.yaml is not YAML"),
+    ("train --config {folder}/binary.yaml", "binary.yaml is not YAML"),
+    ("train --config {folder}/list.yaml", "must hold a mapping of settings"),
+    ("train --config {folder}/unknown.yaml", "unknown setting 'learnin_rate'; did you mean learning_rate"),
+    ("train --out {folder}/list.yaml", "cannot write the run's folder .*: File exists"),
+    ("train --out {folder}/list.yaml/run", "cannot write the run's folder .*: Not a directory"),
+    ("train --out /proc/run", "cannot write the run's folder /proc/run"),
+    ("train --resume {folder}", "holds no run"),
+    ("train --resume {folder}/none", "holds no run"),
+    ("train --resume {run}", "has 960 steps already; use --steps"),
+    ("train --resume {run} --steps 2000 --learning-rate 1", "--learning-rate would change the run"),
+    ("train --resume {run} --steps 2000 --seed 8 --envs 8", "--seed, --envs would change the run"),
+    ("train --resume {run} --steps 2000 --out {folder}", "leave --out and --config away"),
+    ("eval", "required: RUN_DIR"),
+    ("eval {folder}", "holds no run"),
+    ("eval {run} --episodes 0", "episodes=0 must be at least 1"),
+    ("eval {run} --episodes some", "invalid int value: 'some'"),
+    ("eval {run} --seed -1", "seed=-1 must be at least 0"),
+    ("eval {pong} --best", "there is no checkpoint .*best.pt"),
+    ("record {run}", "required: --out"),
+    ("record {folder} --out {folder}/video.mp4", "holds no run"),
+    ("record {pong} --out {folder}/video.avi", "ends in .mp4"),
+    ("plot", "required: RUN_DIR, --out"),
+    ("plot {folder} --out {folder}/curve.png", r"no progress\.csv"),
+    ("plot {run} --out {folder}/curve.xyz", "its name must end in"),
+    ("plot {run} --out {folder}/list.yaml/curve.png", "cannot write"),
+    ("list", "required: what"),
+    ("list games", "invalid choice: 'games'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_ARGUMENTS, ids=[words or "nothing" for words, _ in BAD_ARGUMENTS])
+def test_bad_arguments(
+    words: str, message: str, cartpole: Path, pong: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
+    """Would catch a traceback, a wrong status, an error that doesn't help, or a folder for a run that can't be."""
+    (tmp_path / "broken.yaml").write_text("a: [1\nb")
+    (tmp_path / "binary.yaml").write_bytes(b"\x00\xff\xfe")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "unknown.yaml").write_text("learnin_rate: 1\n")
+    before = sorted(os.listdir(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)  # where `results` would appear
+    for name, folder in (("{folder}", tmp_path), ("{run}", cartpole), ("{pong}", pong)):
+        words = words.replace(name, str(folder))
+    result = call(capfd, *shlex.split(words))
+    result.assert_one_line(2)
+    assert result.out == ""
+    assert re.search(message, result.err), result.err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learnin_rate": 1}, "unknown setting 'learnin_rate'; did you mean learning_rate"),
+        ({"algo": "a2d"}, "did you mean a2c"),
+        ({"env": "pogn"}, "did you mean pong"),
+        ({"horizon": 0}, "horizon=0 must be at least 1"),
+        ({"envs": 5}, "envs=5 does not split"),
+        ({"learning_rate": "fast"}, "learning_rate='fast' must be of type float"),
+    ],
+)
+def test_bad_settings_in_python(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Would catch a keyword that is swallowed, or another exception than the one that is promised."""
+    with pytest.raises(UsageError, match=message):
+        accel_rl.train(**settings, out=tmp_path / "run")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_real_process_says_the_same(tmp_path: Path) -> None:
+    """Would catch a status or a message that only main() in another program gets right."""
+    result = run("train", "--discount", 2, "--out", tmp_path / "run")
+    result.assert_one_line(2)
+    assert result.out == ""
