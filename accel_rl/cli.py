@@ -137,7 +137,7 @@ def _add_setting(group: Any, field: Any, field_type: Any, preset: dict[str, Any]
     choices = field.metadata.get("choices")
     flag = f"--{field.name.replace('_', '-')}"
     help_text = (field.metadata.get("help", "") + shown).replace("%", "%%")
-    if field_type is bool:
+    if field_type in (bool, bool | None):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
     else:
         metavar = "{" + ",".join(choices) + "}" if choices else field.name.rsplit("_", 1)[-1].upper()

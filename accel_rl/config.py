@@ -160,7 +160,8 @@ def preset_names() -> list[str]:
 def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
     """The settings that accel_rl/presets/<name>.yaml holds. Raises UsageError if there is none."""
     if name not in preset_names():
-        raise unknown(kind, name, preset_names(), "(your own: package.module:Class)" if kind == "algorithm" else "")
+        where = {"algorithm": "(`accel-rl list algos`; your own: package.module:Class)"}
+        raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
     text = (importlib.resources.files("accel_rl") / "presets" / f"{name}.yaml").read_text()
     preset: dict[str, Any] = yaml.safe_load(text)
     return preset

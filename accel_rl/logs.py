@@ -121,10 +121,10 @@ class Progress:
     def get_state(self) -> dict[str, Any]:
         return {"games": [tuple(game) for game in self.games], "seconds": self.seconds, "stats": self._stats}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], device: str) -> None:
         self.games.extend(Game(*game) for game in state["games"])
         self.seconds_before = state["seconds"]
-        self._stats = state["stats"]
+        self._stats = [{name: value.to(device) for name, value in stats.items()} for stats in state["stats"]]
 
     def close(self) -> None:
         self._bar.close()

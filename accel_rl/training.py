@@ -3,6 +3,7 @@
 (Not called train.py: `accel_rl.train` is the function, and one package attribute can't be both.)
 """
 
+import os
 import shlex
 import sys
 import time
@@ -76,6 +77,7 @@ class Trainer:
         run = config.run
         self.config, self.folder, self.stop = config, folder, stop
         if run.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for to repeat bit for bit
             torch.use_deterministic_algorithms(True)
         self.algo = build_algo(config)
         self.update = build_update(config, self.algo)
@@ -83,9 +85,13 @@ class Trainer:
         self.best_score: float | None = None
         self.sampler = build_sampler(config, self.algo.policy)
         self.sampling_threads, self.learning_threads = num_threads(config)
-        self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
-        if state:
-            self._restore(state)
+        try:
+            self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
+            if state:
+                self._restore(state)
+        except BaseException:
+            self.sampler.close()
+            raise
         logger.info(
             "%s on %s: %d environments in %d workers, network on %s",
             run.algo, run.env, run.envs, config.workers if run.sampler == "alternating" else 0, run.device,
@@ -135,10 +141,10 @@ class Trainer:
         torch.set_num_threads(self.sampling_threads)
         stop = lambda: bool(self.stop)  # noqa: E731
         games = self.sampler.evaluate(run.eval_episodes, self.num_evaluations, run.eval_greedy, stop)
-        self.num_evaluations += 1
         self.progress.exclude(time.perf_counter() - start)
         if self.stop:
             return {}
+        self.num_evaluations += 1
         if len(games) < run.eval_episodes:
             logger.warning(
                 "evaluation: %d of %d games were cut at their step limit",
@@ -178,7 +184,7 @@ class Trainer:
         )
         self.update.load_state_dict(state["update"])
         self.algo.load_state_dict(state["algo"])
-        self.progress.set_state(state["progress"])
+        self.progress.set_state(state["progress"], self.config.run.device)
         restarted = self.sampler.set_state(state["sampler"])
         if restarted:
             logger.warning("these environments have no state to save and start a new episode: %s", restarted)

@@ -1,6 +1,6 @@
 """Trains the same setting with several seeds, scores each final policy over whole games, and draws the curve.
 
-    python benchmarks/learning.py --env CartPole-v1 --steps 200000 --seeds 1 2 3 --out benchmarks/results/cartpole_a2c
+python benchmarks/learning.py --env CartPole-v1 --steps 200000 --seeds 1 2 3 --out benchmarks/results/cartpole_a2c
 """
 
 import argparse
@@ -32,7 +32,9 @@ def main() -> None:
         folders = []
         for seed in options.seeds:
             folder = Path(scratch) / f"s{seed}"
-            accel_rl.train(options.algo, options.env, options.steps, seed=seed, out=folder, tensorboard=False, show=True)
+            accel_rl.train(
+                options.algo, options.env, options.steps, seed=seed, out=folder, tensorboard=False, show=True
+            )
             evaluation = asdict(accel_rl.load(folder).evaluate(options.episodes, seed=seed + 1000))
             summary = json.loads((folder / "summary.json").read_text())
             runs.append({**summary, "final_policy": evaluation})

@@ -172,7 +172,7 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
 def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
     """Would catch anything else on stdout, another key, or scores that the seed does not decide."""
     answers = []
-    for words in (["--seed", 1], ["--seed", 1], ["--seed", 2], ["--seed", 3, "--best"], []):
+    for words in (["--seed", 1], ["--seed", 1], ["--seed", 2], ["--best"]):
         result = call(capfd, "eval", cartpole, "--episodes", 5, *words)
         assert result.status == 0, result.err
         answers.append(json.loads(result.out))
@@ -418,8 +418,8 @@ def test_bad_settings_in_python(settings: dict[str, Any], message: str, tmp_path
     assert os.listdir(tmp_path) == []
 
 
-def test_a_real_process_says_the_same(tmp_path: Path) -> None:
+def test_a_real_process_says_the_same() -> None:
     """Would catch a status or a message that only main() in another program gets right."""
-    result = run("train", "--discount", 2, "--out", tmp_path / "run")
+    result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""

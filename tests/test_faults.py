@@ -128,6 +128,26 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
     assert psutil.Process().children() == before
 
 
+@pytest.mark.parametrize("how", ["raise ValueError('broken on purpose')", "os._exit(7)"])
+def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, monkeypatch: Any, how: str) -> None:
+    """Would catch a failure in a worker that its environment, built before to find out its spaces, did not have."""
+    (tmp_path / "fussy.py").write_text(
+        "import gymnasium, os\n"
+        "def make():\n"
+        "    if os.path.exists('built'):\n"
+        f"        {how}\n"
+        "    open('built', 'w').close()\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(Path("run"), "fussy:make")) == 1
+    err = capfd.readouterr().err
+    where = rf"environment [0-3] \(run seed {SEED}, fussy:make\)"
+    failed = rf"worker [01]: {where} failed while it was built or reset:\n(.|\n)*ValueError: broken on purpose"
+    exited = rf"worker [01] \(process \d+\), in {where}, exited with status 7\n"
+    assert re.search(failed if "raise" in how else exited, err), err
+
+
 @pytest.mark.parametrize(
     ("how", "at_step", "message"),
     [
@@ -323,7 +343,7 @@ def test_signals_during_an_evaluation(tmp_path: Path) -> None:
 
 def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     """Would catch tracebacks, a wrong status, or processes that build environments for nobody."""
-    options = {"build_s": 2.0}
+    options = {"build_s": 1.0}
     probing, building = (train(tmp_path / name, f"{TOYS}:Slow", options) for name in ("probing", "building"))
     probing.wait_for(probing.descendants)
     os.killpg(probing.process.pid, signal.SIGINT)

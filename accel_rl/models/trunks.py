@@ -35,7 +35,8 @@ def conv(num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: i
 class A3CNet(nn.Module):
     """Two convolutions and 256 hidden units (Mnih et al. 2016); pictures [N, C, H, W] uint8.
 
-    104x80 frames take padding 1 in the second convolution (Stooke & Abbeel 5.1): 4x104x80 -> 16x25x19 -> 32x12x9 -> 256.
+    104x80 frames take padding 1 in the second convolution (Stooke & Abbeel 5.1):
+    4x104x80 -> 16x25x19 -> 32x12x9 -> 256.
     Others take none: 4x84x84 -> 16x20x20 -> 32x9x9 -> 256.
     """
 
