@@ -6,6 +6,7 @@
 Importing the package imports nothing heavy: simulator processes import it too, and must stay free of torch.
 """
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
-    from accel_rl.training import load as load
+    from accel_rl import algos as algos
+    from accel_rl import envs as envs
+    from accel_rl import samplers as samplers
+    from accel_rl.player import load as load
     from accel_rl.training import train as train
 
 __version__ = "0.1.0"
@@ -23,7 +27,8 @@ __all__ = ["__version__", "load", "train"]
 
 def __getattr__(name: str) -> Any:
     if name in ("train", "load"):
-        from accel_rl import training
-
-        return getattr(training, name)
+        module = importlib.import_module("accel_rl.training" if name == "train" else "accel_rl.player")
+        return getattr(module, name)
+    if name in ("algos", "envs", "samplers"):
+        return importlib.import_module(f"accel_rl.{name}")
     raise AttributeError(f"module 'accel_rl' has no attribute {name!r}")

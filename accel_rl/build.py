@@ -38,11 +38,9 @@ def build_algo(config: Config) -> Algo:
             config.spec, config.algo, config.schedule_steps, config.run.envs * config.run.horizon, network
         )
     except (RuntimeError, TypeError) as error:
-        if network is None:
-            raise
-        raise UsageError(
-            f"network {config.run.network} does not fit observations {config.spec.observation_shape}: {error}"
-        ) from error
+        name = config.run.network or "by default (`--network` names another one)"
+        shape = config.spec.observation_shape
+        raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
     algo.policy.to(config.run.device)
     return algo  # type: ignore[no-any-return]
 

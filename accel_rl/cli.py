@@ -15,8 +15,6 @@ import yaml
 from accel_rl import __version__
 from accel_rl.errors import RunError, UsageError, unknown
 
-SETTINGS_OF_TRAIN = ("out", "config", "resume", "overwrite")  # no settings of the run, but arguments of train()
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 and 143 after a signal."""
@@ -147,9 +145,13 @@ def _add_setting(group: Any, field: Any, field_type: Any, preset: dict[str, Any]
 def _default(field: Any, preset: dict[str, Any], kind: str) -> Any:
     """What applies to observations of this kind if nothing is said; None if that needs no saying."""
     value = preset.get(kind, {}).get(field.name, preset.get(field.name, field.default))
+    if field.name == "algo":
+        value = field.default
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {v}" for name, v in value.items()) + "}"
-    return value if isinstance(value, bool | int | float | str | tuple) else None
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def _name_of_algo(arguments: list[str]) -> str:
@@ -234,8 +236,7 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        if options.what == "presets" or preset.get("base") is None:
-            print(f"{name:20} {preset['description']}")
+        print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         from accel_rl.envs.atari import PRESETS
 

@@ -90,7 +90,7 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     Raises UsageError for whatever is unknown or does not fit together; RunError if the environment can't be built."""
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = {**file, **given}
-    algo_name = chosen.get("algo", "a2c")
+    algo_name = str(chosen.get("algo", "a2c"))
     preset = load_preset(chosen["preset"]) if chosen.get("preset") else {}
     algo_class, base = find_algo(algo_name)
     if preset and preset["algo"] != base.get("algo", algo_name):
@@ -100,33 +100,38 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
         if name not in names:
             raise unknown("setting", name, names)
 
-    env_id = chosen.get("env", "pong")
-    game = game_name(env_id)
-    options = build(RunSettings, {"env_options": chosen.get("env_options", {})}).env_options
-    if game:
-        if options:
-            raise UsageError(f"{game} takes no env_options; Atari's are settings of their own, as in frame_skip=4")
-        chosen["env"] = game
-        given_options = {f.name: chosen[f.name] for f in fields(AtariOptions) if f.name in chosen}
-        options = asdict(make_options(chosen.get("env_preset", "stooke"), given_options))
-    else:
-        for name in chosen:
-            if name in {f.name for f in fields(AtariOptions)}:
-                raise UsageError(f"{name} is a setting of Atari games, but {env_id} is none; use env_options")
-    env = EnvConfig(game or env_id, chosen.get("env_preset", "stooke"), options)
-    spec = spec or probe_spec(env, float(chosen.get("env_build_timeout_s", 60)))
+    sources = [{name: value for name, value in source.items() if name in names} for source in (base, preset, chosen)]
+    early = sources[0] | sources[1] | sources[2]
+    early["algo"] = algo_name
+    early_run = _pick(RunSettings, early)  # what does not depend on the kind of observations
+    env = _env_config(early_run, early)
+    spec = spec or probe_spec(env, early_run.env_build_timeout_s)
 
     kind = "pixels" if spec.is_pixels else "vectors"
-    values: dict[str, Any] = {}
-    for source in (base, preset):
-        values |= {name: value for name, value in source.items() if name in names and name != "algo"}
-        values |= source.get(kind, {})
-    values |= chosen
-    run = build(RunSettings, {f.name: values[f.name] for f in fields(RunSettings) if f.name in values})
-    algo = build(algo_class.Settings, {f.name: values[f.name] for f in fields(algo_class.Settings) if f.name in values})
+    values = sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {}) | chosen
+    values |= {"algo": algo_name, "env": env.env_id}
+    run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
     run = replace(run, device=_device(run.device))
     workers = run.workers or default_workers(run.envs, len(physical_cores(available_cpus())))
     return Config(run, algo_class, algo, env, spec, workers, run.schedule_steps or run.steps)
+
+
+def _pick(cls: Any, values: dict[str, Any]) -> Any:
+    """An instance of a settings dataclass from those of the values that are its own."""
+    return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+def _env_config(run: RunSettings, values: dict[str, Any]) -> EnvConfig:
+    """The environment that env, env_preset, env_options and the settings of Atari games name together."""
+    atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
+    game = game_name(run.env)
+    if game is None:
+        for name in atari:
+            raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
+        return EnvConfig(run.env, run.env_preset, run.env_options)
+    if run.env_options:
+        raise UsageError(f"{game} takes no env_options; Atari's are settings of their own, as in frame_skip=4")
+    return EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)))
 
 
 def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
@@ -137,6 +142,7 @@ def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
 
     preset = {} if ":" in name else load_preset(name, kind="algorithm")
     algo_class = import_name(preset.get("algo", name), "algorithm")
+    preset = preset or getattr(algo_class, "defaults", {})
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
         raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
     clash = {f.name for f in fields(algo_class.Settings)} & {

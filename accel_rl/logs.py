@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -157,19 +158,24 @@ class _Table:
                 csv.DictWriter(file, self._columns).writerow(self._rows[-1])
 
     def _rewrite(self) -> None:
-        with self._path.open("w", newline="") as file:
+        temporary = self._path.with_suffix(".csv.tmp")
+        with temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self._rows)
+        os.replace(temporary, self._path)  # a run that is killed here keeps its rows
 
 
 def _means(stats: list[dict[str, Tensor]]) -> dict[str, float]:
     """The mean of each statistic over the updates since the last row, fetched from the device at once."""
-    if not stats:
+    values: dict[str, list[Tensor]] = {}
+    for update in stats:
+        for name, value in update.items():
+            values.setdefault(name, []).append(torch.as_tensor(value).float())
+    if not values:
         return {}
-    names = list(stats[0])
-    means = torch.stack([torch.stack([s[name].float() for s in stats]).mean() for name in names]).tolist()
-    return {f"train/{name}": value for name, value in zip(names, means, strict=True)}
+    means = torch.stack([torch.stack(of_name).mean() for of_name in values.values()]).tolist()
+    return {f"train/{name}": mean for name, mean in zip(values, means, strict=True)}
 
 
 def _tensorboard_writer(folder: Path, steps: int) -> Any:

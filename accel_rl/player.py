@@ -40,10 +40,13 @@ class Player:
         the observation's shape is not the one that the policy has learned from."""
         shape = self.config.spec.observation_shape
         array = np.asarray(observation)
+        if array.shape[-3:] == (*shape[1:], *shape[:1]) and len(shape) == 3:
+            array = np.moveaxis(array, -1, -3)  # a picture with its channels last, as gymnasium has them
         is_batch = array.shape[1:] == shape and array.ndim == len(shape) + 1
         if not is_batch and array.shape != shape:
             raise ValueError(f"observation of shape {array.shape}; the policy takes {shape} or a batch of these")
-        batch = torch.from_numpy(array if is_batch else array[None]).to(self.config.run.device)
+        rows = np.ascontiguousarray(array if is_batch else array[None], self.config.spec.row_dtype)
+        batch = torch.from_numpy(rows).to(self.config.run.device)
         greedy = self.config.run.eval_greedy if greedy is None else greedy
         noise = None if greedy else self.policy.draw_noise(1, len(batch), self._generator)[0]
         actions = self._to_env(self.policy.act(batch, noise)[0].cpu().numpy())

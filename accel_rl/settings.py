@@ -1,5 +1,6 @@
 """Settings are fields of frozen dataclasses. Each has a default, a sentence of help, and the rule it must obey."""
 
+import re
 import types
 import typing
 from dataclasses import field, fields
@@ -56,6 +57,8 @@ def _convert(name: str, value: Any, to: Any) -> Any:
         return int(value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
     raise UsageError(f"{name}={value!r} must be of type {getattr(wanted, '__name__', wanted)}")
@@ -65,11 +68,15 @@ def _parse(text: str, is_tuple: bool) -> Any:
     if is_tuple:
         text = f"[{text.strip('()[] ').replace('x', ',')}]"  # 84x84, 84,84 and (84, 84) are the same
     try:
-        return (
-            float(text) if "e" in text.lower() and text.lower().strip("0123456789.+-") == "e" else yaml.safe_load(text)
-        )
-    except (yaml.YAMLError, ValueError):
+        return _number(yaml.safe_load(text))
+    except yaml.YAMLError:
         return text
+
+
+def _number(value: Any) -> Any:
+    """1e-6 as a number, which YAML takes for text since it has no point."""
+    is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
+    return float(value) if is_number else value
 
 
 def _check(name: str, value: Any, rule: Any) -> None:

@@ -22,7 +22,6 @@ from accel_rl.errors import UsageError
 from accel_rl.evaluate import Evaluation
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, logger, open_log
-from accel_rl.player import load as load
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 
@@ -81,7 +80,8 @@ class Trainer:
             torch.use_deterministic_algorithms(True)
         self.algo = build_algo(config)
         self.update = build_update(config, self.algo)
-        self.steps = self.num_evaluations = 0
+        self.steps = 0
+        self.evaluation_due = False
         self.best_score: float | None = None
         self.sampler = build_sampler(config, self.algo.policy)
         self.sampling_threads, self.learning_threads = num_threads(config)
@@ -101,6 +101,8 @@ class Trainer:
         """Until the run's steps are done or a signal asks to stop."""
         run = self.config.run
         self.stop.patient = True
+        if self.evaluation_due:  # a signal has interrupted it
+            self.progress.write_row(**self._evaluate())
         while self.steps < run.steps and not self.stop:
             start = time.perf_counter()
             torch.set_num_threads(self.sampling_threads)
@@ -116,11 +118,12 @@ class Trainer:
             seconds |= {"sample": collected - start, "learn": learned - collected}
             self.progress.add(self.steps, rollout.games, stats, seconds)
             ends = self.steps >= run.steps
-            metrics = {}
-            if self._due(run.eval_interval_steps, steps_before) or (ends and run.eval_interval_steps):
-                metrics = self._evaluate()
+            self.evaluation_due = run.eval_interval_steps > 0 and (
+                ends or self._due(run.eval_interval_steps, steps_before)
+            )
+            metrics = self._evaluate() if self.evaluation_due else {}
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
-                self.progress.write_row(**metrics, **self._losses())
+                self.progress.write_row(**metrics, **self._restarts())
             if not ends and self._due(run.checkpoint_interval_steps, steps_before):
                 self.save()
         self.save()
@@ -129,7 +132,7 @@ class Trainer:
             more = f"accel-rl train --resume {shlex.quote(str(self.folder))}"
             logger.info("stopped at step %d of %d; to go on: %s", self.steps, run.steps, more)
 
-    def _losses(self) -> dict[str, float]:
+    def _restarts(self) -> dict[str, float]:
         return {"rollout/env_restarts": self.sampler.num_restarts} if self.config.run.on_env_error == "restart" else {}
 
     def _due(self, interval: int, steps_before: int) -> bool:
@@ -140,11 +143,11 @@ class Trainer:
         run, start = self.config.run, time.perf_counter()
         torch.set_num_threads(self.sampling_threads)
         stop = lambda: bool(self.stop)  # noqa: E731
-        games = self.sampler.evaluate(run.eval_episodes, self.num_evaluations, run.eval_greedy, stop)
+        games = self.sampler.evaluate(run.eval_episodes, self.steps, run.eval_greedy, stop)
         self.progress.exclude(time.perf_counter() - start)
         if self.stop:
             return {}
-        self.num_evaluations += 1
+        self.evaluation_due = False
         if len(games) < run.eval_episodes:
             logger.warning(
                 "evaluation: %d of %d games were cut at their step limit",
@@ -168,7 +171,7 @@ class Trainer:
             algo=self.algo.state_dict(),
             sampler=self.sampler.get_state(),
             progress=self.progress.get_state(),
-            num_evaluations=self.num_evaluations,
+            evaluation_due=self.evaluation_due,
             torch_generator=torch.get_rng_state(),
         )
 
@@ -177,11 +180,8 @@ class Trainer:
         checkpoint.save(self.folder / name, state)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        self.steps, self.num_evaluations, self.best_score = (
-            state["steps"],
-            state["num_evaluations"],
-            state["best_score"],
-        )
+        self.steps, self.best_score = state["steps"], state["best_score"]
+        self.evaluation_due = state["evaluation_due"]
         self.update.load_state_dict(state["update"])
         self.algo.load_state_dict(state["algo"])
         self.progress.set_state(state["progress"], self.config.run.device)

@@ -1,9 +1,10 @@
 """REINFORCE (Williams 1992) in one file: what it takes to add a method.
 
-accel-rl train --algo docs.reinforce:Reinforce --env CartPole-v1 --horizon 256 --steps 200000
+accel-rl train --algo docs.reinforce:Reinforce --env CartPole-v1 --steps 200000
 """
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class Reinforce(Algo):
     """Monte-Carlo policy gradient: no critic, no bootstrapping, whole episodes only."""
 
     Settings = ReinforceSettings
+    defaults: ClassVar[dict[str, Any]] = {"horizon": 256, "eval_greedy": True}
     settings: ReinforceSettings
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ def test_a2c_learns_cartpole(tmp_path: Path) -> None:
 
 def test_the_example_of_the_docs_learns_cartpole(tmp_path: Path) -> None:
     """Would catch an example that users copy and that does not work, or a class of theirs that can't be named."""
-    arguments = ["--algo", "docs.reinforce:Reinforce", "--horizon", "256", "--normalize", "--learning-rate", "0.005"]
+    arguments = ["--algo", "docs.reinforce:Reinforce", "--normalize", "--learning-rate", "0.005"]
     train(tmp_path / "run", *arguments, "--env", "CartPole-v1", "--steps", "100000", "--seed", "1")
     with (tmp_path / "run" / "progress.csv").open() as file:
         scores = [float(row["rollout/ep_rew_mean"]) for row in csv.DictReader(file) if row["rollout/ep_rew_mean"]]

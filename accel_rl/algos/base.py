@@ -43,6 +43,8 @@ class Algo(ABC):
     """
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings
+    defaults: ClassVar[dict[str, Any]] = {}
+    """Of a class without a preset: settings of the run, as a preset's YAML has them, some under pixels or vectors."""
 
     def __init__(
         self,

@@ -215,7 +215,7 @@ class AtariSimulator:
 class AtariEnv(gymnasium.Env[Array, int]):
     """The same simulator as a gymnasium environment: observations are the stack [S, H, W] uint8, oldest first.
 
-    Where a lost life ends the episode, `reset` goes on with the next life; the game starts anew only when it is over.
+    `reset` starts a new game; but right after a lost life that ended the episode it goes on with the next life.
     info: "score" (raw reward of the step), "lives", "game_over".
     """
 
@@ -230,16 +230,16 @@ class AtariEnv(gymnasium.Env[Array, int]):
         self.action_space = spec.action_space
         self._stack = np.zeros(spec.observation_shape, np.uint8)
         self._frame = np.zeros(spec.row_shape, np.uint8)
-        self._game_over = True
+        self._life_lost = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self._simulator = AtariSimulator(self._game, self._options, np.random.SeedSequence(seed))
-            self._game_over = True
-        if self._game_over:
+            self._life_lost = False
+        if not self._life_lost:
             self._simulator.reset(self._frame)
-            self._game_over = False
+        self._life_lost = False
         self._stack[:] = 0
         self._stack[-1] = self._frame
         return self._stack.copy(), {"lives": self._simulator.ale.lives()}
@@ -249,7 +249,7 @@ class AtariEnv(gymnasium.Env[Array, int]):
         if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
             self._stack[:-1] = self._stack[1:]
             self._stack[-1] = self._frame
-        self._game_over = outcome.game_over
+        self._life_lost = outcome.terminated and not outcome.game_over
         info = {"score": outcome.score, "lives": self._simulator.ale.lives(), "game_over": outcome.game_over}
         return self._stack.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
 

@@ -67,7 +67,7 @@ class BatchConfig:
     reset_mode: str = "immediate"
     decorrelation_steps: int = 0
     restart_on_error: bool = False
-    role: int = 0  # 0: training; 1 + k: the k-th evaluation, which has generators of its own
+    role: int = 0  # 0: training; 1 + k: evaluation k, which has generators of its own
 
 
 class BatchSimulator:

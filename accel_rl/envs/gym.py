@@ -65,9 +65,18 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     return env
 
 
-def _channel_axis(shape: tuple[int, ...]) -> int:
-    """Where a picture [H, W, C] or [C, H, W] keeps its channels: the shortest axis, the last one if in doubt."""
-    return 0 if shape[0] < min(shape[1:]) else 2
+def _is_channels_last(space: gymnasium.Space[Any]) -> bool:
+    """Pictures [H, W, C] have their shortest axis last; in doubt they are taken for such."""
+    shape = tuple(space.shape or ())
+    return len(shape) == 3 and space.dtype == np.uint8 and not shape[0] < min(shape[1:])
+
+
+def to_row(observation: Any, space: gymnasium.Space[Any]) -> Any:
+    """An environment's observation as networks see it: pictures with their channels first, no double precision."""
+    array = np.asarray(observation)
+    if _is_channels_last(space):
+        return np.moveaxis(array, -1, -3)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 class GymSimulator:
@@ -88,9 +97,7 @@ class GymSimulator:
                 kind = type(its_space).__name__
                 raise UsageError(f"{config.env_id}: {what} of type {kind} are not supported; use Box or Discrete")
         self._observation_space = space
-        shape = tuple(space.shape or ())
-        self._to_channels_first = len(shape) == 3 and space.dtype == np.uint8 and _channel_axis(shape) == 2
-        if self._to_channels_first and isinstance(space, gymnasium.spaces.Box):
+        if _is_channels_last(space) and isinstance(space, gymnasium.spaces.Box):
             space = gymnasium.spaces.Box(np.moveaxis(space.low, 2, 0), np.moveaxis(space.high, 2, 0), dtype=np.uint8)
         elif isinstance(space, gymnasium.spaces.Box) and space.dtype == np.float64:
             with np.errstate(over="ignore"):  # beyond float32's range there is no bound
@@ -127,7 +134,7 @@ class GymSimulator:
 
     def _write(self, observation: Any, row: Array) -> None:
         self._check(observation)
-        row[...] = np.moveaxis(observation, 2, 0) if self._to_channels_first else observation
+        row[...] = to_row(observation, self._observation_space)
 
     def _check(self, observation: Any) -> None:
         where = f"the observation at step {self._steps} of the episode"
@@ -141,6 +148,8 @@ class GymSimulator:
             raise RunError(f"{where} is of type {value.dtype}, but the declared space says {space.dtype}")
         elif isinstance(space, gymnasium.spaces.Discrete) and not space.contains(observation):
             raise RunError(f"{where} is {observation}, which is not in {space}")
+        elif value.dtype != space.dtype and (value.astype(space.dtype) != value).any():
+            raise RunError(f"{where} does not fit the declared type {space.dtype}: {observation}")
 
     def get_state(self) -> Any:
         """A hook of the environment's own (get_state and set_state), or else its pickle, which is checked once."""
@@ -185,7 +194,8 @@ class GymSimulator:
                 original.action_space.seed(0)
                 original.step(original.action_space.sample())
                 copy = pickle.loads(pickle.dumps(original))
-                self._pickles_checked = all(_same_step(original, copy) for _ in range(5))
+                self._pickles_checked = _same_course(original, copy)
+                copy.close()
             except Exception:  # whatever keeps it from being pickled: then it has no state to offer
                 self._pickles_checked = False
             finally:
@@ -196,9 +206,13 @@ class GymSimulator:
         self._env.close()
 
 
-def _same_step(first: gymnasium.Env[Any, Any], second: gymnasium.Env[Any, Any]) -> bool:
-    action = first.action_space.sample()
-    outcomes = [env.step(action)[:4] for env in (first, second)]
-    if outcomes[0][2] or outcomes[0][3]:
-        outcomes = [(env.reset()[0], *outcome[1:]) for env, outcome in zip((first, second), outcomes, strict=True)]
-    return all(np.array_equal(a, b) for a, b in zip(*outcomes, strict=True))
+def _same_course(first: gymnasium.Env[Any, Any], second: gymnasium.Env[Any, Any], num_steps: int = 5) -> bool:
+    """Whether two environments show the same in some steps and in the episode after."""
+    for _ in range(num_steps):
+        action = first.action_space.sample()
+        outcomes = [env.step(action)[:4] for env in (first, second)]
+        if not all(np.array_equal(a, b) for a, b in zip(*outcomes, strict=True)):
+            return False
+        if outcomes[0][2] or outcomes[0][3]:
+            break
+    return np.array_equal(first.reset()[0], second.reset()[0])

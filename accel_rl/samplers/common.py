@@ -12,7 +12,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.samplers.rollout import Game, Rollout
 
-EVALUATION_HORIZON = 32  # steps between two looks at the finished games
+EVALUATION_HORIZON = 8  # steps between two looks at the finished games
 MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and some; other environments may never end
 
 OnStep = Callable[[int], None]
@@ -40,6 +40,11 @@ class SamplerConfig:
             raise UsageError(f"envs={self.num_envs} does not split into 2 groups; use an even number")
         if self.num_workers % 2:
             raise UsageError(f"workers={self.num_workers} does not split into 2 groups; use an even number")
+        if self.evaluation_envs % self.num_workers:
+            raise UsageError(
+                f"evaluation_envs={self.evaluation_envs} does not divide over workers={self.num_workers}; "
+                f"use a multiple of {self.num_workers}"
+            )
         if self.num_envs % self.num_workers:
             raise UsageError(
                 f"envs={self.num_envs} does not divide over workers={self.num_workers} in 2 groups; "
@@ -66,7 +71,7 @@ class Sampler(Protocol):
         """The next rollout. on_step(t) runs once both groups have had their actions for step t."""
 
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
-        """Whole games by environments and generators of their own; index: which evaluation of the run this is."""
+        """Whole games by environments and generators of their own; index: decides their seeds."""
 
     def get_state(self) -> dict[str, Any]:
         """Between rollouts: everything that the next rollout depends on, but for the policy."""

@@ -176,6 +176,11 @@ def make_rule(name: str, **hyperparameters: Any) -> Rule:
         return TorchRule(name.removeprefix("torch."), **hyperparameters)
     if name not in RULES:
         raise _unknown(name)
+    for option, value in hyperparameters.items():
+        is_share = option in ("decay", "momentum", "beta1", "beta2")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (is_share and value >= 1):
+            rule = "a number, at least 0 and less than 1" if is_share else "a number, at least 0"
+            raise ValueError(f"{option}={value!r} must be {rule}")
     known = [field.name for field in fields(RULES[name])]
     if unknown := sorted(hyperparameters.keys() - set(known)):
         known_names = ", ".join(known) or "a learning rate"

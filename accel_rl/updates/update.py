@@ -65,5 +65,7 @@ class LocalUpdate:
         return {"parameters": self.parameters.values, "rule": self.rule_state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        device = self.parameters.values.device
         self.parameters.values.copy_(state["parameters"])
-        self.rule_state = state["rule"]
+        # Vectors go where the parameters are; a step count stays on the CPU, so that reading it never waits for a GPU.
+        self.rule_state = {name: value.to(device) if value.dim() else value for name, value in state["rule"].items()}

@@ -22,12 +22,12 @@ class Echo:
         self.observations: list[tuple[int, ...]] = []
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        return torch.rand(num_steps, num_envs, generator=generator)
+        return torch.rand(num_steps, num_envs, generator=generator, device=generator.device)
 
     def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         self.observations.append(tuple(observation.shape))
         digest = observation.flatten(1).double().sum(1)
-        noise = torch.zeros(len(observation)) if noise is None else noise
+        noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
         action = (digest + 1000 * noise).long() % self.num_actions
         return action, {"digest": digest, "noise": noise}
 
