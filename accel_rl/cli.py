@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import typing
@@ -184,6 +185,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _say_goodbye(folder: Path) -> None:
     """Where everything is, and what to do with it."""
+    from accel_rl.logs import command
     from accel_rl.plot import plot_runs
 
     picture = folder / "learning_curve.png"
@@ -197,7 +199,8 @@ def _say_goodbye(folder: Path) -> None:
     print(f"steps           {summary['total_timesteps']:,} at {summary['fps']:,.0f} steps/s")
     print(f"run folder      {folder}")
     print(f"learning curve  {picture}")
-    print(f"make a video    accel-rl record {folder} --out {folder / 'video.mp4'}")
+    run, video = shlex.quote(str(folder)), shlex.quote(str(folder / "video.mp4"))
+    print(f"make a video    {command()} record {run} --out {video}")
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -205,7 +208,10 @@ def _eval(options: argparse.Namespace) -> None:
 
     if options.episodes < 1:
         raise UsageError(f"episodes={options.episodes} must be at least 1")
-    print(json.dumps(asdict(load(options.run_dir, options.best).evaluate(options.episodes, options.seed))))
+    evaluation = load(options.run_dir, options.best).evaluate(options.episodes, options.seed)
+    if evaluation.episodes < options.episodes:
+        print(f"accel-rl: {options.episodes - evaluation.episodes} games came to no end", file=sys.stderr)
+    print(json.dumps(asdict(evaluation)))
 
 
 def _record(options: argparse.Namespace) -> None:

@@ -5,6 +5,8 @@ import json
 import logging
 import math
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections import deque
@@ -192,6 +194,15 @@ class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
             tqdm.write(self.format(record), file=sys.stderr)
+
+
+def command() -> str:
+    """How the user can call this program again: by name if a shell would find it, else by where it is."""
+    if shutil.which("accel-rl"):
+        return "accel-rl"
+    script = Path(sys.executable).with_name("accel-rl")
+    shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
+    return shlex.quote(str(shown)) if script.exists() else f"{shlex.quote(sys.executable)} -m accel_rl"
 
 
 def open_log(folder: Path, show: bool) -> list[logging.Handler]:

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,20 @@ from accel_rl.config import Config, read_run, resolve
 from accel_rl.errors import UsageError
 from accel_rl.evaluate import Evaluation
 from accel_rl.interrupt import StopSignal
-from accel_rl.logs import Progress, close_log, logger, open_log
+from accel_rl.logs import Progress, close_log, command, logger, open_log
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
+
+# What a resumed run may have otherwise: how far it goes, and what it runs on.
+MAY_CHANGE = (
+    "steps",
+    "device",
+    "workers",
+    "sampling_threads",
+    "learning_threads",
+    "env_timeout_s",
+    "env_build_timeout_s",
+)
 
 
 def train(
@@ -127,10 +137,11 @@ class Trainer:
             if not ends and self._due(run.checkpoint_interval_steps, steps_before):
                 self.save()
         self.save()
-        self.progress.write_summary(run.algo, run.env, run.seed)
+        summary = self.progress.write_summary(run.algo, run.env, run.seed)
         if self.stop:
-            more = f"accel-rl train --resume {shlex.quote(str(self.folder))}"
-            logger.info("stopped at step %d of %d; to go on: %s", self.steps, run.steps, more)
+            more = f"{command()} train --resume {shlex.quote(str(self.folder))}"
+            score = summary["ep_rew_mean"]
+            logger.info("stopped at step %d of %d, score %s; to go on: %s", self.steps, run.steps, score, more)
 
     def _restarts(self) -> dict[str, float]:
         return {"rollout/env_restarts": self.sampler.num_restarts} if self.config.run.on_env_error == "restart" else {}
@@ -240,19 +251,18 @@ def _reopen(
     if out is not None or config_file is not None:
         raise UsageError("a resumed run goes on in its own folder with its own settings; leave --out and --config away")
     state = checkpoint.load(folder / CHECKPOINT)
-    config = resolve(saved, spec=state["spec"])
-    wanted = resolve({**saved, **given}, spec=state["spec"]).as_dict()
-    changed = [name for name, value in config.as_dict().items() if wanted[name] != value and name != "steps"]
+    wanted = resolve({**saved, **given}, spec=state["spec"])
+    values = wanted.as_dict()
+    changed = [name for name in values if values[name] != saved.get(name) and name not in MAY_CHANGE]
     if changed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
-    steps = wanted["steps"]
-    if steps <= state["steps"]:
+    if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
-    if steps != config.run.steps:
-        config = replace(config, run=replace(config.run, steps=steps))
-        (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
-    return config, folder, state
+    if wanted.run.steps > wanted.schedule_steps and wanted.algo.learning_rate_schedule == "linear":
+        logger.warning("schedules ended at step %d; the learning rate is 0 from there on", wanted.schedule_steps)
+    (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    return wanted, folder, state
 
 
 def _as_file_name(name: str) -> str:

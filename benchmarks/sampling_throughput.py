@@ -7,6 +7,7 @@ processes that only simulate, in alternating rounds of one run.
 import statistics
 import time
 
+import psutil
 import torch
 from common import SimulationLimit, alternate, arguments, describe, machine, ratio, show_ratio, write_json
 from torch import Tensor
@@ -55,6 +56,7 @@ def main() -> None:
 
     sample(1.0)
     rates = alternate({"limit": limit.run, "sampler": sample}, options.rounds, options.seconds)
+    uss = [psutil.Process(process.popen.pid).memory_full_info().uss / 1e6 for process in sampler.pool._processes]
     limit.close()
     sampler.close()
     efficiency = ratio(rates["sampler"], rates["limit"])
@@ -63,7 +65,8 @@ def main() -> None:
     print(f"simulation limit  {statistics.median(rates['limit']):8,.0f} steps/s")
     print(f"sampler           {statistics.median(rates['sampler']):8,.0f} steps/s")
     print(f"efficiency        {show_ratio(efficiency)}")
-    result = {"machine": machine(), "workers": workers, "rates": rates, "efficiency": efficiency}
+    print(f"own memory of a worker (USS), the largest: {max(uss):.0f} MB with {options.envs // workers} environments")
+    result = {"machine": machine(), "workers": workers, "rates": rates, "efficiency": efficiency, "worker_uss_mb": uss}
     write_json(options.json, {"options": {**vars(options), "json": None}, **result})
 
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+import numpy as np
+
 from accel_rl.affinity import available_cpus, physical_cores, worker_cpus
 from accel_rl.envs.batch import BatchConfig, Layout
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
-from accel_rl.samplers.worker import ANNOUNCED, CURRENT_ENV, HEARTBEAT, TAKEN, StageSetup, WorkerSetup
+from accel_rl.samplers.worker import ANNOUNCED, CURRENT_ENV, HEARTBEAT, StageSetup, WorkerSetup
 
 logger = logging.getLogger("accel_rl")
 
@@ -72,7 +74,7 @@ class WorkerPool:
         self._batch, self._train, self._evaluation = batch, train, evaluation
         self._active = train
         self._evaluation_role: int | None = None
-        status_layout: Layout = {"status": ((num_workers, 4), "<i8")}
+        status_layout: Layout = {"status": ((num_workers, 3), "<i8")}
         self._status_memory = SharedArrays(status_layout)
         self._status = self._status_memory.arrays["status"]
         self._obs_ready = [Signal() for _ in range(NUM_GROUPS)]
@@ -80,8 +82,12 @@ class WorkerPool:
         self._turn = [0] * NUM_GROUPS  # which of its two signals each group waits for
         self._pending = [0] * NUM_GROUPS  # announcements of each group not yet made use of
         self._answered = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
+        self._rows_read = [0] * NUM_GROUPS  # of this rollout
+        self._rows_before = 0  # announced by each worker in all rollouts before this one
         self._begun = False
-        self._before = self._status.copy()  # as it was when this rollout began
+        self._heartbeats = self._status[:, HEARTBEAT].copy()
+        self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life, or when there was work to do
+        self._next_look = 0.0
         self.num_replaced = 0
         self._processes: list[_Process] = []
         try:
@@ -110,7 +116,6 @@ class WorkerPool:
     def begin(self) -> None:
         """Every worker begins a rollout."""
         self._answered = [-1] * NUM_GROUPS
-        self._before = self._status.copy()
         self._begun = True
         for group in range(NUM_GROUPS):
             self._wake(group)
@@ -123,6 +128,7 @@ class WorkerPool:
             for group in (prefer, 1 - prefer):
                 if self._pending[group] == self._per_group:
                     self._pending[group] = 0
+                    self._rows_read[group] += 1
                     return group
             self._take_announcements(self._wait_for_event(self._timeout_s, self._late))
 
@@ -132,6 +138,7 @@ class WorkerPool:
         self._wake(group)
 
     def _wake(self, group: int) -> None:
+        self._alive_at[group * self._per_group : (group + 1) * self._per_group] = time.monotonic()
         self._actions_ready[group][self._turn[group]].announce(self._per_group)
         self._turn[group] = 1 - self._turn[group]
 
@@ -140,6 +147,8 @@ class WorkerPool:
         self._begun = False
         if left := self.announcements_left():
             raise RunError(f"out of step with the workers: {left} announcements left over after a rollout")
+        self._rows_before += self._active.horizon + 1
+        self._rows_read = [0] * NUM_GROUPS
 
     def announcements_left(self) -> int:
         """Between rollouts, when nobody waits for any: must be 0."""
@@ -156,6 +165,7 @@ class WorkerPool:
             for worker, process in enumerate(self._processes):
                 if process.popen.poll() is not None:
                     self._replace(worker, self._obituary(worker))
+        self._alive_at[:] = time.monotonic()
         for worker, process in enumerate(self._processes):
             with contextlib.suppress(BrokenPipeError):  # found dead by the wait below
                 process.control.send((name, arguments[worker] if arguments else None))
@@ -218,16 +228,23 @@ class WorkerPool:
         """The descriptors that are readable, of groups and of control connections. late(): the workers waited for.
 
         Returns [] after having replaced a worker, or raises RunError."""
-        if ready := self._poll.poll(SLICE_S * 1000):
-            return [fd for fd, _ in ready]
-        heartbeats, deadline = self._status[:, HEARTBEAT].copy(), time.monotonic() + timeout_s - SLICE_S
-        while not (ready := self._poll.poll(SLICE_S * 1000)):
-            if (self._status[:, HEARTBEAT] != heartbeats).any():
-                heartbeats, deadline = self._status[:, HEARTBEAT].copy(), time.monotonic() + timeout_s
-            elif time.monotonic() > deadline:
-                self._handle_hang(timeout_s, late())
-                return []
-        return [fd for fd, _ in ready]
+        while True:
+            ready = self._poll.poll(SLICE_S * 1000)
+            now = time.monotonic()
+            if now > self._next_look:
+                self._next_look = now + SLICE_S
+                if hung := self._find_hung(now, timeout_s, late()):
+                    self._handle_hang(timeout_s, hung)
+                    return []
+            if ready:
+                return [fd for fd, _ in ready]
+
+    def _find_hung(self, now: float, timeout_s: float, late: list[int]) -> list[int]:
+        """The late workers that have shown no sign of life for timeout_s, whatever the others do."""
+        moved = self._status[:, HEARTBEAT] != self._heartbeats
+        self._alive_at[moved] = now
+        self._heartbeats = self._status[:, HEARTBEAT].copy()
+        return [worker for worker in late if now - self._alive_at[worker] > timeout_s]
 
     def _watch(self) -> None:
         """What waits watch: both groups' announcements, and every control connection."""
@@ -290,14 +307,17 @@ class WorkerPool:
     def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
         """No worker has made progress: the late ones hang."""
         flag = "--env-timeout-s" if self._begun else "--env-build-timeout-s"
+        messages = [f"{self._where(worker)} has not answered for {timeout_s:g} s ({flag})" for worker in late]
+        if not (self._begun and self._batch.restart_on_error):
+            raise RunError(messages[0])
         for worker in late:
-            message = f"{self._where(worker)} has not answered for {timeout_s:g} s ({flag})"
-            if not (self._begun and self._batch.restart_on_error):
-                raise RunError(message)
+            self._processes[worker].popen.kill()
+        for worker, message in zip(late, messages, strict=True):
             self._replace(worker, message)
 
     def _rows_announced(self, worker: int) -> int:
-        return int(self._status[worker, ANNOUNCED] - self._before[worker, ANNOUNCED])
+        """In this rollout. What has been read was announced, even if the worker was killed before it had counted it."""
+        return max(int(self._status[worker, ANNOUNCED]) - self._rows_before, self._rows_read[worker // self._per_group])
 
     def _rows_expected(self, worker: int) -> int:
         return self._answered[worker // self._per_group] + 2
@@ -308,6 +328,7 @@ class WorkerPool:
         old.popen.kill()
         old.popen.wait()
         old.control.close()
+        self._status[worker, ANNOUNCED] = self._rows_before + self._rows_announced(worker)
         next_step = self._rows_announced(worker) - 1  # -1: it died before it had announced row 0
         owes_a_step = self._begun and self._rows_announced(worker) < self._rows_expected(worker)
         in_rollout = self._begun and 0 <= next_step < self._active.horizon
@@ -325,12 +346,28 @@ class WorkerPool:
             lost_step=next_step if in_rollout else None,
             turn=last_turn if owes_a_step else self._turn[group],
         )
-        num_taken = self._status[worker, TAKEN] - self._before[worker, TAKEN]
+        if self._begun:
+            self._settle(group)
         self._processes[worker] = self._launch(setup)
         self._watch()
         self._wait_until_built(worker)
-        if owes_a_step and num_taken == self._rows_expected(worker):  # it had seen the actions that it did not take
+        self._alive_at[worker] = time.monotonic()
+        if owes_a_step:
             self._actions_ready[group][last_turn].announce()
+
+    def _settle(self, group: int) -> None:
+        """Waits for the group's living workers; then takes stock, since a dead one leaves its signals in any state."""
+        workers = range(group * self._per_group, (group + 1) * self._per_group)
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline and any(
+            self._processes[w].popen.poll() is None and self._rows_announced(w) < self._rows_expected(w)
+            for w in workers
+        ):
+            time.sleep(0.001)
+        for announcement in (self._obs_ready[group], self._actions_ready[group][1 - self._turn[group]]):
+            while announcement.take():
+                pass
+        self._pending[group] = sum(self._rows_announced(w) > self._rows_read[group] for w in workers)
 
     def _wait_until_built(self, worker: int) -> None:
         deadline = time.monotonic() + self._build_timeout_s

@@ -30,7 +30,7 @@ from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
 
 # Columns of a worker's row in the status array, which outlives the worker.
-CURRENT_ENV, HEARTBEAT, ANNOUNCED, TAKEN = range(4)
+CURRENT_ENV, HEARTBEAT, ANNOUNCED = range(3)
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,11 @@ class Worker:
         if signal.take() != 1:
             raise RunError("out of step with the action server: another worker took this one's actions")
         self._turn = 1 - self._turn
-        self._status[TAKEN] += 1
         return True
 
     def _announce(self) -> None:
-        self._status[ANNOUNCED] += 1
         self._setup.obs_ready.announce()
+        self._status[ANNOUNCED] += 1  # last: what is counted was announced, however suddenly this process may end
 
     def _answer(self, request: str, argument: Any) -> Any:
         if request == "start":  # a message of its own, since a resumed run sets states instead

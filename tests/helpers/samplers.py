@@ -73,3 +73,15 @@ def copy(rollout: Any) -> Any:
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})
+
+
+class Flat(torch.nn.Module):
+    """A network for pictures that are too small for convolutions."""
+
+    def __init__(self, spec: Any):
+        super().__init__()
+        self.num_features = 8
+        self.layer = torch.nn.Linear(int(np.prod(spec.observation_shape)), 8)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        return torch.tanh(self.layer(picture.flatten(1) / 255))
