@@ -221,7 +221,8 @@ def _create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
-        (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
+        program = "accel-rl" if Path(sys.argv[0]).name in ("accel-rl", "__main__.py") else sys.argv[0]
+        (folder / "command.txt").write_text(shlex.join([program, *sys.argv[1:]]) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write the run's folder {folder}: {error.strerror}") from None
     return folder

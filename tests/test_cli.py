@@ -54,7 +54,8 @@ def cartpole(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def pong(tmp_path_factory: Any) -> Path:
     out = tmp_path_factory.mktemp("cli") / "pong"
-    return accel_rl.train(**{**SMALL, "env": "pong"}, steps=80, decorrelation_steps=0, max_episode_steps=9, out=out)
+    settings = {**SMALL, "env": "pong", "decorrelation_steps": 0, "max_episode_steps": 9, "learning_rate": 1e-6}
+    return accel_rl.train(**settings, steps=80, out=out)
 
 
 def call(capfd: Any, *words: Any) -> Result:
@@ -313,7 +314,7 @@ BAD_ARGUMENTS = [
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
     ("train --algo accel_rl.config:Config", "no subclass of accel_rl.algos.Algo"),
     ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
-    ("train --env-preset stoke", "unknown env preset 'stoke'; did you mean stooke"),
+    ("train --env-preset stoke", "unknown env.preset 'stoke'; did you mean stooke"),
     ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),
     ("train --learning_rate 1", "did you mean --learning-rate"),
     ("train pong", "unknown argument 'pong'"),

@@ -57,7 +57,10 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
 
 def _main() -> None:
     leave_signals_to_parent()
-    config = pickle.loads(sys.stdin.buffer.read())
+    request = sys.stdin.buffer.read()
+    if not request:
+        return  # the parent was interrupted before it could ask
+    config = pickle.loads(request)
     result: EnvSpec | Exception
     try:
         simulator = make_simulator(config, np.random.SeedSequence(0))

@@ -30,6 +30,7 @@ logger = logging.getLogger("accel_rl")
 NUM_GROUPS = 2
 SLICE_S = 0.5  # a wait looks this often whether the workers still make progress
 EXIT_PATIENCE_S = 2.0
+MET_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
 
 
 class Stage:
@@ -169,7 +170,7 @@ class WorkerPool:
         for worker, process in enumerate(self._processes):
             with contextlib.suppress(BrokenPipeError):  # found dead by the wait below
                 process.control.send((name, arguments[worker] if arguments else None))
-        return self._collect_replies(timeout_s or self._build_timeout_s)
+        return self._collect_replies(timeout_s or self._build_timeout_s, name)
 
     def open_evaluation(self, role: int) -> None:
         """Rollouts are now those of newly built evaluation environments."""
@@ -263,13 +264,19 @@ class WorkerPool:
             if control in ready:
                 self._handle_message(worker)
 
-    def _collect_replies(self, timeout_s: float) -> list[Any]:
+    def _collect_replies(self, timeout_s: float, request: str | None = None) -> list[Any]:
         replies: dict[int, Any] = {}
         while len(replies) < len(self._processes):
             ready = self._wait_for_event(timeout_s, lambda: sorted({*range(len(self._processes))} - replies.keys()))
             for worker, control in enumerate(self._controls):
                 if control in ready:
-                    kind, content = self._receive(worker)
+                    try:
+                        kind, content = self._receive(worker)
+                    except RunError as error:
+                        if not (self._batch.restart_on_error and request in MET_BY_NEW_WORKERS):
+                            raise
+                        self._replace(worker, str(error))
+                        kind, content = "done", None
                     if kind == "done":
                         replies[worker] = content
         return [replies[worker] for worker in range(len(self._processes))]
