@@ -140,8 +140,8 @@ class Trainer:
         summary = self.progress.write_summary(run.algo, run.env, run.seed)
         if self.stop:
             more = f"{command()} train --resume {shlex.quote(str(self.folder))}"
-            score = summary["ep_rew_mean"]
-            logger.info("stopped at step %d of %d, score %s; to go on: %s", self.steps, run.steps, score, more)
+            score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
+            logger.info("stopped at step %d of %d, %s; to go on: %s", self.steps, run.steps, score, more)
 
     def _restarts(self) -> dict[str, float]:
         return {"rollout/env_restarts": self.sampler.num_restarts} if self.config.run.on_env_error == "restart" else {}
