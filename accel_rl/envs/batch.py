@@ -8,7 +8,7 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,10 @@ class BatchConfig:
     decorrelation_steps: int = 0
     restart_on_error: bool = False
     role: int = 0  # 0: training; 1 + k: evaluation k, which has generators of its own
+
+    def for_evaluation(self, role: int) -> "BatchConfig":
+        """Whole games of the same environments, from their own beginnings."""
+        return replace(self, role=role, decorrelation_steps=0, reset_mode="immediate")
 
 
 class BatchSimulator:

@@ -13,7 +13,7 @@ import torch
 from accel_rl.envs.batch import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.common import OnStep, SamplerConfig, evaluation_stage, noise_generator, play_games
+from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
 from accel_rl.samplers.pool import Stage, WorkerPool
 from accel_rl.samplers.rollout import Game, Rollout
 
@@ -36,7 +36,7 @@ class AlternatingSampler:
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         train = Stage(rollout_layout(spec, config.horizon, config.num_envs), config.num_workers)
-        evaluation = Stage(rollout_layout(*evaluation_stage(spec, config)), config.num_workers)
+        evaluation = Stage(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
         self._server = ActionServer(spec, train.arrays, self.device, noise_generator(batch, self.device))
         self._evaluation_arrays = evaluation.arrays
         self._started = False

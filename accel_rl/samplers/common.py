@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from accel_rl.envs.batch import BatchConfig
-from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.samplers.rollout import Game, Rollout
 
@@ -103,8 +102,3 @@ def play_games(collect: Callable[[], Rollout], num_envs: int, episodes: int, sto
                 quota[game.env] -= 1
                 played.append(game)
     return played
-
-
-def evaluation_stage(spec: EnvSpec, config: SamplerConfig) -> tuple[EnvSpec, int, int]:
-    """Arguments of rollout_layout for evaluations."""
-    return spec, EVALUATION_HORIZON, config.evaluation_envs

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.common import OnStep, SamplerConfig, evaluation_stage, noise_generator, play_games
+from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
 from accel_rl.samplers.rollout import Game, Rollout
 
 
@@ -66,9 +65,9 @@ class SerialSampler:
 
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
         role = index + 1
-        arrays = _arrays(*evaluation_stage(self.spec, self.config))
+        arrays = _arrays(self.spec, EVALUATION_HORIZON, self.config.evaluation_envs)
         server = ActionServer(self.spec, arrays, self.device, noise_generator(self.batch, self.device, role))
-        envs = BatchSimulator(replace(self.batch, role=role, decorrelation_steps=0, reset_mode="immediate"), arrays, 0)
+        envs = BatchSimulator(self.batch.for_evaluation(role), arrays, first_env=0)
         envs.start()
         try:
             return play_games(lambda: self._collect(server, envs, greedy), server.num_envs, episodes, stop)

@@ -20,7 +20,7 @@ import faulthandler
 import logging
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -129,7 +129,7 @@ class Worker:
         return None
 
     def _open_evaluation(self, role: int) -> None:
-        config = replace(self._setup.batch, role=role, decorrelation_steps=0, reset_mode="immediate")
+        config = self._setup.batch.for_evaluation(role)
         self._evaluation = self._active = self._build(self._setup.evaluation, config)
         self._evaluation.start()
 
