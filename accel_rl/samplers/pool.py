@@ -312,7 +312,7 @@ class WorkerPool:
         return [w for w in range(len(self._processes)) if self._rows_announced(w) < self._rows_expected(w)]
 
     def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
-        """No worker has made progress: the late ones hang."""
+        """The late workers have shown no sign of life for timeout_s."""
         flag = "--env-timeout-s" if self._begun else "--env-build-timeout-s"
         messages = [f"{self._where(worker)} has not answered for {timeout_s:g} s ({flag})" for worker in late]
         if not (self._begun and self._batch.restart_on_error):
