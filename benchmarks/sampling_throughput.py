@@ -56,7 +56,7 @@ def main() -> None:
 
     sample(1.0)
     rates = alternate({"limit": limit.run, "sampler": sample}, options.rounds, options.seconds)
-    uss = [psutil.Process(process.popen.pid).memory_full_info().uss / 1e6 for process in sampler.pool._processes]
+    uss = [psutil.Process(process.pid).memory_full_info().uss / 1e6 for process in sampler.pool.processes]
     limit.close()
     sampler.close()
     efficiency = ratio(rates["sampler"], rates["limit"])

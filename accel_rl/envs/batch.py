@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import AtariSimulator, game_name, make_options
+from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Simulator
+from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
 
 logger = logging.getLogger("accel_rl")
@@ -39,6 +39,7 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
         "truncated": ((T, B), "|b1"),
         "valid": ((T, B), "|b1"),
         "reset": ((T + 1, B), "|b1"),
+        "age": ((T + 1, B), "<i8"),  # rows since the first one of the learner's episode
         "final_observation": ((T, B, *row), dtype),  # written where truncated; untouched pages cost no memory
         "game_score": ((T, B), "<f8"),
         "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
@@ -46,12 +47,22 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
     }
 
 
-def make_simulator(config: EnvConfig, seed: np.random.SeedSequence) -> Simulator:
-    """The simulator that a worker steps. Raises UsageError for an unknown name or option."""
+def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False) -> Simulator:
+    """The simulator that a worker steps. Raises UsageError for an unknown name or option.
+
+    reserve: Atari games start from prepared states."""
     game = game_name(config.env_id)
     if game is not None:
-        return AtariSimulator(game, make_options(config.preset, config.options), seed)
+        return AtariSimulator(game, make_options(config.preset, config.options), seed, reserve)
     return GymSimulator(config, seed)
+
+
+def prepare(config: "BatchConfig") -> None:
+    """Does for all simulators of this process what else the first one would: processes forked from it share it."""
+    game = game_name(config.env.env_id)
+    options = make_options(config.env.preset, config.env.options) if game else None
+    if game and options and config.reset_mode == "reserve" and not why_no_reserve(game, options):
+        start_states(game, options)
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,8 @@ class BatchConfig:
     """How environments are run, the same for all of them.
 
     reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
-    two rollouts (its samples are not valid until then). decorrelation_steps: at most so many random actions first.
+    two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
+    decorrelation_steps: at most so many random actions first.
     """
 
     env: EnvConfig
@@ -71,14 +83,15 @@ class BatchConfig:
 
     def for_evaluation(self, role: int) -> "BatchConfig":
         """Whole games of the same environments, from their own beginnings."""
-        return replace(self, role=role, decorrelation_steps=0, reset_mode="immediate")
+        reset_mode = "immediate" if self.reset_mode == "wait" else self.reset_mode
+        return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode)
 
 
 class BatchSimulator:
     """The environments of the given columns, that is of global indices first_env ... first_env + k - 1.
 
     arrays: those of rollout_layout, cut to these k columns. The order of calls is `start`, then for each rollout
-    `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step with its column.
+    `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step with its index.
     Raises RunError with the environment's index and seed if one of them fails (unless restart_on_error).
     """
 
@@ -87,24 +100,31 @@ class BatchSimulator:
         config: BatchConfig,
         arrays: dict[str, Array],
         first_env: int,
-        heartbeat: Callable[[int], None] = lambda column: None,
+        heartbeat: Callable[[int], None] = lambda env: None,
     ):
         self.config, self.arrays, self.first_env, self._heartbeat = config, arrays, first_env, heartbeat
-        self._num_envs = arrays["reward"].shape[1]
+        self.horizon, self.num_envs = arrays["reward"].shape
         self._history = arrays["observation"].shape[0] - arrays["reset"].shape[0]
-        row_shape = arrays["observation"].shape[2:]
-        self._pending = np.zeros((self._num_envs, *row_shape), arrays["observation"].dtype)
-        self._waiting = [True] * self._num_envs  # game over; the first row of the next game is in _pending
-        self._score = [0.0] * self._num_envs
-        self._length = [0] * self._num_envs
-        self._counts = [True] * self._num_envs  # False while the game has random play in it
+        observation = arrays["observation"]
+        # Views made once: making one costs as much as the rest of a step's bookkeeping. (The dots keep a scalar a view.)
+        self._rows = [
+            [observation[row, column, ...] for column in range(self.num_envs)]
+            for row in range(self._history, len(observation))
+        ]
+        self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
+        self._waiting = [True] * self.num_envs  # game over; the first row of the next game is in _pending
+        self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
+        self._score = [0.0] * self.num_envs
+        self._length = [0] * self.num_envs
+        self._age = [0] * self.num_envs  # of the newest row
+        self._counts = [True] * self.num_envs  # False while the game has random play in it
         self._lost_step = False
         self._random_action: Any = None  # the last one of the environment that is being started
-        self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self._num_envs)]
+        self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
 
     def start(self) -> None:
         """Starts every game and plays its random number of random actions."""
-        for column in range(self._num_envs):
+        for column in range(self.num_envs):
             try:
                 self._guarded(column, self._start_env)
             except RunError as error:
@@ -113,20 +133,29 @@ class BatchSimulator:
                 self._renew(column, error)
 
     def begin(self) -> None:
-        """Row 0 of a rollout: environments that waited for the pause show the first row of their next game."""
-        for column in range(self._num_envs):
+        """Row 0 of a rollout: environments that waited for the pause show the first row of their next game.
+
+        All that follows is set to what is so at most steps, so that a step need only write what is not."""
+        arrays = self.arrays
+        for name in ("reward", "terminated", "truncated", "game_length"):
+            arrays[name][:] = 0
+        arrays["reset"][1:] = False
+        arrays["valid"][:] = True
+        for column in range(self.num_envs):
             if self._waiting[column]:
-                self.arrays["observation"][self._history, column] = self._pending[column]
-                self.arrays["reset"][0, column] = True
+                self._rows[0][column][...] = self._pending[column]
+                arrays["reset"][0, column] = True
+                arrays["age"][0, column] = 0
                 self._waiting[column] = False
+        self._age = arrays["age"][0].tolist()
 
     def step(self, t: int) -> None:
         """Steps every environment with its action of step t, and writes row t and the observation after it."""
         if self._lost_step:
             self._lose_step(t)
             return
-        for column in range(self._num_envs):
-            self._heartbeat(column)
+        for column in range(self.num_envs):
+            self._heartbeat(self.first_env + column)
             if self._waiting[column]:
                 self._idle(t, column)
                 continue
@@ -141,7 +170,7 @@ class BatchSimulator:
 
     def pause(self) -> None:
         """Between two rollouts: whatever can be done while the learner works."""
-        for column in range(self._num_envs):
+        for column in range(self.num_envs):
             if self._waiting[column]:
                 self._guarded(column, lambda column: self._reset_env(column, self._pending[column, ...]))
 
@@ -150,7 +179,7 @@ class BatchSimulator:
         self._lost_step = True
 
     def _build(self, column: int) -> Simulator:
-        return make_simulator(self.config.env, self._seed(column, 0))
+        return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
         """By global index, so that results do not depend on the number of workers."""
@@ -165,7 +194,7 @@ class BatchSimulator:
         num_random = int(rng.integers(self.config.decorrelation_steps + 1))
         space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
-            self._heartbeat(column)
+            self._heartbeat(self.first_env + column)
             action = self._random_action = space.sample() - getattr(space, "start", 0)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
@@ -183,19 +212,27 @@ class BatchSimulator:
             row[...] = self._pending[column]
 
     def _step_env(self, t: int, column: int) -> None:
-        arrays, row = self.arrays, self.arrays["observation"][self._history + t + 1, column, ...]
-        simulator = self.simulators[column]
-        outcome = simulator.step(arrays["action"][t, column], row)
-        arrays["reward"][t, column] = outcome.reward
+        row = self._rows[t + 1][column]
+        outcome = self.simulators[column].step(self._action[t, column], row)
+        reward, score, terminated, truncated, game_over = outcome
+        if reward:
+            self._reward[t, column] = reward
+        self._score[column] += score
+        self._length[column] += 1
+        self._age[column] += 1
+        if terminated or truncated or game_over:
+            self._end_episode(t, column, outcome)
+        self._ages[t + 1, column] = self._age[column]
+
+    def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
+        """The learner's; perhaps also the game."""
+        arrays, row = self.arrays, self._rows[t + 1][column]
         arrays["terminated"][t, column] = outcome.terminated
         arrays["truncated"][t, column] = outcome.truncated
-        arrays["valid"][t, column] = True
-        arrays["reset"][t + 1, column] = False
-        arrays["game_length"][t, column] = 0
-        self._score[column] += outcome.score
-        self._length[column] += 1
         if outcome.truncated:
             arrays["final_observation"][t, column] = row
+        if outcome.terminated or outcome.truncated:
+            self._age[column] = 0
         if outcome.game_over:
             self._finish_game(t, column)
             if self.config.reset_mode == "wait":
@@ -203,6 +240,7 @@ class BatchSimulator:
             else:
                 self._reset_env(column, row)
                 arrays["reset"][t + 1, column] = True
+                self._age[column] = 0
 
     def _finish_game(self, t: int, column: int) -> None:
         if self._counts[column]:
@@ -212,17 +250,15 @@ class BatchSimulator:
 
     def _idle(self, t: int, column: int) -> None:
         """A row that counts for nothing: its observation stands still."""
-        arrays, row = self.arrays, self._history + t
-        arrays["observation"][row + 1, column] = arrays["observation"][row, column]
-        arrays["reward"][t, column] = 0
-        arrays["game_length"][t, column] = 0
-        for name in ("terminated", "truncated", "valid"):
-            arrays[name][t, column] = False
-        arrays["reset"][t + 1, column] = False
+        self._rows[t + 1][column][...] = self._rows[t][column]
+        self._age[column] += 1
+        self._ages[t + 1, column] = self._age[column]
+        for name in ("reward", "terminated", "truncated", "valid", "game_length"):
+            self.arrays[name][t, column] = 0
 
     def _lose_step(self, t: int) -> None:
         self._lost_step = False
-        for column in range(self._num_envs):
+        for column in range(self.num_envs):
             self._mark_lost(t, column)
 
     def _renew(self, column: int, failure: RunError) -> None:
@@ -239,14 +275,15 @@ class BatchSimulator:
         self._idle(t, column)
         arrays = self.arrays
         arrays["truncated"][t, column] = True
-        arrays["final_observation"][t, column] = arrays["observation"][self._history + t, column]
-        arrays["observation"][self._history + t + 1, column] = self._pending[column]
+        arrays["final_observation"][t, column] = self._rows[t][column]
+        self._rows[t + 1][column][...] = self._pending[column]
         arrays["reset"][t + 1, column] = True
+        arrays["age"][t + 1, column] = self._age[column] = 0
         self._waiting[column] = False
         self._score[column], self._length[column] = 0.0, 0
 
     def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
-        self._heartbeat(column)
+        self._heartbeat(self.first_env + column)
         try:
             return action(column)
         except UsageError:
@@ -274,7 +311,7 @@ class BatchSimulator:
                 "length": self._length[column],
                 "counts": self._counts[column],
             }
-            for column in range(self._num_envs)
+            for column in range(self.num_envs)
         ]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:

@@ -35,7 +35,6 @@ class ActionServer:
         half = self.num_envs // 2
         self.groups = (slice(0, half), slice(half, self.num_envs))
         self.history = max(spec.frame_stack - 1, 0)
-        self.age = np.zeros((self.horizon + 1, self.num_envs), np.int64)
         shared = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self._shared_rows, self._shared_actions = shared["observation"], shared["action"]
         self._on_cpu = device.type == "cpu"
@@ -45,7 +44,8 @@ class ActionServer:
         # What each group sees at each step, as views made once: making them costs more than a batch's bookkeeping.
         self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self._recorded: dict[str, Tensor] = {}
-        self._noise = torch.empty(0)
+        self._chosen = [self._shared_actions[:, columns].unbind() for columns in self.groups]
+        self._ages = [list(arrays["age"][:, columns]) for columns in self.groups]
         self.steps_done = 0  # agent steps of all environments before this rollout
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
@@ -55,18 +55,19 @@ class ActionServer:
         if not self._on_cpu:
             self._shared_rows[h] = self._shared_rows[h + T]
         self.arrays["reset"][0] = self.arrays["reset"][T]
-        self.age[0] = self.age[T]
+        self.arrays["age"][0] = self.arrays["age"][T]
         self._policy, self._greedy = policy, greedy
         if not greedy:
-            self._noise = policy.draw_noise(T, self.num_envs, self.generator)
+            noise = policy.draw_noise(T, self.num_envs, self.generator)
+            self._noise = [noise[:, columns].unbind() for columns in self.groups]
 
     def serve(self, group: int, t: int) -> None:
         """Chooses the group's actions of step t; when it returns, the environments may take them."""
         columns = self.groups[group]
         observation = self._observe(group, t)
-        noise = None if self._greedy else self._noise[t, columns]
+        noise = None if self._greedy else self._noise[group][t]
         action, self._newest_recorded = self._policy.act(observation, noise)
-        self._shared_actions[t, columns] = action  # on a GPU this waits for the network
+        self._chosen[group][t].copy_(action)  # on a GPU this waits for the network
         self._newest = (columns, t, action)
 
     def record(self) -> None:
@@ -88,7 +89,7 @@ class ActionServer:
         final_step, final_env = np.nonzero(self.arrays["truncated"] & ~self.arrays["terminated"])
         rollout = Rollout(
             observation_rows=self._rows,
-            age=torch.from_numpy(self.age).to(self.device),
+            age=torch.from_numpy(self.arrays["age"]).to(self.device),
             frame_stack=self.spec.frame_stack,
             action=self._actions,
             recorded=self._recorded,
@@ -104,11 +105,6 @@ class ActionServer:
 
     def _fetch(self, columns: slice, t: int) -> None:
         """Takes note of a newly announced row: of its age, and on a GPU of the row itself."""
-        starts = self.arrays["reset"][t, columns]
-        if t > 0:
-            starts = starts | self.arrays["terminated"][t - 1, columns] | self.arrays["truncated"][t - 1, columns]
-            self.age[t, columns] = self.age[t - 1, columns] + 1
-        self.age[t, columns][starts] = 0
         if not self._on_cpu:
             row = self.history + t
             self._rows[row, columns] = self._shared_rows[row, columns].to(self.device, non_blocking=True)
@@ -122,7 +118,7 @@ class ActionServer:
         """What the network sees [b, ...]."""
         columns = self.groups[group]
         self._fetch(columns, t)
-        age = self.age[t, columns]
+        age = self._ages[group][t]
         if not self.history or age.min() >= self.history:
             return self._seen[group][t]
         return blank(self._seen[group][t], torch.from_numpy(age).to(self.device))
@@ -136,7 +132,7 @@ class ActionServer:
             return newest
         h = self.history
         stacks = torch.stack([self._rows[steps + 1 + k, envs] for k in range(h)] + [newest], 1)
-        return blank(stacks, torch.from_numpy(self.age[steps, envs] + 1).to(self.device))
+        return blank(stacks, torch.from_numpy(self.arrays["age"][steps, envs] + 1).to(self.device))
 
     def _finished_games(self) -> list[Game]:
         steps, envs = np.nonzero(self.arrays["game_length"])
@@ -149,7 +145,7 @@ class ActionServer:
         return {
             "rows": self._rows[T : T + h + 1].cpu().clone(),
             "reset": self.arrays["reset"][T].copy(),
-            "age": self.age[T].copy(),
+            "age": self.arrays["age"][T].copy(),
             "restarts": self.arrays["restarts"].copy(),
             "generator": self.generator.get_state(),
             "steps_done": self.steps_done,
@@ -159,7 +155,7 @@ class ActionServer:
         h, T = self.history, self.horizon
         self._rows[T : T + h + 1] = state["rows"].to(self.device)
         self.arrays["reset"][T] = state["reset"]
-        self.age[T] = state["age"]
+        self.arrays["age"][T] = state["age"]
         self.arrays["restarts"][:] = state["restarts"]
         self.generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]

@@ -39,8 +39,9 @@ class AlternatingSampler:
         evaluation = Stage(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
         self._server = ActionServer(spec, train.arrays, self.device, noise_generator(batch, self.device))
         self._evaluation_arrays = evaluation.arrays
+        self._envs = [train.envs(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
-        self.seconds = {"env_wait": 0.0, "inference": 0.0}
+        self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.pool = WorkerPool(
             config.num_workers, batch, train, evaluation, config.env_timeout_s, config.env_build_timeout_s
         )
@@ -75,6 +76,7 @@ class AlternatingSampler:
             if on_step and t < T and step[1 - group] > t:
                 on_step(t)
         self.pool.end()
+        self.seconds["action_wait"] = self.pool.waited_s
         return server.finish()
 
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
@@ -88,16 +90,18 @@ class AlternatingSampler:
 
     def get_state(self) -> dict[str, Any]:
         states = self.pool.request("get_state")
-        return {"server": self._server.get_state(), "envs": [env for worker in states for env in worker]}
+        envs = {
+            env: env_state
+            for of, worker in zip(self._envs, states, strict=True)
+            for env, env_state in zip(of, worker, strict=True)
+        }
+        return {"server": self._server.get_state(), "envs": [envs[env] for env in range(self.config.num_envs)]}
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
         self._started = True
         self._server.set_state(state["server"])
-        per_worker = self.config.num_envs // self.config.num_workers
-        parts = [
-            state["envs"][worker * per_worker : (worker + 1) * per_worker] for worker in range(self.config.num_workers)
-        ]
-        return [env for restarted in self.pool.request("set_state", parts) for env in restarted]
+        parts = [[state["envs"][env] for env in envs] for envs in self._envs]
+        return sorted(env for restarted in self.pool.request("set_state", parts) for env in restarted)
 
     def close(self) -> None:
         self.pool.close()

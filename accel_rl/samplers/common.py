@@ -37,18 +37,10 @@ class SamplerConfig:
                 raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least 1")
         if self.num_envs % 2:
             raise UsageError(f"envs={self.num_envs} does not split into 2 groups; use an even number")
-        if self.num_workers % 2:
-            raise UsageError(f"workers={self.num_workers} does not split into 2 groups; use an even number")
-        if self.evaluation_envs % self.num_workers:
-            raise UsageError(
-                f"evaluation_envs={self.evaluation_envs} does not divide over workers={self.num_workers}; "
-                f"use a multiple of {self.num_workers}"
-            )
-        if self.num_envs % self.num_workers:
-            raise UsageError(
-                f"envs={self.num_envs} does not divide over workers={self.num_workers} in 2 groups; "
-                f"use a multiple of {self.num_workers}"
-            )
+        for name, num_envs in (("envs", self.num_envs), ("evaluation_envs", self.evaluation_envs)):
+            in_one_group = self.num_workers % 2 == 0 and num_envs % self.num_workers == 0
+            if num_envs % (2 * self.num_workers) and not in_one_group:
+                raise UsageError(f"{name}={num_envs} does not divide over workers={self.num_workers} in 2 groups")
 
     @property
     def evaluation_envs(self) -> int:

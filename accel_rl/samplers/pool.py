@@ -5,16 +5,13 @@ that names it, or (on_env_error="restart") is replaced.
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, Pipe
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,41 +19,63 @@ import numpy as np
 from accel_rl.affinity import available_cpus, physical_cores, worker_cpus
 from accel_rl.envs.batch import BatchConfig, Layout
 from accel_rl.errors import RunError, UsageError
+from accel_rl.samplers.launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
-from accel_rl.samplers.worker import ANNOUNCED, CURRENT_ENV, HEARTBEAT, StageSetup, WorkerSetup
+from accel_rl.samplers.worker import (
+    ANNOUNCED,
+    CURRENT_ENV,
+    HEARTBEAT,
+    NUM_GROUPS,
+    WAITED_NS,
+    GroupSignals,
+    Share,
+    StageSetup,
+    WorkerSetup,
+)
 
 logger = logging.getLogger("accel_rl")
 
-NUM_GROUPS = 2
 SLICE_S = 0.5  # a wait looks this often whether the workers still make progress
-EXIT_PATIENCE_S = 2.0
 MET_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
 
 
+def share_out(num_envs: int, num_workers: int) -> list[tuple[Share, Share]]:
+    """Each worker's environments in each group: as many of one as of the other, so that it always has something to do.
+
+    Where that doesn't divide, half of the workers have all of a group.
+    """
+    half = num_envs // NUM_GROUPS
+    if half % num_workers == 0:
+        k = half // num_workers
+        return [((worker * k, k), (half + worker * k, k)) for worker in range(num_workers)]
+    k = num_envs // num_workers
+    in_group_0 = num_workers // NUM_GROUPS
+    return [((w * k, k), (half, 0)) if w < in_group_0 else ((0, 0), (w * k, k)) for w in range(num_workers)]
+
+
 class Stage:
-    """Shared arrays for a number of environments that is split evenly over the workers, group 0 first."""
+    """Shared arrays for a number of environments, and which of them each worker has."""
 
     def __init__(self, layout: Layout, num_workers: int):
         self.layout = layout
         self.memory = SharedArrays(layout)
         self.arrays = self.memory.arrays
-        self.num_envs = self.arrays["reward"].shape[1]
-        self.horizon = self.arrays["reward"].shape[0]
-        self.envs_per_worker = self.num_envs // num_workers
+        self.horizon, self.num_envs = self.arrays["reward"].shape
+        self.shares = share_out(self.num_envs, num_workers)
+        # [worker, group]: whether it has environments of that group
+        self.has = np.array([[num > 0 for _, num in shares] for shares in self.shares])
+        self.members = [np.flatnonzero(self.has[:, group]).tolist() for group in range(NUM_GROUPS)]
 
     def setup(self, worker: int) -> StageSetup:
-        return StageSetup(self.layout, self.memory.fd, worker * self.envs_per_worker, self.envs_per_worker)
+        return StageSetup(self.layout, self.memory.fd, self.shares[worker])
 
-
-@dataclass
-class _Process:
-    popen: "subprocess.Popen[bytes]"
-    control: "Connection[Any, Any]"
-    setup: WorkerSetup
+    def envs(self, worker: int) -> list[int]:
+        """The worker's environments, by index."""
+        return [env for first, num in self.shares[worker] for env in range(first, first + num)]
 
 
 class WorkerPool:
-    """num_workers simulator processes in two groups, started and with their environments built when this returns.
+    """num_workers simulator processes, started and with their environments built when this returns.
 
     Raises UsageError or RunError if an environment can't be built, within build_timeout_s of its last sign of life.
     """
@@ -70,27 +89,31 @@ class WorkerPool:
         timeout_s: float = 20.0,
         build_timeout_s: float = 60.0,
     ):
-        self._per_group = num_workers // NUM_GROUPS
         self._timeout_s, self._build_timeout_s = timeout_s, build_timeout_s
         self._batch, self._train, self._evaluation = batch, train, evaluation
         self._active = train
         self._evaluation_role: int | None = None
-        status_layout: Layout = {"status": ((num_workers, 3), "<i8")}
+        status_layout: Layout = {"status": ((num_workers, ANNOUNCED + NUM_GROUPS), "<i8")}
         self._status_memory = SharedArrays(status_layout)
         self._status = self._status_memory.arrays["status"]
-        self._obs_ready = [Signal() for _ in range(NUM_GROUPS)]
-        self._actions_ready = [(Signal(one_at_a_time=True), Signal(one_at_a_time=True)) for _ in range(NUM_GROUPS)]
+        signals = [
+            GroupSignals(Signal(), _taken_singly(), (_taken_singly(), _taken_singly())) for _ in range(NUM_GROUPS)
+        ]
+        self._signals = (signals[0], signals[1])
         self._turn = [0] * NUM_GROUPS  # which of its two signals each group waits for
-        self._pending = [0] * NUM_GROUPS  # announcements of each group not yet made use of
+        self._ready = [False] * NUM_GROUPS  # a row has been announced that has not been read
         self._answered = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
         self._rows_read = [0] * NUM_GROUPS  # of this rollout
-        self._rows_before = 0  # announced by each worker in all rollouts before this one
+        self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced in all rollouts before this one
         self._begun = False
         self._heartbeats = self._status[:, HEARTBEAT].copy()
         self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life, or when there was work to do
         self._next_look = 0.0
         self.num_replaced = 0
-        self._processes: list[_Process] = []
+        self.processes: list[WorkerProcess] = []
+        fds = [memory.fd for memory in (train.memory, evaluation.memory, self._status_memory)]
+        fds += [fd for group in signals for signal in group.all() for fd in signal.fds]
+        self._launcher = Launcher(batch, fds)
         try:
             for worker, cpu in enumerate(worker_cpus(num_workers, physical_cores(available_cpus()))):
                 setup = WorkerSetup(
@@ -102,10 +125,9 @@ class WorkerPool:
                     evaluation=evaluation.setup(worker),
                     status_layout=status_layout,
                     status_fd=self._status_memory.fd,
-                    obs_ready=self._obs_ready[worker // self._per_group],
-                    actions_ready=self._actions_ready[worker // self._per_group],
+                    signals=self._signals,
                 )
-                self._processes.append(self._launch(setup))
+                self.processes.append(self._launcher.launch(setup))
             self._watch()
             self._collect_replies(build_timeout_s)
         except BaseException:
@@ -127,8 +149,8 @@ class WorkerPool:
         Returns the group that is ready first, `prefer` if both are."""
         while True:
             for group in (prefer, 1 - prefer):
-                if self._pending[group] == self._per_group:
-                    self._pending[group] = 0
+                if self._ready[group]:
+                    self._ready[group] = False
                     self._rows_read[group] += 1
                     return group
             self._take_announcements(self._wait_for_event(self._timeout_s, self._late))
@@ -139,8 +161,12 @@ class WorkerPool:
         self._wake(group)
 
     def _wake(self, group: int) -> None:
-        self._alive_at[group * self._per_group : (group + 1) * self._per_group] = time.monotonic()
-        self._actions_ready[group][self._turn[group]].announce(self._per_group)
+        members = self._active.members[group]
+        self._alive_at[members] = time.monotonic()
+        signals = self._signals[group]
+        if len(members) > 1:
+            signals.countdown.announce(len(members) - 1)
+        signals.actions_ready[self._turn[group]].announce(len(members))
         self._turn[group] = 1 - self._turn[group]
 
     def end(self) -> None:
@@ -148,26 +174,28 @@ class WorkerPool:
         self._begun = False
         if left := self.announcements_left():
             raise RunError(f"out of step with the workers: {left} announcements left over after a rollout")
-        self._rows_before += self._active.horizon + 1
+        self._rows_before += (self._active.horizon + 1) * self._active.has
         self._rows_read = [0] * NUM_GROUPS
 
     def announcements_left(self) -> int:
         """Between rollouts, when nobody waits for any: must be 0."""
-        return sum(announcement.take() for announcement in self._signals()) + sum(self._pending)
+        return sum(signal.take() for group in self._signals for signal in group.all()) + sum(self._ready)
 
-    def _signals(self) -> list[Signal]:
-        return [*self._obs_ready, *itertools.chain(*self._actions_ready)]
+    @property
+    def waited_s(self) -> float:
+        """Seconds in rollouts that a worker has waited for actions so far: the mean of all."""
+        return float(self._status[:, WAITED_NS].mean()) / 1e9
 
     # ---- between rollouts ----
 
     def request(self, name: str, arguments: list[Any] | None = None, timeout_s: float | None = None) -> list[Any]:
         """Sends one message to every worker; returns their answers, in order."""
         if self._batch.restart_on_error:
-            for worker, process in enumerate(self._processes):
-                if process.popen.poll() is not None:
+            for worker, process in enumerate(self.processes):
+                if self._launcher.status(process) is not None:
                     self._replace(worker, self._obituary(worker))
         self._alive_at[:] = time.monotonic()
-        for worker, process in enumerate(self._processes):
+        for worker, process in enumerate(self.processes):
             with contextlib.suppress(BrokenPipeError):  # found dead by the wait below
                 process.control.send((name, arguments[worker] if arguments else None))
         return self._collect_replies(timeout_s or self._build_timeout_s, name)
@@ -175,7 +203,7 @@ class WorkerPool:
     def open_evaluation(self, role: int) -> None:
         """Rollouts are now those of newly built evaluation environments."""
         self._active, self._evaluation_role = self._evaluation, role
-        self.request("open_evaluation", [role] * len(self._processes))
+        self.request("open_evaluation", [role] * len(self.processes))
 
     def close_evaluation(self) -> None:
         self._active, self._evaluation_role = self._train, None
@@ -183,47 +211,15 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends every worker and gives all shared memory back; a worker that doesn't end at once is killed."""
-        for process in self._processes:
-            process.control.close()
-        deadline = time.monotonic() + (0 if self._begun else EXIT_PATIENCE_S)
-        for process in self._processes:
-            _end(process.popen, deadline - time.monotonic())
-        self._processes = []
-        for announcement in self._signals():
-            announcement.close()
-        self._obs_ready, self._actions_ready = [], []
+        self._launcher.close(self.processes, 0.01 if self._begun else EXIT_PATIENCE_S)
+        self.processes = []
+        for group in self._signals:
+            for signal_ in group.all():
+                signal_.close()
         for memory in (self._train.memory, self._evaluation.memory, self._status_memory):
             memory.close()
 
     # ---- trouble ----
-
-    def _launch(self, setup: WorkerSetup) -> _Process:
-        """Starts one process from the worker's own module, so that the user's __main__ is not imported again."""
-        ours, theirs = Pipe()
-        fds = {
-            theirs.fileno(),
-            setup.train.fd,
-            setup.evaluation.fd,
-            setup.status_fd,
-            *(fd for signal in (setup.obs_ready, *setup.actions_ready) for fd in signal.fds),
-        }
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(setup.sys_path),
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "accel_rl.samplers.worker", str(theirs.fileno())]
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=fds,
-            env=environment,
-            process_group=0,  # a terminal's Ctrl-C is for this process only
-        )
-        theirs.close()
-        ours.send(setup)
-        return _Process(popen, ours, setup)
 
     def _wait_for_event(self, timeout_s: float, late: Callable[[], list[int]]) -> list[int]:
         """The descriptors that are readable, of groups and of control connections. late(): the workers waited for.
@@ -249,44 +245,41 @@ class WorkerPool:
 
     def _watch(self) -> None:
         """What waits watch: both groups' announcements, and every control connection."""
-        self._controls = [process.control.fileno() for process in self._processes]
-        self._poll = poller(*(obs_ready.fd for obs_ready in self._obs_ready), *self._controls)
+        self._controls = {process.control.fileno(): worker for worker, process in enumerate(self.processes)}
+        self._poll = poller(*(group.obs_ready.fd for group in self._signals), *self._controls)
 
     def _take_announcements(self, ready: list[int]) -> None:
-        for group, obs_ready in enumerate(self._obs_ready):
-            if obs_ready.fd in ready:
-                self._pending[group] += obs_ready.take()
-                if self._pending[group] > self._per_group:
-                    raise RunError(
-                        f"out of step with the workers: {self._pending[group]} announcements of group {group}"
-                    )
-        for worker, control in enumerate(self._controls):
-            if control in ready:
-                self._handle_message(worker)
+        for fd in ready:
+            if fd in self._controls:
+                self._handle_message(self._controls[fd])
+        for group, signals in enumerate(self._signals):
+            if signals.obs_ready.fd in ready and (count := signals.obs_ready.take()):
+                if count > 1 or self._ready[group]:
+                    raise RunError(f"out of step with the workers: group {group} has announced a row too many")
+                self._ready[group] = True
 
     def _collect_replies(self, timeout_s: float, request: str | None = None) -> list[Any]:
         replies: dict[int, Any] = {}
-        while len(replies) < len(self._processes):
-            ready = self._wait_for_event(timeout_s, lambda: sorted({*range(len(self._processes))} - replies.keys()))
-            for worker, control in enumerate(self._controls):
-                if control in ready:
-                    try:
-                        kind, content = self._receive(worker)
-                    except RunError as error:
-                        if not (self._batch.restart_on_error and request in MET_BY_NEW_WORKERS):
-                            raise
-                        self._replace(worker, str(error))
-                        kind, content = "done", None
-                    if kind == "done":
-                        replies[worker] = content
-        return [replies[worker] for worker in range(len(self._processes))]
+        while len(replies) < len(self.processes):
+            ready = self._wait_for_event(timeout_s, lambda: sorted({*range(len(self.processes))} - replies.keys()))
+            for worker in [self._controls[fd] for fd in ready if fd in self._controls]:
+                try:
+                    kind, content = self._receive(worker)
+                except RunError as error:
+                    if not (self._batch.restart_on_error and request in MET_BY_NEW_WORKERS):
+                        raise
+                    self._replace(worker, str(error))
+                    kind, content = "done", None
+                if kind == "done":
+                    replies[worker] = content
+        return [replies[worker] for worker in range(len(self.processes))]
 
     def _receive(self, worker: int) -> tuple[str, Any]:
         """("done", the worker's answer), or ("warning", its text), which is in the log now.
 
         Raises what the worker reports, or that it died."""
         try:
-            kind, content = self._processes[worker].control.recv()
+            kind, content = self.processes[worker].control.recv()
         except (EOFError, ConnectionResetError):
             raise RunError(self._obituary(worker)) from None
         if kind == "warning":
@@ -309,7 +302,12 @@ class WorkerPool:
 
     def _late(self) -> list[int]:
         """In a rollout: the workers that still owe an announcement."""
-        return [w for w in range(len(self._processes)) if self._rows_announced(w) < self._rows_expected(w)]
+        return sorted({worker for group in range(NUM_GROUPS) for worker in self._owing(group)})
+
+    def _owing(self, group: int) -> list[int]:
+        """The workers that have been answered more often than they have announced."""
+        expected = self._answered[group] + 2
+        return [w for w in self._active.members[group] if self._rows_announced(w, group) < expected]
 
     def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
         """The late workers have shown no sign of life for timeout_s."""
@@ -318,75 +316,76 @@ class WorkerPool:
         if not (self._begun and self._batch.restart_on_error):
             raise RunError(messages[0])
         for worker in late:
-            self._processes[worker].popen.kill()
+            self._launcher.kill(self.processes[worker])
         for worker, message in zip(late, messages, strict=True):
             self._replace(worker, message)
 
-    def _rows_announced(self, worker: int) -> int:
+    def _rows_announced(self, worker: int, group: int) -> int:
         """In this rollout. What has been read was announced, even if the worker was killed before it had counted it."""
-        return max(int(self._status[worker, ANNOUNCED]) - self._rows_before, self._rows_read[worker // self._per_group])
-
-    def _rows_expected(self, worker: int) -> int:
-        return self._answered[worker // self._per_group] + 2
+        counted = int(self._status[worker, ANNOUNCED + group] - self._rows_before[worker, group])
+        return max(counted, self._rows_read[group])
 
     def _replace(self, worker: int, reason: str) -> None:
-        """A new process with new environments takes over; the step that the old one died in is lost."""
-        old = self._processes[worker]
-        old.popen.kill()
-        old.popen.wait()
+        """A new process with new environments takes over; the steps that the old one died in are lost."""
+        old = self.processes[worker]
+        self._launcher.kill(old)
         old.control.close()
-        self._status[worker, ANNOUNCED] = self._rows_before + self._rows_announced(worker)
-        next_step = self._rows_announced(worker) - 1  # -1: it died before it had announced row 0
-        owes_a_step = self._begun and self._rows_announced(worker) < self._rows_expected(worker)
-        in_rollout = self._begun and 0 <= next_step < self._active.horizon
         for stage in (self._train, self._evaluation):
-            columns = slice(worker * stage.envs_per_worker, (worker + 1) * stage.envs_per_worker)
-            stage.arrays["restarts"][columns] += 1
+            stage.arrays["restarts"][stage.envs(worker)] += 1
         self.num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
-        group = worker // self._per_group
-        last_turn = 1 - self._turn[group]
+        groups = [group for group in range(NUM_GROUPS) if self._active.has[worker, group]]
+        lost_steps: list[int | None] = [None] * NUM_GROUPS
+        turns, owed = list(self._turn), []
+        for group in groups:
+            announced = self._rows_announced(worker, group)
+            self._status[worker, ANNOUNCED + group] = self._rows_before[worker, group] + announced
+            if self._begun and 0 < announced <= self._active.horizon:
+                lost_steps[group] = announced - 1
+            if self._begun and worker in self._owing(group):
+                owed.append(group)
+                turns[group] = 1 - self._turn[group]
+        if self._begun:
+            for group in groups:
+                self._settle(group)
         setup = replace(
             old.setup,
             replaces=True,
             evaluation_role=self._evaluation_role,
-            lost_step=next_step if in_rollout else None,
-            turn=last_turn if owes_a_step else self._turn[group],
+            lost_steps=(lost_steps[0], lost_steps[1]),
+            turns=(turns[0], turns[1]),
         )
-        if self._begun:
-            self._settle(group)
-        self._processes[worker] = self._launch(setup)
+        self.processes[worker] = self._launcher.launch(setup)
         self._watch()
         self._wait_until_built(worker)
         self._alive_at[worker] = time.monotonic()
-        if owes_a_step:
-            self._actions_ready[group][last_turn].announce()
+        for group in owed:
+            self._signals[group].actions_ready[turns[group]].announce()
 
     def _settle(self, group: int) -> None:
         """Waits for the group's living workers; then takes stock, since a dead one leaves its signals in any state."""
-        workers = range(group * self._per_group, (group + 1) * self._per_group)
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline and any(
-            self._processes[w].popen.poll() is None and self._rows_announced(w) < self._rows_expected(w)
-            for w in workers
+            self._launcher.status(self.processes[worker]) is None for worker in self._owing(group)
         ):
             time.sleep(0.001)
-        for announcement in (self._obs_ready[group], self._actions_ready[group][1 - self._turn[group]]):
-            while announcement.take():
+        signals = self._signals[group]
+        for left in (signals.obs_ready, signals.countdown, signals.actions_ready[1 - self._turn[group]]):
+            while left.take():
                 pass
-        self._pending[group] = sum(self._rows_announced(w) > self._rows_read[group] for w in workers)
+        owing = self._owing(group)
+        if len(owing) > 1:
+            signals.countdown.announce(len(owing) - 1)
+        self._ready[group] = not owing and self._rows_read[group] < self._answered[group] + 2
 
     def _wait_until_built(self, worker: int) -> None:
         deadline = time.monotonic() + self._build_timeout_s
-        while not (self._processes[worker].control.poll(SLICE_S) and self._receive(worker)[0] == "done"):
+        while not (self.processes[worker].control.poll(SLICE_S) and self._receive(worker)[0] == "done"):
             if time.monotonic() > deadline:
                 raise RunError(f"{self._where(worker)} was not built within {self._build_timeout_s:g} s")
 
     def _obituary(self, worker: int) -> str:
-        popen = self._processes[worker].popen
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(EXIT_PATIENCE_S)
-        status = popen.returncode
+        status = self._launcher.status(self.processes[worker], EXIT_PATIENCE_S)
         how = (
             f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
         )
@@ -395,15 +394,11 @@ class WorkerPool:
     def _where(self, worker: int) -> str:
         """Which worker, and which environment it was stepping with which action."""
         env = int(self._status[worker, CURRENT_ENV])
-        text = f"worker {worker} (process {self._processes[worker].popen.pid}), in environment {env} "
+        text = f"worker {worker} (process {self.processes[worker].pid}), in environment {env} "
         text += f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
-        step = self._answered[worker // self._per_group] if self._processes else -1
+        step = self._answered[int(env >= self._active.num_envs // NUM_GROUPS)]
         return f"{text} at action {self._active.arrays['action'][step, env]}," if step >= 0 else f"{text},"
 
 
-def _end(popen: "subprocess.Popen[bytes]", patience_s: float) -> None:
-    try:
-        popen.wait(max(patience_s, 0.01))
-    except subprocess.TimeoutExpired:
-        popen.kill()
-        popen.wait()
+def _taken_singly() -> Signal:
+    return Signal(one_at_a_time=True)

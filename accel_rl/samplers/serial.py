@@ -31,7 +31,7 @@ class SerialSampler:
         self._server = ActionServer(spec, arrays, self.device, noise_generator(batch, self.device))
         self._envs = BatchSimulator(batch, arrays, first_env=0)
         self._started = False
-        self.seconds = {"env_wait": 0.0, "inference": 0.0}
+        self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 
     @property
     def num_restarts(self) -> int:

@@ -1,6 +1,7 @@
 """A simulator process: steps its environments whenever their actions are ready. Imports no torch.
 
-One worker and the action server agree on this, and on nothing else:
+The environments are in two groups, and a worker has some of each (or all of one), so that it can step the one while the
+other waits for its actions. For each group, one worker and the action server agree on this, and on nothing else:
 
     server                                worker
     actions_ready.announce()      ->      begins a rollout
@@ -9,38 +10,57 @@ One worker and the action server agree on this, and on nothing else:
     actions_ready.announce()      ->      steps each environment        T times
                                   <-      obs_ready.announce()          row t + 1 may be read
 
-so a worker announces T + 1 times and is answered T times per rollout. All workers of a group wait for the same signal,
-so that one system call wakes them; there are two such signals, used in turn, so that a quick worker can't take what is
-meant for a slow one. Between rollouts the server may send messages over the control connection, each of which is
-answered; its end of file says that the server is gone. A worker may send warnings over it at any time.
+so a worker announces T + 1 times and is answered T times per rollout. What it announces goes into a countdown of the
+group's workers, the last of whom wakes the server. All of a group's workers wait for the same signal, so that one system
+call wakes them; there are two such signals, used in turn, so that a quick worker can't take what is meant for a slow
+one. Between rollouts the server may send messages over the control connection, each of which is answered; its end of
+file says that the server is gone. A worker may send warnings over it at any time.
 """
 
 import contextlib
-import faulthandler
 import logging
 import os
+import random
 import sys
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+import numpy as np
 
 from accel_rl.envs.batch import BatchConfig, BatchSimulator, Layout
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
 
-# Columns of a worker's row in the status array, which outlives the worker.
-CURRENT_ENV, HEARTBEAT, ANNOUNCED = range(3)
+# Columns of a worker's row in the status array, which outlives the worker. From ANNOUNCED on there is one for each group.
+CURRENT_ENV, HEARTBEAT, WAITED_NS, ANNOUNCED = range(4)
+NUM_GROUPS = 2
+
+Share = tuple[int, int]
+"""First environment and number of environments of one worker in one group."""
 
 
 @dataclass(frozen=True)
 class StageSetup:
-    """Where one stage (training, or evaluation) keeps its arrays, and which columns are this worker's."""
+    """Where one stage (training, or evaluation) keeps its arrays, and which columns are this worker's in each group."""
 
     layout: Layout
     fd: int
-    first_env: int
-    num_envs: int
+    shares: tuple[Share, Share]
+
+
+@dataclass(frozen=True)
+class GroupSignals:
+    """How the workers of a group and the server wake each other."""
+
+    obs_ready: Signal
+    countdown: Signal  # one less than the workers that still have to announce the next row
+    actions_ready: tuple[Signal, Signal]
+
+    def all(self) -> list[Signal]:
+        return [self.obs_ready, self.countdown, *self.actions_ready]
 
 
 @dataclass(frozen=True)
@@ -55,13 +75,13 @@ class WorkerSetup:
     evaluation: StageSetup
     status_layout: Layout
     status_fd: int
-    obs_ready: Signal
-    actions_ready: tuple[Signal, Signal]
-    turn: int = 0  # which of the two signals comes next
-    # In place of a worker that died: an evaluation under way, and the step that is lost (None: between two rollouts).
+    signals: tuple[GroupSignals, GroupSignals]
+    turns: tuple[int, int] = (0, 0)  # which of its two signals each group waits for
+    # In place of a worker that died: an evaluation under way, and each group's step that is lost (None: between two
+    # rollouts).
     replaces: bool = False
     evaluation_role: int | None = None
-    lost_step: int | None = None
+    lost_steps: tuple[int | None, int | None] = (None, None)
 
 
 class Worker:
@@ -69,86 +89,120 @@ class Worker:
 
     def __init__(self, setup: WorkerSetup, control: "Connection[Any, Any]"):
         self._setup, self._control = setup, control
-        self._status = SharedArrays(setup.status_layout, setup.status_fd).arrays["status"][setup.index]
-        self._turn = setup.turn
-        self._polls = [poller(signal.fd, control.fileno()) for signal in setup.actions_ready]
+        status = SharedArrays(setup.status_layout, setup.status_fd).arrays["status"][setup.index]
+        self._status = memoryview(status)  # quicker to write to than an array
+        self._heartbeats, self._waited_ns = int(status[HEARTBEAT]), int(status[WAITED_NS])
+        self._turns = list(setup.turns)
+        self._polls: dict[tuple[int, ...], Any] = {}
         self._train = self._active = self._build(setup.train, setup.batch)
-        self._evaluation: BatchSimulator | None = None
+        self._next_row = [0] * NUM_GROUPS  # that each group is to announce; 0: it is between two rollouts
         if setup.replaces:
-            self._train.start()
+            self._start(self._train)
         if setup.evaluation_role is not None:
             self._open_evaluation(setup.evaluation_role)
 
     def run(self) -> None:
         """Serves until the server hangs up (EOFError)."""
-        if self._setup.lost_step is not None:
-            self._active.lose_next_step()
-            self._steps(self._setup.lost_step)
+        for group, step in enumerate(self._setup.lost_steps):
+            if step is not None:
+                self._active[group].lose_next_step()
+                self._next_row[group] = step + 1
         while True:
-            if self._actions_are_ready():
-                self._active.begin()
-                self._announce()
-                self._steps(0)
+            group = self._wait()
+            if group is not None:
+                self._advance(group)
+            elif any(self._next_row):
+                raise RunError(f"a message came in the middle of a rollout: {self._control.recv()}")
             else:
                 self._control.send(("done", self._answer(*self._control.recv())))
 
-    def _steps(self, first: int) -> None:
-        for t in range(first, len(self._active.arrays["reward"])):
-            if not self._actions_are_ready():
-                raise RunError(f"a message came in the middle of a rollout: {self._control.recv()}")
-            self._active.step(t)
-            self._announce()
-        self._active.pause()
+    def _wait(self) -> int | None:
+        """The group whose actions are ready, the one that is behind if both are; None if there is a message to read."""
+        order = sorted(self._active, key=self._next_row.__getitem__)
+        while True:
+            for group in order:
+                if self._setup.signals[group].actions_ready[self._turns[group]].take():
+                    self._turns[group] = 1 - self._turns[group]
+                    return group
+            start = time.perf_counter_ns()
+            ready = self._poll().poll()
+            if any(self._next_row):
+                self._waited_ns += time.perf_counter_ns() - start
+                self._status[WAITED_NS] = self._waited_ns
+            if any(fd == self._control.fileno() for fd, _ in ready):
+                return None
 
-    def _actions_are_ready(self) -> bool:
-        """Waits; False if there is a message to read instead."""
-        signal = self._setup.actions_ready[self._turn]
-        if all(fd != signal.fd for fd, _ in self._polls[self._turn].poll()):
-            return False
-        if signal.take() != 1:
-            raise RunError("out of step with the action server: another worker took this one's actions")
-        self._turn = 1 - self._turn
-        return True
+    def _poll(self) -> Any:
+        turns = tuple(self._turns)
+        if turns not in self._polls:
+            signals = [self._setup.signals[group].actions_ready[turns[group]] for group in self._active]
+            self._polls[turns] = poller(self._control.fileno(), *(signal.fd for signal in signals))
+        return self._polls[turns]
 
-    def _announce(self) -> None:
-        self._setup.obs_ready.announce()
-        self._status[ANNOUNCED] += 1  # last: what is counted was announced, however suddenly this process may end
+    def _advance(self, group: int) -> None:
+        """Writes the group's next row."""
+        row, batch = self._next_row[group], self._active[group]
+        if row == 0:
+            batch.begin()
+        else:
+            batch.step(row - 1)
+        self._announce(group)
+        self._next_row[group] = row + 1 if row < batch.horizon else 0
+        if not any(self._next_row):
+            for batch in self._active.values():
+                batch.pause()
+
+    def _announce(self, group: int) -> None:
+        signals = self._setup.signals[group]
+        if not signals.countdown.take():
+            signals.obs_ready.announce()
+        self._status[ANNOUNCED + group] += 1  # last: what is counted was announced, however suddenly this process ends
 
     def _answer(self, request: str, argument: Any) -> Any:
         if request == "start":  # a message of its own, since a resumed run sets states instead
-            return self._train.start()
+            return self._start(self._train)
         if request == "get_state":
-            return self._train.get_state()
+            return [state for batch in self._train.values() for state in batch.get_state()]
         if request == "set_state":
-            return self._train.set_state(argument)
+            return self._set_state(argument)
         if request == "open_evaluation":
             return self._open_evaluation(argument)
-        assert request == "close_evaluation" and self._evaluation is not None
-        self._evaluation.close()
-        self._evaluation, self._active = None, self._train
+        assert request == "close_evaluation" and self._active is not self._train
+        for batch in self._active.values():
+            batch.close()
+        self._active, self._polls = self._train, {}
         return None
 
+    def _start(self, batches: dict[int, BatchSimulator]) -> None:
+        for batch in batches.values():
+            batch.start()
+
+    def _set_state(self, states: list[dict[str, Any]]) -> list[int]:
+        restarted = []
+        for batch in self._train.values():
+            restarted += batch.set_state(states[: batch.num_envs])
+            states = states[batch.num_envs :]
+        return restarted
+
     def _open_evaluation(self, role: int) -> None:
-        config = self._setup.batch.for_evaluation(role)
-        self._evaluation = self._active = self._build(self._setup.evaluation, config)
-        self._evaluation.start()
+        self._active, self._polls = self._build(self._setup.evaluation, self._setup.batch.for_evaluation(role)), {}
+        self._start(self._active)
 
-    def _build(self, stage: StageSetup, config: BatchConfig) -> BatchSimulator:
-        columns = slice(stage.first_env, stage.first_env + stage.num_envs)
-        arrays = {
-            name: array[columns] if name == "restarts" else array[:, columns]
-            for name, array in SharedArrays(stage.layout, stage.fd).arrays.items()
-        }
-        return BatchSimulator(config, arrays, stage.first_env, self._heartbeat_of(stage.first_env))
+    def _build(self, stage: StageSetup, config: BatchConfig) -> dict[int, BatchSimulator]:
+        """The environments of each group that this worker has some of."""
+        arrays = SharedArrays(stage.layout, stage.fd).arrays
+        batches = {}
+        for group, (first_env, num_envs) in enumerate(stage.shares):
+            if num_envs:
+                columns = slice(first_env, first_env + num_envs)
+                own = {name: a[columns] if name == "restarts" else a[:, columns] for name, a in arrays.items()}
+                batches[group] = BatchSimulator(config, own, first_env, self._heartbeat)
+        return batches
 
-    def _heartbeat_of(self, first_env: int) -> Any:
-        status = self._status
-
-        def heartbeat(column: int) -> None:
-            status[CURRENT_ENV] = first_env + column
-            status[HEARTBEAT] += 1
-
-        return heartbeat
+    def _heartbeat(self, env: int) -> None:
+        self._heartbeats += 1
+        self._status[CURRENT_ENV] = env
+        self._status[HEARTBEAT] = self._heartbeats
 
 
 class _SendWarnings(logging.Handler):
@@ -162,13 +216,13 @@ class _SendWarnings(logging.Handler):
         self._control.send(("warning", record.getMessage()))
 
 
-def main() -> None:
+def work(setup: WorkerSetup, control: "Connection[Any, Any]") -> None:
+    """A worker's life, in a process that was forked for it."""
     leave_signals_to_parent()
-    faulthandler.enable()
-    control: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    random.seed()  # what was forked with the process must not be the same in all of them
+    np.random.seed()
     logging.getLogger("accel_rl").addHandler(_SendWarnings(control))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        setup: WorkerSetup = control.recv()
         if setup.cpu is not None:
             os.sched_setaffinity(0, {setup.cpu})
         sys.path[:] = setup.sys_path
@@ -180,7 +234,3 @@ def main() -> None:
             control.send(("usage", str(error)))
         except RunError as error:
             control.send(("failed", str(error)))
-
-
-if __name__ == "__main__":
-    main()

@@ -38,6 +38,7 @@ class Batch:
         last = self.last_rows()
         self.arrays["observation"][: self.history + 1] = last["observation"]
         self.arrays["reset"][0] = last["reset"]
+        self.arrays["age"][0] = last["age"]
         self.simulator.begin()
         self.arrays["action"][:] = actions
         for t in range(self.horizon):
@@ -49,7 +50,7 @@ class Batch:
     def last_rows(self):
         """What the server carries over to the next rollout."""
         rows = self.arrays["observation"][self.horizon : self.horizon + self.history + 1].copy()
-        return {"observation": rows, "reset": self.arrays["reset"][self.horizon].copy()}
+        return {"observation": rows, **{name: self.arrays[name][self.horizon].copy() for name in ("reset", "age")}}
 
     def random_actions(self, rng):
         return rng.integers(self.spec.action_space.n, size=(self.horizon, self.num_envs))
@@ -497,7 +498,8 @@ def test_state_is_exact(case):
     copy = Batch(horizon=25, num_envs=2, first_env=2, **{**CASES[case], "seed": 9})
     assert copy.simulator.set_state(state[0]) == []
     copy.arrays["observation"][copy.horizon :] = state[1]["observation"]
-    copy.arrays["reset"][copy.horizon] = state[1]["reset"]
+    for name in ("reset", "age"):
+        copy.arrays[name][copy.horizon] = state[1][name]
     for _ in range(8):
         actions = original.random_actions(rng)
         assert_same(copy.rollout(actions), original.rollout(actions))

@@ -58,7 +58,9 @@ class Command:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        return [process for process in self.descendants() if "accel_rl.samplers.worker" in process.cmdline()]
+        """The simulator processes: all that the launching process has forked."""
+        launchers = [process for process in self.descendants() if "accel_rl.samplers.launcher" in process.cmdline()]
+        return [worker for worker in launchers if worker.ppid() in [launcher.pid for launcher in launchers]]
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
         """What condition() says as soon as it is true. Fails when the command ends before."""

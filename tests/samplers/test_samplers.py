@@ -48,7 +48,8 @@ def test_a_token_too_many_is_noticed() -> None:
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     try:
         sampler.collect()
-        sampler.pool._actions_ready[0][sampler.pool._turn[0]].announce()  # as if a worker had been answered too often
+        # As if a worker had been answered too often.
+        sampler.pool._signals[0].actions_ready[sampler.pool._turn[0]].announce()
         with pytest.raises(RunError, match="out of step"):
             [sampler.collect() for _ in range(3)]
     finally:
@@ -182,8 +183,8 @@ def test_workers_are_free_of_torch_pinned_and_light() -> None:
     sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(16, 5, 4))
     try:
         sampler.collect()
-        for process in sampler.pool._processes:
-            worker = psutil.Process(process.popen.pid)
+        for process in sampler.pool.processes:
+            worker = psutil.Process(process.pid)
             maps = {os.path.basename(m.path) for m in worker.memory_maps()} if sys.platform == "linux" else set()
             assert not any("torch" in name for name in maps)
             if sys.platform == "linux":
@@ -193,7 +194,7 @@ def test_workers_are_free_of_torch_pinned_and_light() -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.worker"])
+@pytest.mark.parametrize("module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.launcher"])
 def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
     """Would catch an import that costs every worker seconds and hundreds of megabytes."""
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
@@ -220,7 +221,7 @@ def test_nothing_is_left_behind() -> None:
     [
         ((15, 5, 4), "2 groups"),
         ((16, 5, 3), "2 groups"),
-        ((10, 5, 4), "use a multiple of 4"),
+        ((10, 5, 4), "does not divide over workers=4"),
         ((16, 0, 4), "horizon=0 must be at least 1"),
         ((0, 5, 2), "envs=0"),
     ],
