@@ -220,7 +220,7 @@ def test_nothing_is_left_behind() -> None:
     [
         ((15, 5, 4), "2 groups"),
         ((16, 5, 3), "2 groups"),
-        ((10, 5, 4), "use a multiple of 4"),
+        ((10, 5, 4), "use 2 or 5 workers, or 8 or 12 envs"),
         ((16, 0, 4), "horizon=0 must be at least 1"),
         ((0, 5, 2), "envs=0"),
     ],
