@@ -12,6 +12,7 @@ import torch
 
 from accel_rl import affinity, config
 from accel_rl.affinity import Machine, Plan, default_workers, make_plan, parse_cpus, read_machine, read_quota, show_cpus
+from accel_rl.build import sampler_config
 from accel_rl.cli import main
 from accel_rl.config import resolve
 from accel_rl.errors import UsageError
@@ -265,9 +266,13 @@ def plan_of(**settings: Any) -> Plan:
     return resolve({**TINY, **settings}).plan
 
 
+@needs_pinning
 def test_settings_say_how_many() -> None:
     """Would catch a flag that is not obeyed, or one that a file's other way of saying it contradicts."""
     assert len(plan_of(workers=4).worker_cpus) == 4
+    pinned = resolve({**TINY, "cpus": str(ONLINE[-1]), "workers": 4})
+    assert sampler_config(pinned).worker_cpus == pinned.plan.worker_cpus
+    assert set(pinned.plan.worker_cpus) <= {ONLINE[-1]}
     assert len(plan_of(envs_per_worker=2).worker_cpus) == 4
     assert len(plan_of(envs_per_worker=2, workers=4).worker_cpus) == 4
     assert (plan_of(sampling_threads=3).sampling_threads, plan_of(learning_threads=5).learning_threads) == (3, 5)
