@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from accel_rl.affinity import available_cpus
 from accel_rl.algos.base import Algo
 from accel_rl.config import Config
 from accel_rl.envs.batch import BatchConfig
@@ -16,9 +15,6 @@ from accel_rl.samplers.common import Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.rules import make_rule
-
-MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
-MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
 
 
 def check(config: Config) -> None:
@@ -67,7 +63,8 @@ def sampler_config(config: Config) -> SamplerConfig:
     return SamplerConfig(
         num_envs=run.envs,
         horizon=run.horizon,
-        num_workers=config.workers,
+        num_workers=config.workers or 1,
+        worker_cpus=config.plan.worker_cpus,
         env_timeout_s=run.env_timeout_s,
         env_build_timeout_s=run.env_build_timeout_s,
     )
@@ -80,13 +77,4 @@ def batch_config(config: Config) -> BatchConfig:
         reset_mode=config.run.reset_mode,
         decorrelation_steps=config.run.decorrelation_steps,
         restart_on_error=config.run.on_env_error == "restart",
-    )
-
-
-def num_threads(config: Config) -> tuple[int, int]:
-    """CPU threads of torch while sampling and while learning. With a GPU there is next to nothing for them to do."""
-    num_cpus = len(available_cpus()) if config.run.device == "cpu" else 1
-    return (
-        config.run.sampling_threads or min(num_cpus, MAX_SAMPLING_THREADS),
-        config.run.learning_threads or min(num_cpus, MAX_LEARNING_THREADS),
     )

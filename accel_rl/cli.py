@@ -107,6 +107,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
     command.add_argument("--resume", metavar="RUN_DIR", help="continue this run, up to --steps")
     command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
+    command.add_argument("--show-affinity", action="store_true", help="print which processors are used how, and leave")
     if arguments[:1] != ["train"]:
         return  # other commands need none of the heavy imports below
     from accel_rl.config import RunSettings, find_algo
@@ -178,9 +179,22 @@ def _train(options: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(options).items() if value is not None}
     for name in ("command", "run"):
         del given[name]
+    if given.pop("show_affinity"):
+        return _show_affinity(given)
     from accel_rl.training import train
 
     _say_goodbye(train(**given, show=True))
+
+
+def _show_affinity(given: dict[str, Any]) -> None:
+    from accel_rl.build import check
+    from accel_rl.config import overlay, read_run, resolve
+
+    resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite"))
+    saved = read_run(Path(resume)) if resume else {}
+    config = resolve(overlay(saved, given), Path(file) if file else None)
+    check(config)
+    print("\n".join([*config.plan.lines(), *(f"warning     {text}" for text in config.plan.warnings)]))
 
 
 def _say_goodbye(folder: Path) -> None:

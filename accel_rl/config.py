@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from accel_rl.affinity import available_cpus, default_workers, physical_cores
+from accel_rl.affinity import Plan, make_plan, read_machine
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
@@ -34,8 +34,10 @@ class RunSettings:
 
     envs: int = setting(16, "environments in all; half of them in each of two alternating groups", least=1)
     workers: int | None = setting(
-        None, "simulator processes (default: two per core, if the environments divide)", least=1
+        None, "simulator processes (default: one per processor, if the environments divide)", least=1
     )
+    envs_per_worker: int | None = setting(None, "instead of workers: the environments of each", least=1)
+    cpus: str = setting("all", "processors to use, as in 0-7,16-23; all: whichever this process may use")
     sampler: str = setting(
         "alternating", "alternating: simulator processes; serial: none", choices=("alternating", "serial")
     )
@@ -73,14 +75,20 @@ class Config:
     algo: Any  # an instance of algo_class.Settings
     env: EnvConfig
     spec: EnvSpec
-    workers: int
+    plan: Plan
     schedule_steps: int
+
+    @property
+    def workers(self) -> int:
+        """Simulator processes; 0 with the serial sampler."""
+        return len(self.plan.worker_cpus)
 
     def as_dict(self) -> dict[str, Any]:
         """Flat, as config.yaml has it; reading it back gives the same configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
         values = {**asdict(self.run), **asdict(self.algo), **atari}
-        values |= {"workers": self.workers, "schedule_steps": self.schedule_steps}
+        values |= {"workers": self.workers or self.run.workers, "envs_per_worker": None}
+        values |= {"schedule_steps": self.schedule_steps}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -89,7 +97,7 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
 
     Raises UsageError for whatever is unknown or does not fit together; RunError if the environment can't be built."""
     file = read_yaml(config_file, "settings") if config_file else {}
-    chosen = {**file, **given}
+    chosen = overlay(file, given)
     algo_name = str(chosen.get("algo", "a2c"))
     preset = load_preset(chosen["preset"]) if chosen.get("preset") else {}
     algo_class, base = find_algo(algo_name)
@@ -108,12 +116,45 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     spec = spec or probe_spec(env, early_run.env_build_timeout_s)
 
     kind = "pixels" if spec.is_pixels else "vectors"
-    values = sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {}) | chosen
+    values = overlay(sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {}), chosen)
     values |= {"algo": algo_name, "env": env.env_id}
     run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
     run = replace(run, device=_device(run.device))
-    workers = run.workers or default_workers(run.envs, len(physical_cores(available_cpus())))
-    return Config(run, algo_class, algo, env, spec, workers, run.schedule_steps or run.steps)
+    return Config(run, algo_class, algo, env, spec, _plan(run), run.schedule_steps or run.steps)
+
+
+def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """The settings of both; those above count. workers and envs_per_worker say the same: either replaces both."""
+    same = {"workers", "envs_per_worker"}
+    return {name: value for name, value in below.items() if name not in same or not same & above.keys()} | above
+
+
+def _named_workers(run: RunSettings) -> int | None:
+    """How many were asked for, in one way or the other."""
+    if run.envs_per_worker is None:
+        return run.workers
+    workers, rest = divmod(run.envs, run.envs_per_worker)
+    if rest:
+        raise UsageError(f"envs={run.envs} is no multiple of envs_per_worker={run.envs_per_worker}")
+    if run.workers not in (None, workers):
+        raise UsageError(
+            f"workers={run.workers} and envs_per_worker={run.envs_per_worker} contradict each other for "
+            f"envs={run.envs}; name one of them, or workers={workers}"
+        )
+    return workers
+
+
+def _plan(run: RunSettings) -> Plan:
+    on_gpu = run.device.startswith("cuda")
+    return make_plan(
+        read_machine(run.cpus),
+        run.envs,
+        _named_workers(run) if run.sampler == "alternating" else 0,
+        on_gpu=on_gpu,
+        gpu_node=_gpu_node(run.device) if on_gpu else None,
+        sampling_threads=run.sampling_threads,
+        learning_threads=run.learning_threads,
+    )
 
 
 def _pick(cls: Any, values: dict[str, Any]) -> Any:
@@ -202,10 +243,23 @@ def _device(name: str) -> str:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"device={name!r} must be auto, cpu or cuda:<number>") from None
-    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
-        raise UsageError(
-            f"device={name!r}, but {torch.cuda.device_count()} CUDA devices are usable here; use --device cpu"
-        )
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device={name!r} must be auto, cpu or cuda:<number>")
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        usable = ["cpu", *(f"cuda:{index}" for index in range(num_gpus))]
+        raise UsageError(f"device={name!r}, but there is no such GPU here; use --device {' or '.join(usable)}")
     return name
+
+
+def _gpu_node(device: str) -> int | None:
+    """The NUMA node that the GPU is attached to; None where the system does not tell."""
+    import torch
+
+    gpu: Any = torch.cuda.get_device_properties(device)
+    try:
+        address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())
+    except (AttributeError, OSError, ValueError):  # older releases of torch do not know the address
+        return None
+    return node if node >= 0 else None

@@ -1,5 +1,6 @@
 """A trained policy out of its run's folder: to act with, to evaluate, to watch."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from accel_rl import checkpoint
-from accel_rl.build import build_algo, build_sampler, num_threads
+from accel_rl.build import build_algo, build_sampler
 from accel_rl.config import Config, read_run, resolve
 from accel_rl.envs import make_env
 from accel_rl.envs.spec import Array
@@ -21,7 +22,7 @@ def load(run_dir: str | Path, best: bool = False) -> "Player":
     folder = Path(run_dir)
     saved = read_run(folder)
     state = checkpoint.load(folder / ("best.pt" if best else "checkpoint.pt"))
-    return Player(resolve({**saved, "device": "auto"}, spec=state["spec"]), state)
+    return Player(resolve({**saved, "device": "auto", "cpus": "all"}, spec=state["spec"]), state)
 
 
 class Player:
@@ -65,10 +66,10 @@ class Player:
         config = self.config
         if seed is not None:
             config = resolve({**config.as_dict(), "seed": seed}, spec=config.spec)
-        torch.set_num_threads(num_threads(config)[0])
-        workers = config.workers
-        num_envs = min(config.run.envs, max(workers, -(-episodes // workers) * workers))
-        sampler = build_sampler(config, self.policy, num_envs=workers, num_evaluation_envs=num_envs)
+        torch.set_num_threads(config.plan.sampling_threads)
+        least = math.lcm(2, max(1, config.workers))  # environments that divide over the workers
+        num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
+        sampler = build_sampler(config, self.policy, num_envs=least, num_evaluation_envs=num_envs)
         try:
             games = sampler.evaluate(episodes, index=0, greedy=config.run.eval_greedy)
         finally:

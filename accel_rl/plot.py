@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 # Runs that differ in nothing else are repetitions: one curve.
-NOT_SETTINGS = ("seed", "device", "workers", "sampling_threads", "learning_threads")
+NOT_SETTINGS = ("seed", "device", "workers", "envs_per_worker", "cpus", "sampling_threads", "learning_threads")
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # a second, third, ... round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters

@@ -15,8 +15,9 @@ import torch
 import yaml
 
 from accel_rl import checkpoint
-from accel_rl.build import build_algo, build_sampler, build_update, check, num_threads
-from accel_rl.config import Config, read_run, resolve
+from accel_rl.affinity import pinned
+from accel_rl.build import build_algo, build_sampler, build_update, check
+from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.errors import UsageError
 from accel_rl.evaluate import Evaluation
 from accel_rl.interrupt import StopSignal
@@ -29,6 +30,7 @@ MAY_CHANGE = (
     "steps",
     "device",
     "workers",
+    "cpus",
     "sampling_threads",
     "learning_threads",
     "env_timeout_s",
@@ -65,11 +67,12 @@ def train(
             folder, state = _create(resolved, out, overwrite), None
         handlers = open_log(folder, show)
         try:
-            trainer = Trainer(resolved, folder, stop, state, show)
-            try:
-                trainer.run()
-            finally:
-                trainer.close()
+            with pinned(resolved.plan.server_cpus):
+                trainer = Trainer(resolved, folder, stop, state, show)
+                try:
+                    trainer.run()
+                finally:
+                    trainer.close()
         except Exception as error:
             logger.error("%s", error)
             raise
@@ -94,7 +97,6 @@ class Trainer:
         self.evaluation_due = False
         self.best_score: float | None = None
         self.sampler = build_sampler(config, self.algo.policy)
-        self.sampling_threads, self.learning_threads = num_threads(config)
         try:
             self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
             if state:
@@ -104,8 +106,12 @@ class Trainer:
             raise
         logger.info(
             "%s on %s: %d environments in %d workers, network on %s",
-            run.algo, run.env, run.envs, config.workers if run.sampler == "alternating" else 0, run.device,
+            run.algo, run.env, run.envs, config.workers, run.device,
         )  # fmt: skip
+        for line in config.plan.lines():
+            logger.info("%s", line)
+        for warning in config.plan.warnings:
+            logger.warning("%s", warning)
 
     def run(self) -> None:
         """Until the run's steps are done or a signal asks to stop."""
@@ -115,11 +121,11 @@ class Trainer:
             self.progress.write_row(**self._evaluate())
         while self.steps < run.steps and not self.stop:
             start = time.perf_counter()
-            torch.set_num_threads(self.sampling_threads)
+            torch.set_num_threads(self.config.plan.sampling_threads)
             waited = dict(self.sampler.seconds)
             rollout = self.sampler.collect()
             collected = time.perf_counter()
-            torch.set_num_threads(self.learning_threads)
+            torch.set_num_threads(self.config.plan.learning_threads)
             stats = self.algo.learn(rollout, self.update)
             learned = time.perf_counter()
 
@@ -152,7 +158,7 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Plays whole games in the workers; keeps the best policy so far."""
         run, start = self.config.run, time.perf_counter()
-        torch.set_num_threads(self.sampling_threads)
+        torch.set_num_threads(self.config.plan.sampling_threads)
         stop = lambda: bool(self.stop)  # noqa: E731
         games = self.sampler.evaluate(run.eval_episodes, self.steps, run.eval_greedy, stop)
         self.progress.exclude(time.perf_counter() - start)
@@ -252,7 +258,7 @@ def _reopen(
     if out is not None or config_file is not None:
         raise UsageError("a resumed run goes on in its own folder with its own settings; leave --out and --config away")
     state = checkpoint.load(folder / CHECKPOINT)
-    wanted = resolve({**saved, **given}, spec=state["spec"])
+    wanted = resolve(overlay(saved, given), spec=state["spec"])
     values = wanted.as_dict()
     changed = [name for name in values if values[name] != saved.get(name) and name not in MAY_CHANGE]
     if changed:

@@ -12,7 +12,7 @@ import torch
 from common import SimulationLimit, alternate, arguments, describe, machine, ratio, show_ratio, write_json
 from torch import Tensor
 
-from accel_rl.affinity import available_cpus, default_workers, physical_cores
+from accel_rl.affinity import available_cpus, default_workers
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.envs.probe import probe_spec
@@ -38,11 +38,11 @@ class RandomPolicy:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--workers", type=int, help="simulator processes (two per core)")
+    parser.add_argument("--workers", type=int, help="simulator processes (one per processor)")
     options = parser.parse_args()
     env = EnvConfig(options.env, options.env_preset)
     spec = probe_spec(env)
-    workers = options.workers or default_workers(options.envs, len(physical_cores(available_cpus())))
+    workers = options.workers or default_workers(options.envs, len(available_cpus()))
     torch.set_num_threads(1)
     policy = RandomPolicy(int(getattr(spec.action_space, "n", 0)))
     sampler = AlternatingSampler(spec, BatchConfig(env, seed=0), policy, SamplerConfig(options.envs, HORIZON, workers))

@@ -10,14 +10,14 @@ import time
 import torch
 from common import SimulationLimit, alternate, arguments, describe, machine, ratio, show_ratio, write_json
 
-from accel_rl.build import build_algo, build_sampler, build_update, num_threads
+from accel_rl.build import build_algo, build_sampler, build_update
 from accel_rl.config import resolve
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--algo", default="a2c", help="algorithm")
-    parser.add_argument("--workers", type=int, help="simulator processes (two per core)")
+    parser.add_argument("--workers", type=int, help="simulator processes (one per processor)")
     parser.add_argument("--sampling-threads", type=int, help="threads of the network while sampling")
     parser.add_argument("--learning-threads", type=int, help="threads of the network while learning")
     options = parser.parse_args()
@@ -27,7 +27,7 @@ def main() -> None:
     algo = build_algo(config)
     update = build_update(config, algo)
     sampler = build_sampler(config, algo.policy)
-    sampling_threads, learning_threads = num_threads(config)
+    sampling_threads, learning_threads = config.plan.sampling_threads, config.plan.learning_threads
     limit = SimulationLimit(config.env, options.envs)
     half, horizon = config.run.envs // 2, config.run.horizon
     rollout = sampler.collect()

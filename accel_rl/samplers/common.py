@@ -1,5 +1,6 @@
 """What both samplers do alike: their arguments, the generators of noise, and whole games for evaluation."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from accel_rl.affinity import fits
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.samplers.rollout import Game, Rollout
@@ -19,9 +21,10 @@ OnStep = Callable[[int], None]
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """num_envs environments in two groups, stepped by num_workers processes (half of them in each group).
+    """num_envs environments in two groups, stepped by num_workers processes.
 
-    Raises UsageError where the numbers do not divide.
+    Each worker has as many environments of each group; where they do not divide so, the first half of the workers
+    serves group 0. Raises UsageError where they divide in neither way.
     """
 
     num_envs: int
@@ -30,21 +33,33 @@ class SamplerConfig:
     num_evaluation_envs: int | None = None  # as many as for training
     env_timeout_s: float = 20.0
     env_build_timeout_s: float = 60.0
+    worker_cpus: tuple[int | None, ...] | None = None  # that each worker is pinned to; None: the default placement
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "horizon", "num_workers"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least 1")
-        if self.num_envs % 2:
-            raise UsageError(f"envs={self.num_envs} does not split into 2 groups; use an even number")
-        for name, num_envs in (("envs", self.num_envs), ("evaluation_envs", self.evaluation_envs)):
-            in_one_group = self.num_workers % 2 == 0 and num_envs % self.num_workers == 0
-            if num_envs % (2 * self.num_workers) and not in_one_group:
-                raise UsageError(f"{name}={num_envs} does not divide over workers={self.num_workers} in 2 groups")
+        _check_division("envs", self.num_envs, self.num_workers)
+        _check_division("evaluation_envs", self.evaluation_envs, self.num_workers)
 
     @property
     def evaluation_envs(self) -> int:
         return self.num_evaluation_envs or self.num_envs
+
+
+def _check_division(name: str, num_envs: int, num_workers: int) -> None:
+    if num_envs % 2:
+        raise UsageError(f"{name}={num_envs} does not split into 2 groups; use an even number")
+    if not fits(num_envs, num_workers):
+        workers = [n for n in range(1, num_envs + 1) if fits(num_envs, n)]
+        fewer, more = [n for n in workers if n < num_workers], [n for n in workers if n > num_workers]
+        step = math.lcm(2, num_workers)
+        below = num_envs // step * step
+        raise UsageError(
+            f"{name}={num_envs} does not divide over workers={num_workers} in 2 groups; "
+            f"use {' or '.join(map(str, fewer[-1:] + more[:1]))} workers, "
+            f"or {f'{below} or ' if below else ''}{below + step} {name}"
+        )
 
 
 class Sampler(Protocol):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.affinity import available_cpus, physical_cores, worker_cpus
+from accel_rl.affinity import default_worker_cpus
 from accel_rl.envs.batch import BatchConfig, Layout
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers.launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
@@ -115,7 +115,7 @@ class WorkerPool:
         fds += [fd for group in signals for signal in group.all() for fd in signal.fds]
         self._launcher = Launcher(batch, fds)
         try:
-            for worker, cpu in enumerate(worker_cpus(num_workers, physical_cores(available_cpus()))):
+            for worker, cpu in enumerate(default_worker_cpus(num_workers)):
                 setup = WorkerSetup(
                     sys_path=[path or os.getcwd() for path in sys.path],
                     index=worker,

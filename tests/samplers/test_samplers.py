@@ -221,7 +221,7 @@ def test_nothing_is_left_behind() -> None:
     [
         ((15, 5, 4), "2 groups"),
         ((16, 5, 3), "2 groups"),
-        ((10, 5, 4), "does not divide over workers=4"),
+        ((10, 5, 4), "use 2 or 5 workers, or 8 or 12 envs"),
         ((16, 0, 4), "horizon=0 must be at least 1"),
         ((0, 5, 2), "envs=0"),
     ],
