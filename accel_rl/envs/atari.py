@@ -91,7 +91,19 @@ def game_name(env_id: str) -> str | None:
 # Games whose saved states can't replace a reset: tests/envs/test_start_states.py compares the courses of all games.
 # A reset of these leaves something of the game before, so that no fixed set of states has its distribution:
 RESET_REMEMBERS = frozenset(
-    ["crossbow", "hangman", "haunted_house", "ice_hockey", "kung_fu_master", "pooyan", "sir_lancelot", "space_war", "surround", "time_pilot", "yars_revenge"]
+    [
+        "crossbow",
+        "hangman",
+        "haunted_house",
+        "ice_hockey",
+        "kung_fu_master",
+        "pooyan",
+        "sir_lancelot",
+        "space_war",
+        "surround",
+        "time_pilot",
+        "yars_revenge",
+    ]
 )
 # The emulator's saved state lacks the half-drawn screen that these leave behind after each frame. Restoring it gives
 # another course, and in time corrupts memory, so no state of theirs is ever restored:

@@ -106,7 +106,7 @@ class BatchSimulator:
         self.horizon, self.num_envs = arrays["reward"].shape
         self._history = arrays["observation"].shape[0] - arrays["reset"].shape[0]
         observation = arrays["observation"]
-        # Views made once: making one costs as much as the rest of a step's bookkeeping. (The dots keep a scalar a view.)
+        # Views made once: making one costs as much as all the rest of a step's bookkeeping.
         self._rows = [
             [observation[row, column, ...] for column in range(self.num_envs)]
             for row in range(self._history, len(observation))

@@ -43,7 +43,13 @@ class AlternatingSampler:
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.pool = WorkerPool(
-            config.num_workers, batch, train, evaluation, config.env_timeout_s, config.env_build_timeout_s
+            config.num_workers,
+            batch,
+            train,
+            evaluation,
+            config.env_timeout_s,
+            config.env_build_timeout_s,
+            config.worker_cpus,
         )
 
     @property

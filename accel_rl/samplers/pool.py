@@ -77,6 +77,7 @@ class Stage:
 class WorkerPool:
     """num_workers simulator processes, started and with their environments built when this returns.
 
+    cpus: the processor that each is pinned to; None: the default placement.
     Raises UsageError or RunError if an environment can't be built, within build_timeout_s of its last sign of life.
     """
 
@@ -88,6 +89,7 @@ class WorkerPool:
         evaluation: Stage,
         timeout_s: float = 20.0,
         build_timeout_s: float = 60.0,
+        cpus: tuple[int | None, ...] | None = None,
     ):
         self._timeout_s, self._build_timeout_s = timeout_s, build_timeout_s
         self._batch, self._train, self._evaluation = batch, train, evaluation
@@ -96,10 +98,7 @@ class WorkerPool:
         status_layout: Layout = {"status": ((num_workers, ANNOUNCED + NUM_GROUPS), "<i8")}
         self._status_memory = SharedArrays(status_layout)
         self._status = self._status_memory.arrays["status"]
-        signals = [
-            GroupSignals(Signal(), _taken_singly(), (_taken_singly(), _taken_singly())) for _ in range(NUM_GROUPS)
-        ]
-        self._signals = (signals[0], signals[1])
+        self._signals = signals = (_group_signals(), _group_signals())
         self._turn = [0] * NUM_GROUPS  # which of its two signals each group waits for
         self._ready = [False] * NUM_GROUPS  # a row has been announced that has not been read
         self._answered = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
@@ -112,10 +111,10 @@ class WorkerPool:
         self.num_replaced = 0
         self.processes: list[WorkerProcess] = []
         fds = [memory.fd for memory in (train.memory, evaluation.memory, self._status_memory)]
-        fds += [fd for group in signals for signal in group.all() for fd in signal.fds]
+        fds += [fd for group in signals for each in group.all() for fd in each.fds]
         self._launcher = Launcher(batch, fds)
         try:
-            for worker, cpu in enumerate(default_worker_cpus(num_workers)):
+            for worker, cpu in enumerate(default_worker_cpus(num_workers) if cpus is None else cpus):
                 setup = WorkerSetup(
                     sys_path=[path or os.getcwd() for path in sys.path],
                     index=worker,
@@ -179,7 +178,7 @@ class WorkerPool:
 
     def announcements_left(self) -> int:
         """Between rollouts, when nobody waits for any: must be 0."""
-        return sum(signal.take() for group in self._signals for signal in group.all()) + sum(self._ready)
+        return sum(each.take() for group in self._signals for each in group.all()) + sum(self._ready)
 
     @property
     def waited_s(self) -> float:
@@ -214,8 +213,8 @@ class WorkerPool:
         self._launcher.close(self.processes, 0.01 if self._begun else EXIT_PATIENCE_S)
         self.processes = []
         for group in self._signals:
-            for signal_ in group.all():
-                signal_.close()
+            for each in group.all():
+                each.close()
         for memory in (self._train.memory, self._evaluation.memory, self._status_memory):
             memory.close()
 
@@ -400,5 +399,6 @@ class WorkerPool:
         return f"{text} at action {self._active.arrays['action'][step, env]}," if step >= 0 else f"{text},"
 
 
-def _taken_singly() -> Signal:
-    return Signal(one_at_a_time=True)
+def _group_signals() -> GroupSignals:
+    countdown, even, odd = (Signal(one_at_a_time=True) for _ in range(3))
+    return GroupSignals(Signal(), countdown, (even, odd))

@@ -10,11 +10,11 @@ other waits for its actions. For each group, one worker and the action server ag
     actions_ready.announce()      ->      steps each environment        T times
                                   <-      obs_ready.announce()          row t + 1 may be read
 
-so a worker announces T + 1 times and is answered T times per rollout. What it announces goes into a countdown of the
-group's workers, the last of whom wakes the server. All of a group's workers wait for the same signal, so that one system
-call wakes them; there are two such signals, used in turn, so that a quick worker can't take what is meant for a slow
-one. Between rollouts the server may send messages over the control connection, each of which is answered; its end of
-file says that the server is gone. A worker may send warnings over it at any time.
+so a worker announces T + 1 times and is answered T times per rollout. A countdown makes the last of a group's workers
+wake the server. All of a group's workers wait for the same signal, so that one system call wakes them; there are two
+such signals, used in turn, so that a quick worker can't take what is meant for a slow one. Between rollouts the server
+may send messages over the control connection, each of which is answered; its end of file says that the server is gone.
+A worker may send warnings over it at any time.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
 
-# Columns of a worker's row in the status array, which outlives the worker. From ANNOUNCED on there is one for each group.
+# Columns of a worker's row in the status array, which outlives the worker; ANNOUNCED is group 0's, group 1's follows.
 CURRENT_ENV, HEARTBEAT, WAITED_NS, ANNOUNCED = range(4)
 NUM_GROUPS = 2
 
@@ -103,10 +103,10 @@ class Worker:
 
     def run(self) -> None:
         """Serves until the server hangs up (EOFError)."""
-        for group, step in enumerate(self._setup.lost_steps):
+        for lost_group, step in enumerate(self._setup.lost_steps):
             if step is not None:
-                self._active[group].lose_next_step()
-                self._next_row[group] = step + 1
+                self._active[lost_group].lose_next_step()
+                self._next_row[lost_group] = step + 1
         while True:
             group = self._wait()
             if group is not None:
