@@ -1,7 +1,7 @@
 """The options of the benchmark of sampling. Light: the command line imports it for every command."""
 
 import argparse
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,12 @@ TYPES: dict[str, Any] = {"seconds": float, "env": str, "env_preset": str, "devic
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     for field in fields(SamplingOptions):
         flag = f"--{field.name.replace('_', '-')}"
-        default = None if field.default is MISSING else field.default
+        default: Any = field.default
         shown = HELP[field.name] + (f" ({default})" if default is not None and field.type is not bool else "")
         if field.type is bool:
             action: Any = argparse.BooleanOptionalAction if default else "store_true"
             parser.add_argument(flag, action=action, default=default, help=shown)
         else:
-            metavar = "FILE" if TYPES.get(field.name) is Path else field.name.rsplit("_", 1)[-1].upper()
-            parser.add_argument(flag, type=TYPES.get(field.name, int), default=default, metavar=metavar, help=shown)
+            kind = TYPES.get(field.name, int)
+            metavar = {int: "N", float: "S", str: field.name.rsplit("_", 1)[-1].upper(), Path: "FILE"}[kind]
+            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=shown)
