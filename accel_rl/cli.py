@@ -27,8 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
-            commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-            known = [flag for action in _actions(commands[options.command]) for flag in action.option_strings]
+            known = [flag for action in _actions(parser, options.command) for flag in action.option_strings]
             raise unknown("argument", rest[0].split("=")[0], known, f"(`accel-rl {options.command} --help`)")
         options.run(options)
         sys.stdout.flush()
@@ -92,7 +91,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     command.set_defaults(run=_list)
 
     command = commands.add_parser("bench", help="measure speed", description="Measures speed on this machine.")
-    benchmarks = command.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=_Parser)
+    benchmarks = command.add_subparsers(
+        dest="benchmark", required=True, metavar="BENCHMARK", help="what to measure", parser_class=_Parser
+    )
     benchmark = benchmarks.add_parser(
         "sampling",
         help="sampling against the simulation limit and other people's environments",
@@ -104,11 +105,12 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _actions(command: argparse.ArgumentParser) -> list[argparse.Action]:
+def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:
     """Those of a command, and of the commands that it has itself."""
-    own = list(command._actions)
-    nested = [choice for a in own if isinstance(a, argparse._SubParsersAction) for choice in a.choices.values()]
-    return own + [action for choice in nested for action in _actions(choice)]
+    choices = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    own = list(choices[command]._actions)
+    nested = next((a.choices for a in own if isinstance(a, argparse._SubParsersAction)), {})
+    return own + [action for name in nested for action in _actions(choices[command], name)]
 
 
 def _add_run_dir(command: argparse.ArgumentParser) -> None:

@@ -215,6 +215,13 @@ class Benchmark:
     def _config(self, num_cores: int, num_envs: int, horizon: int, workers: int | None = None) -> SamplerConfig:
         return SamplerConfig(num_envs, horizon, workers or default_workers(num_envs, num_cores))
 
+    def _row_config(self, num_cores: int, num_envs: int, horizon: int, workers: int | None) -> SamplerConfig:
+        """With so many workers where the environments divide over them, else with the usual number."""
+        try:
+            return self._config(num_cores, num_envs, horizon, workers)
+        except UsageError:
+            return self._config(num_cores, num_envs, horizon)
+
     def _sampling(self, name: str, config: SamplerConfig, device: str | None) -> Callable[[], Contestant]:
         """device: where the network runs; None: random actions instead."""
 
@@ -266,11 +273,10 @@ class Benchmark:
         """One comparison on the first cores: with a barrier (on all cores only) and without, and bare processes."""
         options, cores = self.options, self.cores[:num_cores]
         whole = num_cores == len(self.cores)
-        num_envs = num_cores * per_core
-        workers = options.workers if whole and options.workers and num_envs % options.workers == 0 else None
+        num_envs, workers = num_cores * per_core, options.workers if whole else None
         horizons = {"sync": BARRIER_STEPS, "async": options.horizon} if whole else {"async": options.horizon}
         builders = [
-            self._sampling(name, self._config(num_cores, num_envs, horizon, workers), self.device)
+            self._sampling(name, self._row_config(num_cores, num_envs, horizon, workers), self.device)
             for name, horizon in horizons.items()
         ]
         core = cores[0]

@@ -183,7 +183,7 @@ BAD = {
     "--env-preset nosuch": "unknown env preset 'nosuch'",
     "--device tpu": "device=tpu is not on this machine, which has cpu",
     "--cores 1 --envs-per-core 3": "envs=3 does not split into 2 groups",
-    "--workers 3": "workers=3 does not split into 2 groups",
+    "--cores 1 --workers 3": "workers=3",
     "--figure picture.bmp": "cannot draw into picture.bmp",
     "--secnds 2": "unknown argument '--secnds'; did you mean --seconds",
 }
