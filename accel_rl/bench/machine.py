@@ -44,7 +44,7 @@ def _version(package: str) -> str | None:
 def describe(machine: dict[str, Any]) -> str:
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    return f"{machine['cpu']}, {machine['cores']} cores, {gpus}; Python {machine['python']}, {packages}"
+    return f"{machine['cpu']}, cores: {machine['cores']}, {gpus}; Python {machine['python']}, {packages}"
 
 
 def first_cores(num_cores: int | None) -> list[list[int]]:

@@ -1,8 +1,8 @@
 """Other people's vector environments, on the same game under the same rules, with random actions drawn in advance.
 
 Each gets what a policy needs, stacks of frames, and as many threads as there are cores. Where a peer can be set up in
-several ways, it is set up the way that was faster here. Resets count as steps with all of them (gymnasium's
-NEXT_STEP mode), in their favour; games last a thousand steps or more, so this is no more than 0.1 %.
+several ways, it is set up the way that was faster here. Resets count as steps with all of them (gymnasium's NEXT_STEP
+mode): one step in each episode, so in a game with short lives some per cent of their rate, and in Pong 0.1 %.
 """
 
 import importlib.util
