@@ -286,7 +286,7 @@ def _count(number: int, what: str) -> str:
 @contextlib.contextmanager
 def pinned(cpus: Cpus | None) -> Iterator[None]:
     """Meanwhile every thread of this process is on the given processors, and whatever it starts. None: no change."""
-    if cpus is None:
+    if cpus is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
     usual = os.sched_getaffinity(0)

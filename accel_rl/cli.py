@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | eval | record | plot | list`."""
+"""The command line: `accel-rl train | eval | record | plot | list | bench`."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import yaml
 
 from accel_rl import __version__
+from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
 from accel_rl.errors import RunError, UsageError, unknown
 
 
@@ -88,12 +89,28 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     command = commands.add_parser("list", help="list what there is", description="Lists names that `train` takes.")
     command.add_argument("what", choices=("algos", "envs", "presets"))
     command.set_defaults(run=_list)
+
+    command = commands.add_parser("bench", help="measure speed", description="Measures speed on this machine.")
+    benchmarks = command.add_subparsers(
+        dest="benchmark", required=True, metavar="BENCHMARK", help="what to measure", parser_class=_Parser
+    )
+    benchmark = benchmarks.add_parser(
+        "sampling",
+        help="sampling against the simulation limit and other people's environments",
+        description="Compares samplers in alternating rounds of one run, within 4 minutes; prints the paper's Table 1, "
+        "draws its Figure 2.",
+    )
+    add_sampling_arguments(benchmark)
+    benchmark.set_defaults(run=_bench_sampling)
     return parser
 
 
 def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:
+    """Those of a command, and of the commands that it has itself."""
     choices = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return list(choices[command]._actions)
+    own = list(choices[command]._actions)
+    nested = next((a.choices for a in own if isinstance(a, argparse._SubParsersAction)), {})
+    return own + [action for name in nested for action in _actions(choices[command], name)]
 
 
 def _add_run_dir(command: argparse.ArgumentParser) -> None:
@@ -264,6 +281,13 @@ def _list(options: argparse.Namespace) -> None:
             print(
                 f"{name:20} (--env-preset) {yaml.safe_dump(asdict(atari), default_flow_style=True, width=1000).strip()}"
             )
+
+
+def _bench_sampling(options: argparse.Namespace) -> None:
+    settings = SamplingOptions(**{field.name: getattr(options, field.name) for field in fields(SamplingOptions)})
+    from accel_rl.bench.sampling import run
+
+    run(settings)
 
 
 if __name__ == "__main__":

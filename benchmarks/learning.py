@@ -11,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import describe, machine, write_json
-
 import accel_rl
+from accel_rl.bench.machine import describe, machine, write_json
 from accel_rl.plot import plot_runs
 
 

@@ -4,18 +4,27 @@ alone (choosing actions and learning, at the same batch sizes), each on all core
     python benchmarks/training_throughput.py [--env pong] [--envs 16] [--algo a2c] [--json FILE]
 """
 
+import argparse
 import statistics
-import time
+from pathlib import Path
 
 import torch
-from common import SimulationLimit, alternate, arguments, describe, machine, ratio, show_ratio, write_json
 
+from accel_rl.bench.limit import SimulationLimit
+from accel_rl.bench.machine import describe, machine, write_json
+from accel_rl.bench.timing import Contestant, Repeated, Schedule, alternate, ratio, show_ratio, two_resource_bound
 from accel_rl.build import build_algo, build_sampler, build_update
 from accel_rl.config import resolve
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--env", default="pong", help="game or environment")
+    parser.add_argument("--env-preset", default="stooke", help="Atari's frames and episodes")
+    parser.add_argument("--envs", type=int, default=16, help="environments")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds in which the contestants take turns")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each contestant in a round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--algo", default="a2c", help="algorithm")
     parser.add_argument("--workers", type=int, help="simulator processes (one per processor)")
     parser.add_argument("--sampling-threads", type=int, help="threads of the network while sampling")
@@ -28,37 +37,32 @@ def main() -> None:
     update = build_update(config, algo)
     sampler = build_sampler(config, algo.policy)
     sampling_threads, learning_threads = config.plan.sampling_threads, config.plan.learning_threads
-    limit = SimulationLimit(config.env, options.envs)
+    limit = SimulationLimit(config.env, options.envs, name="simulation")
     half, horizon = config.run.envs // 2, config.run.horizon
     rollout = sampler.collect()
     observation, noise = rollout.observations(0, 1)[0, :half], algo.policy.draw_noise(1, half, torch.Generator())[0]
 
-    def train(seconds: float) -> float:
-        start, steps = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
-            torch.set_num_threads(sampling_threads)
-            rollout = sampler.collect()
-            torch.set_num_threads(learning_threads)
-            algo.learn(rollout, update)
-            steps += rollout.reward.numel()
-        return steps / (time.perf_counter() - start)
-
-    def network(seconds: float) -> float:
-        """The same passes of the network as in training, with nobody else at work."""
-        start, steps = time.perf_counter(), 0
+    def train() -> int:
+        torch.set_num_threads(sampling_threads)
+        rollout = sampler.collect()
         torch.set_num_threads(learning_threads)
-        while time.perf_counter() - start < seconds:
-            for _ in range(2 * horizon):
-                algo.policy.act(observation, noise)
-            algo.learn(rollout, update)
-            steps += rollout.reward.numel()
-        return steps / (time.perf_counter() - start)
+        algo.learn(rollout, update)
+        return rollout.reward.numel()
 
-    train(1.0)
-    rates = alternate({"simulation": limit.run, "network": network, "training": train}, options.rounds, options.seconds)
+    def network() -> int:
+        """The same passes of the network as in training, with nobody else at work."""
+        torch.set_num_threads(learning_threads)
+        for _ in range(2 * horizon):
+            algo.policy.act(observation, noise)
+        algo.learn(rollout, update)
+        return rollout.reward.numel()
+
+    contestants: list[Contestant] = [limit, Repeated("network", network), Repeated("training", train)]
+    turns = alternate(contestants, Schedule(options.seconds, options.rounds), "training")
     limit.close()
     sampler.close()
-    bound = [1 / (1 / s + 1 / n) for s, n in zip(rates["simulation"], rates["network"], strict=True)]
+    rates = {name: turn.rates for name, turn in turns.items()}
+    bound = two_resource_bound(rates["simulation"], rates["network"])
     share = ratio(rates["training"], bound)
     print(describe(machine()))
     print(

@@ -253,7 +253,7 @@ def test_help(capfd: Any) -> None:
             flag = f"--{field.name.replace('_', '-')}"
             assert re.search(rf"^  {flag}[ ,]", result.out, re.MULTILINE), flag
     assert "Settings: default < preset < --config" in result.out
-    for command in ("train", "eval", "record", "plot", "list"):
+    for command in ("train", "eval", "record", "plot", "list", "bench"):
         result = call(capfd, command, "--help")
         assert result.status == 0 and f"accel-rl {command}" in result.out
         assert command in call(capfd, "--help").out
@@ -383,6 +383,7 @@ BAD_ARGUMENTS = [
     ("plot {run} --out {folder}/curve.xyz", "its name must end in"),
     ("plot {run} --out {folder}/list.yaml/curve.png", "cannot write"),
     ("list", "required: what"),
+    ("bench", "required: BENCHMARK"),
     ("list games", "invalid choice: 'games'"),
 ]
 

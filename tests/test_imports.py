@@ -9,12 +9,13 @@ PACKAGE = Path(__file__).parent.parent / "accel_rl"
 
 # folder -> what it must not import (samplers.rollout is the one thing that algos and samplers share)
 FORBIDDEN = {
-    "envs": ("algos", "models", "replay", "samplers", "updates", "training", "player", "cli"),
-    "models": ("algos", "samplers", "updates", "training", "player", "cli"),
-    "replay": ("algos", "samplers", "updates", "training", "player", "cli"),
-    "updates": ("algos", "models", "samplers", "envs", "training", "player", "cli"),
-    "samplers": ("algos", "models", "updates", "training", "player", "cli"),
-    "algos": ("training", "player", "cli", "samplers"),
+    "envs": ("algos", "models", "replay", "samplers", "updates", "training", "player", "cli", "bench"),
+    "models": ("algos", "samplers", "updates", "training", "player", "cli", "bench"),
+    "replay": ("algos", "samplers", "updates", "training", "player", "cli", "bench"),
+    "updates": ("algos", "models", "samplers", "envs", "training", "player", "cli", "bench"),
+    "samplers": ("algos", "models", "updates", "training", "player", "cli", "bench"),
+    "algos": ("training", "player", "cli", "samplers", "bench"),
+    "bench": ("training", "player", "cli"),
 }
 ALLOWED = {"accel_rl.samplers.rollout"}
 

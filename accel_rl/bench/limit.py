@@ -1,0 +1,106 @@
+"""The simulation limit: bare processes that only simulate. `python -m accel_rl.bench.limit` is one of them.
+
+Imports no torch, like the processes of the sampler.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import numpy as np
+
+from accel_rl.affinity import available_cpus, physical_cores
+from accel_rl.bench.timing import Shares
+from accel_rl.envs import EnvConfig, make_simulator
+from accel_rl.errors import RunError
+from accel_rl.interrupt import leave_signals_to_parent
+
+NUM_DRAWN = 1000  # steps for which actions are drawn in advance, again and again the same
+
+
+class SimulationLimit:
+    """One bare process on each of the given processors (by default one per core) that does nothing but step its share
+    of the environments with random actions.
+
+    The same simulator as the sampler's: emulation, frame processing and resets, but no other process to wait for.
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        num_envs: int,
+        cpus: Sequence[int] | None = None,
+        name: str = "limit",
+        shares: Shares | None = None,
+    ):
+        self.name, self.shares = name, shares or {}
+        cpus = [core[0] for core in physical_cores(available_cpus())] if cpus is None else cpus
+        self._workers: list[tuple[subprocess.Popen[bytes], Connection[Any, Any]]] = []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        for index, cpu in enumerate(cpus):
+            ours, theirs = Pipe()
+            share = num_envs // len(cpus) + (index < num_envs % len(cpus))
+            command = [sys.executable, "-m", "accel_rl.bench.limit", str(theirs.fileno()), str(cpu)]
+            popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            theirs.close()
+            ours.send((env, share))
+            self._workers.append((popen, ours))
+        self._answers()
+
+    def run(self, seconds: float) -> float:
+        """Steps/s of all processes together."""
+        for _, control in self._workers:
+            control.send(seconds)
+        return sum(self._answers())
+
+    def _answers(self) -> list[float]:
+        try:
+            return [float(control.recv()) for _, control in self._workers]
+        except EOFError:
+            self.close()
+            raise RunError("a process of the simulation limit has died") from None
+
+    def close(self) -> None:
+        for popen, control in self._workers:
+            control.close()
+            popen.wait()
+
+
+def _main() -> None:
+    leave_signals_to_parent()
+    control: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {int(sys.argv[2])})
+    env, num_envs = control.recv()
+    seeds = [np.random.SeedSequence([int(sys.argv[2]), index]) for index in range(num_envs)]
+    simulators = [make_simulator(env, seed, reserve=True) for seed in seeds]
+    spec = simulators[0].spec
+    memory = np.zeros((num_envs, *spec.row_shape), spec.row_dtype)
+    rows = [memory[column, ...] for column in range(num_envs)]  # the dots keep a scalar a view
+    for simulator, row in zip(simulators, rows, strict=True):
+        simulator.reset(row)
+    space = spec.action_space
+    actions = [[space.sample() - getattr(space, "start", 0) for _ in range(num_envs)] for _ in range(NUM_DRAWN)]
+    control.send(0.0)
+    step = 0
+    while True:
+        try:
+            seconds = control.recv()
+        except EOFError:
+            return
+        start, steps = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            for simulator, row, action in zip(simulators, rows, actions[step % NUM_DRAWN], strict=True):
+                if simulator.step(action, row).game_over:
+                    simulator.reset(row)
+            step += 1
+            steps += num_envs
+        control.send(steps / (time.perf_counter() - start))
+
+
+if __name__ == "__main__":
+    _main()

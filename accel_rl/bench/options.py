@@ -1,0 +1,67 @@
+"""The options of the benchmark of sampling. Light: the command line imports it for every command."""
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from accel_rl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """None: see the help of the option. Raises UsageError for a value out of range."""
+
+    env: str = "pong"
+    env_preset: str = "stooke"
+    cores: int | None = None
+    envs_per_core: int = 8
+    workers: int | None = None
+    horizon: int = 64
+    seconds: float = 1.0
+    rounds: int | None = None
+    device: str | None = None
+    peers: bool = True
+    full: bool = False
+    json: Path | None = None
+    figure: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cores", "envs_per_core", "workers", "horizon", "rounds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value} must be at least 1")
+        if not 0 < self.seconds < float("inf"):
+            raise UsageError(f"seconds={self.seconds} must be greater than 0")
+
+
+HELP: dict[str, str] = {
+    "env": "Atari game",
+    "env_preset": "its frames and episodes: stooke, dqn84 or v5",
+    "cores": "use only so many of this process's cores (all)",
+    "envs_per_core": "environments per core when contestants are compared",
+    "workers": "simulator processes (two per core), where the environments divide over them",
+    "horizon": "steps of a rollout without a barrier",
+    "seconds": "seconds of each contestant in a round",
+    "rounds": "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)",
+    "device": "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or cpu)",
+    "peers": "also run EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
+    "full": "more rounds, and a curve for 1, 2, 4, ... cores in the figure, not only one for all",
+    "json": "write all figures there",
+    "figure": "draw the picture there (results/sampling.png)",
+}
+TYPES: dict[str, Any] = {"seconds": float, "env": str, "env_preset": str, "device": str, "json": Path, "figure": Path}
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    for field in fields(SamplingOptions):
+        flag = f"--{field.name.replace('_', '-')}"
+        default: Any = field.default
+        shown = HELP[field.name] + (f" ({default})" if default is not None and field.type is not bool else "")
+        if field.type is bool:
+            action: Any = argparse.BooleanOptionalAction if default else "store_true"
+            parser.add_argument(flag, action=action, default=default, help=shown)
+        else:
+            kind = TYPES.get(field.name, int)
+            metavar = {int: "N", float: "S", str: field.name.rsplit("_", 1)[-1].upper(), Path: "FILE"}[kind]
+            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=shown)

@@ -1,0 +1,222 @@
+"""Other people's vector environments, on the same game under the same rules, with random actions drawn in advance.
+
+Each gets what a policy needs, stacks of frames, and as many threads as there are cores. Where a peer can be set up in
+several ways, it is set up the way that was faster here. Resets count as steps with all of them (gymnasium's NEXT_STEP
+mode): one step in each episode, so in a game with short lives some per cent of their rate, and in Pong 0.1 %.
+"""
+
+import importlib.util
+import multiprocessing
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from accel_rl.affinity import available_cpus, physical_cores
+from accel_rl.bench.timing import Contestant, Shares
+from accel_rl.envs import EnvConfig, make_env
+from accel_rl.envs.atari import AtariOptions, game_name, games, make_options
+from accel_rl.envs.spec import Array
+from accel_rl.errors import UsageError
+
+NUM_DRAWN = 1000  # batches of actions that are drawn in advance, again and again the same
+
+Builder = Callable[[], Contestant]
+
+
+def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], dict[str, str]]:
+    """The installed peers, by name; and of the missing ones, the command that installs them."""
+    half = num_envs // 2
+    builders: dict[str, Builder] = {}
+    missing = {}
+    if importlib.util.find_spec("envpool"):
+        builders["envpool-sync"] = partial(EnvPool, "envpool-sync", env, num_envs, num_envs)
+        builders["envpool-async"] = partial(EnvPool, "envpool-async", env, num_envs, half)
+    else:
+        missing["envpool"] = 'pip install "accel-rl[bench]"'
+    if importlib.util.find_spec("ale_py.vector_env"):
+        builders["ale-sync"] = partial(AleVector, "ale-sync", env, num_envs, num_envs)
+        builders["ale-async"] = partial(AleVector, "ale-async", env, num_envs, half)
+    else:
+        missing["ale-py's AtariVectorEnv"] = 'pip install "ale-py>=0.11"'
+    builders["gymnasium-async"] = partial(GymnasiumAsync, "gymnasium-async", env, num_envs)
+    return builders, missing
+
+
+def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
+    """104x80 needs two rows cropped, which no peer does; the cheapest frame that is as large is the screen's half."""
+    return (105, 80) if options.frame_shape == (104, 80) else options.frame_shape
+
+
+def _options(env: EnvConfig) -> AtariOptions:
+    return make_options(env.preset, env.options)
+
+
+def _game(env: EnvConfig) -> str:
+    game = game_name(env.env_id)
+    if game is None:
+        raise UsageError(f"env={env.env_id} is no Atari game")
+    return game
+
+
+def _thread_affinity_offset() -> int:
+    """Pinning made both C++ pools faster. They pin thread i to processor offset + i, which is right only if there is
+    one processor a core and their numbers run from 0; else their threads go where this process may (-1)."""
+    cores = physical_cores(available_cpus())
+    return 0 if cores == [[cpu] for cpu in range(len(cores))] else -1
+
+
+def _num_threads() -> int:
+    return len(physical_cores(available_cpus()))
+
+
+def _draw(num_actions: int, batch_size: int) -> Array:
+    return np.random.default_rng(0).integers(num_actions, size=(NUM_DRAWN, batch_size), dtype=np.int32)
+
+
+class EnvPool:
+    """Asynchronous, with batch_size < num_envs: `recv` hands out whichever environments are ready first. Of batches
+    of a half, a quarter and an eighth, halves were the fastest, and pinned threads faster than free ones."""
+
+    def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
+        import envpool
+
+        options = _options(env)
+        height, width = peer_frame_shape(options)
+        self.name = name
+        self.shares: Shares = {}
+        self._batch_size, self._num_batches = batch_size, num_envs // batch_size
+        self._pool: Any = envpool.make(
+            games()[_game(env)].removeprefix("ALE/"),
+            env_type="gymnasium",
+            num_envs=num_envs,
+            batch_size=batch_size,
+            num_threads=_num_threads(),
+            thread_affinity_offset=_thread_affinity_offset(),
+            max_episode_steps=options.max_episode_steps,
+            img_height=height,
+            img_width=width,
+            stack_num=options.frame_stack,
+            frame_skip=options.frame_skip,
+            noop_max=max(options.noop_max, 1),  # it draws from 0 to noop_max - 1
+            episodic_life=options.episodic_lives,
+            reward_clip=options.clip_reward,
+            use_fire_reset=options.fire_on_start,
+            repeat_action_probability=options.repeat_action_probability,
+        )
+        self._actions = _draw(int(self._pool.action_space.n), batch_size)
+        self._pool.async_reset()
+        self._idle = [self._recv() for _ in range(self._num_batches)]
+
+    def _recv(self) -> Array:
+        """The environments that are ready."""
+        ids: Array = self._pool.recv()[4]["env_id"]
+        return ids
+
+    def run(self, seconds: float) -> float:
+        start, waited, batches = time.perf_counter(), 0.0, 0
+        for ids in self._idle:
+            self._pool.send(self._actions[batches % NUM_DRAWN], ids)
+        while (before := time.perf_counter()) - start < seconds:
+            ids = self._recv()
+            waited += time.perf_counter() - before
+            self._pool.send(self._actions[batches % NUM_DRAWN], ids)
+            batches += 1
+        # Nothing may be left that would be computed in another one's turn.
+        self._idle = [self._recv() for _ in range(self._num_batches)]
+        wall = time.perf_counter() - start
+        self.shares = {"env_wait": waited / wall}
+        return (batches + self._num_batches) * self._batch_size / wall
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class AleVector:
+    """Asynchronous, with batch_size < num_envs, like EnvPool. Halves were faster than quarters, and the mode in which
+    a reset takes a step of its own faster than the other one."""
+
+    def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
+        from ale_py.vector_env import AtariVectorEnv
+
+        options = _options(env)
+        height, width = peer_frame_shape(options)
+        self.name = name
+        self.shares: Shares = {}
+        self._batch_size, self._num_batches = batch_size, num_envs // batch_size
+        self._envs = AtariVectorEnv(
+            _game(env),
+            num_envs,
+            batch_size=batch_size,
+            num_threads=_num_threads(),
+            thread_affinity_offset=_thread_affinity_offset(),
+            max_num_frames_per_episode=options.max_episode_steps * options.frame_skip,
+            repeat_action_probability=options.repeat_action_probability,
+            img_height=height,
+            img_width=width,
+            stack_num=options.frame_stack,
+            frameskip=options.frame_skip,
+            noop_max=options.noop_max,
+            episodic_life=options.episodic_lives,
+            reward_clipping=options.clip_reward,
+            use_fire_reset=options.fire_on_start,
+        )
+        self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), batch_size)
+
+    def run(self, seconds: float) -> float:
+        # `send` answers the newest `recv`, so that no batch can be kept for later: each turn begins with new games.
+        # The reset hands out one batch; the clock starts when the resets of all others are done, too.
+        self._envs.reset()
+        for _ in range(self._num_batches - 1):
+            self._envs.send(self._actions[0])
+            self._envs.recv()
+        start, waited, batches = time.perf_counter(), 0.0, 0
+        self._envs.send(self._actions[0])
+        while (before := time.perf_counter()) - start < seconds:
+            self._envs.recv()
+            waited += time.perf_counter() - before
+            self._envs.send(self._actions[batches % NUM_DRAWN])
+            batches += 1
+        for _ in range(self._num_batches):  # nothing may be left to compute
+            self._envs.recv()
+        wall = time.perf_counter() - start
+        self.shares = {"env_wait": waited / wall}
+        return (batches + self._num_batches) * self._batch_size / wall
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class GymnasiumAsync:
+    """A process for every environment. It steps our own simulator, whose frames cost less than those of gymnasium's
+    AtariPreprocessing: this is about vectorization. Batches are not copied, which it offers, and is faster."""
+
+    def __init__(self, name: str, env: EnvConfig, num_envs: int):
+        from gymnasium.vector import AsyncVectorEnv
+
+        self.name = name
+        self.shares: Shares = {}
+        make = partial(make_env, env.env_id, env.preset, **env.options)
+        # Not forked from here: this process has threads, and pipes whose ends must not live on in others.
+        multiprocessing.set_forkserver_preload(["accel_rl.envs"])
+        self._envs = AsyncVectorEnv([make] * num_envs, copy=False, context="forkserver")
+        self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), num_envs)
+        self._envs.reset(seed=0)
+
+    def run(self, seconds: float) -> float:
+        start, steps, num_envs = time.perf_counter(), 0, self._envs.num_envs
+        waited = 0.0
+        while time.perf_counter() - start < seconds:
+            self._envs.step_async(self._actions[steps // num_envs % NUM_DRAWN])
+            before = time.perf_counter()
+            self._envs.step_wait()
+            waited += time.perf_counter() - before
+            steps += num_envs
+        wall = time.perf_counter() - start
+        self.shares = {"env_wait": waited / wall}
+        return steps / wall
+
+    def close(self) -> None:
+        self._envs.close()

@@ -1,0 +1,131 @@
+"""Contestants that take turns, and what becomes of their rates: medians, and ratios with intervals.
+
+Machines drift, so a rate means little alone; the ratio of two rates from the same round means a lot.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+NUM_RESAMPLINGS = 2000
+LEAST_ROUNDS = 2
+
+Shares = dict[str, float]
+"""What part of a turn's wall time went where, each from 0 to 1."""
+
+
+class Contestant(Protocol):
+    """Costs nothing between its turns: what it holds sleeps, and nothing is left for it to compute."""
+
+    name: str
+    shares: Shares  # of the newest turn; may be empty
+
+    def run(self, seconds: float) -> float:
+        """Takes a turn of about that many seconds; returns its rate in steps/s."""
+
+    def close(self) -> None: ...
+
+
+class Repeated:
+    """A contestant that does one piece of work, which returns its number of steps, over and over."""
+
+    def __init__(self, name: str, work: Callable[[], int], clock: Callable[[], float] = time.perf_counter):
+        self.name, self._work, self._clock = name, work, clock
+        self.shares: Shares = {}
+
+    def run(self, seconds: float) -> float:
+        start, steps = self._clock(), 0
+        while self._clock() - start < seconds:
+            steps += self._work()
+        return steps / (self._clock() - start)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Turns:
+    """Of one contestant, one entry for every counted round: steps/s, and shares of time."""
+
+    rates: list[float] = field(default_factory=list)
+    shares: list[Shares] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Steps/s."""
+        return statistics.median(self.rates)
+
+    def median_shares(self) -> Shares:
+        return {name: statistics.median(turn[name] for turn in self.shares) for name in self.shares[0]}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Turns of that many seconds each, in so many rounds; or fewer, though no less than LEAST_ROUNDS, so that they fit
+    into budget_s, warming up included."""
+
+    seconds: float
+    rounds: int
+    budget_s: float = float("inf")
+
+    def rounds_that_fit(self, round_s: float) -> int:
+        """round_s: how long warming up took. A turn can take longer than asked for: rollouts are not cut short."""
+        fit = min(self.budget_s / round_s - 1, self.rounds)
+        return min(max(int(fit), LEAST_ROUNDS), self.rounds)
+
+
+def alternate(
+    contestants: Sequence[Contestant],
+    schedule: Schedule,
+    label: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Turns]:
+    """Every contestant's turns by its name. Within a round all take one turn each, in an order that reverses with every
+    round; a round before the first one is for warming up and is not counted. Progress goes to stderr."""
+    turns = {contestant.name: Turns() for contestant in contestants}
+    assert len(turns) == len(contestants), "contestants need names of their own"
+    start = clock()
+    for contestant in contestants:
+        contestant.run(schedule.seconds)
+    rounds = schedule.rounds_that_fit(clock() - start)
+    for index in range(rounds):
+        print(f"\r{label}: round {index + 1} of {rounds}", end="", file=sys.stderr, flush=True)
+        for contestant in contestants if index % 2 == 0 else reversed(contestants):
+            turns[contestant.name].rates.append(contestant.run(schedule.seconds))
+            turns[contestant.name].shares.append(dict(contestant.shares))
+    print("\r" + " " * (len(label) + 20) + "\r", end="", file=sys.stderr, flush=True)
+    return turns
+
+
+def compare(builders: Iterable[Callable[[], Contestant]], schedule: Schedule, label: str = "") -> dict[str, Turns]:
+    """Builds all contestants, lets them alternate, and closes them, whatever happens."""
+    with ExitStack() as stack:
+        contestants: list[Contestant] = []
+        for build in builders:
+            contestants.append(build())
+            stack.callback(contestants[-1].close)
+        return alternate(contestants, schedule, label)
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """Median of the rounds' ratios, with a 95 % bootstrap interval."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLINGS))
+    outside = NUM_RESAMPLINGS // 40
+    return {"median": statistics.median(ratios), "low": medians[outside], "high": medians[-outside - 1]}
+
+
+def two_resource_bound(simulation: Sequence[float], network: Sequence[float]) -> list[float]:
+    """Steps/s, round by round, that no schedule exceeds where simulation and network share the same cores: a step
+    takes the time of its simulation and that of its passes through the network, each measured alone on all cores."""
+    return [1 / (1 / s + 1 / n) for s, n in zip(simulation, network, strict=True)]
+
+
+def show_ratio(value: dict[str, float]) -> str:
+    return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"

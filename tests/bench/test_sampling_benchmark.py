@@ -1,0 +1,238 @@
+"""The benchmark of sampling: its rows, its shares, its options, and the schema of its JSON, from a tiny real run."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accel_rl.affinity import available_cpus, pinned
+from accel_rl.bench import sampling
+from accel_rl.bench.figure import draw_sampling
+from accel_rl.bench.machine import first_cores
+from accel_rl.bench.peers import peer_builders, peer_frame_shape
+from accel_rl.bench.timing import Turns
+from accel_rl.cli import main
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.atari import PRESETS
+from accel_rl.errors import UsageError
+
+ANY = "*"  # whatever the key
+RATIO = {"median": float, "low": float, "high": float}
+SCHEMA = {
+    "benchmark": str,
+    "version": int,
+    "machine": {
+        "cpu": str,
+        "cores": int,
+        "logical_cpus": int,
+        "gpus": [str],
+        "python": str,
+        "packages": {ANY: str},
+    },
+    "options": {
+        "env": str,
+        "env_preset": str,
+        "cores": int | None,
+        "envs_per_core": int,
+        "envs": int,
+        "workers": int,
+        "horizon": int,
+        "seconds": float,
+        "rounds": int | None,
+        "device": str,
+        "peers": bool,
+        "full": bool,
+        "json": str | None,
+        "figure": str | None,
+    },
+    "missing_peers": {ANY: str},
+    "contestants": {ANY: {"steps_per_second": float, "rates": [float], "shares": {ANY: float}}},
+    "ratios": {ANY: RATIO},
+    "table_1": [{"simulators": int, "per_core": int, "sync": float, "async": float, "sync_over_async": RATIO}],
+    "figure_2": [{"kind": str, "cores": int, "per_core": int | None, "steps_per_second_per_core": float}],
+}
+
+
+def check(value: Any, schema: Any, where: str = "result") -> None:
+    """Raises AssertionError where the value is not what the schema says."""
+    if isinstance(schema, dict):
+        assert isinstance(value, dict), where
+        if ANY not in schema:
+            assert value.keys() == schema.keys(), where
+        for name, item in value.items():
+            check(item, schema.get(name, schema.get(ANY)), f"{where}.{name}")
+    elif isinstance(schema, list):
+        assert isinstance(value, list), where
+        for item in value:
+            check(item, schema[0], f"{where}[]")
+    else:
+        assert isinstance(value, schema), where
+
+
+def paths(value: Any, schema: Any) -> Iterator[list[Any]]:
+    """The way to every field that must be there."""
+    if isinstance(schema, dict):
+        for name, item in value.items():
+            yield from ([name, *path] for path in paths(item, schema.get(name, schema.get(ANY))))
+            if name in schema:
+                yield [name]
+    elif isinstance(schema, list) and value:
+        yield from ([0, *path] for path in paths(value[0], schema[0]))
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The JSON of one core and two simulators, as the command line writes it."""
+    folder = tmp_path_factory.mktemp("bench")
+    options = "--cores 1 --envs-per-core 2 --horizon 8 --seconds 0.05 --rounds 1 --device cpu --no-peers"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "SIMS_PER_CORE", (2,))
+        files = ["--json", str(folder / "b.json"), "--figure", str(folder / "b.png")]
+        assert main(["bench", "sampling", *options.split(), *files]) == 0
+    assert (folder / "b.png").read_bytes().startswith(b"\x89PNG")
+    return json.loads((folder / "b.json").read_text())
+
+
+def test_json_obeys_its_schema(result: Any) -> None:
+    """Would catch a field that is missing, renamed, or of another type."""
+    check(result, SCHEMA)
+    assert result["benchmark"] == "sampling"
+    assert {"limit", "random", "random-barrier", "inference-cpu", "network-cpu"} <= result["contestants"].keys()
+    assert {"random / limit", "inference-cpu / bound"} <= result["ratios"].keys()
+    for contestant in result["contestants"].values():
+        assert contestant["steps_per_second"] > 0
+        assert all(-0.01 <= share <= 1.01 for share in contestant["shares"].values())
+    assert {point["kind"] for point in result["figure_2"]} >= {"sampler", "process"}
+
+
+def test_schema_misses_no_field(result: Any) -> None:
+    """Would catch a check that lets a missing field pass."""
+    every = list(paths(result, SCHEMA))
+    assert ["machine", "cpu"] in every and ["table_1", 0, "sync_over_async", "low"] in every
+    for path in every:
+        broken = copy.deepcopy(result)
+        parent = broken
+        for name in path[:-1]:
+            parent = parent[name]
+        del parent[path[-1]]
+        with pytest.raises(AssertionError):
+            check(broken, SCHEMA)
+
+
+def test_table_rows_and_figure_points() -> None:
+    """Would catch totals where speeds per core belong, and columns that have changed places."""
+    turns = {"sync": Turns([90.0, 100.0, 80.0]), "async": Turns([100.0, 200.0, 160.0])}
+    row = sampling.table_row(4, 8, turns)
+    assert (row["simulators"], row["per_core"], row["sync"], row["async"]) == (32, 8, 90.0, 160.0)
+    assert row["sync_over_async"]["median"] == 0.5
+    point = sampling.figure_point("sampler", 4, 8, 160.0)
+    assert point == {"kind": "sampler", "cores": 4, "per_core": 8, "steps_per_second_per_core": 40.0}
+
+
+def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
+    """Would catch a figure without all cores, or with them twice."""
+    assert sampling.core_counts(6, full=True) == [1, 2, 4, 6]
+    assert sampling.core_counts(8, full=True) == [1, 2, 4, 8]
+    assert sampling.core_counts(1, full=True) == [1]
+    assert sampling.core_counts(6, full=False) == [6]
+
+
+def test_random_actions_differ_from_rollout_to_rollout() -> None:
+    """Would catch rollouts of five steps that repeat the same five actions, which is another way to play."""
+    policy = sampling.RandomPolicy(6, num_envs=2, num_steps=5)
+    drawn = [policy.draw_noise(300, 2, torch.Generator()) for _ in range(4)]
+    assert all(actions.shape == (300, 2) for actions in drawn)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[3]), "after 1000 steps it begins again"
+
+
+def test_shares_of_time() -> None:
+    """Would catch shares of the workers that do not add up, or are made up where the sampler tells nothing of them."""
+    spent = {"inference": 0.5, "env_wait": 1.5, "action_wait": 0.8}
+    shares = sampling.sampler_shares(spent, 2.0, resizing=0.25)
+    assert shares == pytest.approx(
+        {"inference": 0.25, "env_wait": 0.75, "action_wait": 0.4, "resizing": 0.15, "emulating": 0.45}
+    )
+    del spent["action_wait"]
+    assert sampling.sampler_shares(spent, 2.0, 0.25).keys() == {"inference", "env_wait"}
+
+
+def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path) -> None:
+    """Would catch a picture that can't be drawn from a machine with hyperthreads."""
+    point = sampling.figure_point
+    points = [point("sampler", c, k, 100.0 * c * k) for c in (1, 2, 4) for k in (2, 4, 8, 16)]
+    points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]
+    draw_sampling({**result, "figure_2": points}, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+BAD = {
+    "--envs-per-core 0": "envs_per_core=0 must be at least 1",
+    "--seconds -1": "seconds=-1.0 must be greater than 0",
+    "--seconds nan": "seconds=nan must be greater than 0",
+    "--rounds many": "invalid int value: 'many'",
+    "--cores 99999": "cores=99999 must be from 1 to ",
+    "--env CartPole-v1": "env=CartPole-v1 is no Atari game",
+    "--env-preset nosuch": "unknown env preset 'nosuch'",
+    "--device tpu": "device=tpu is not on this machine, which has cpu",
+    "--cores 1 --envs-per-core 3": "envs=3 does not split into 2 groups",
+    "--cores 1 --workers 3": "workers=3",
+    "--figure picture.bmp": "cannot draw into picture.bmp",
+    "--secnds 2": "unknown argument '--secnds'; did you mean --seconds",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_options_are_one_clear_line(
+    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch a traceback, or a complaint that comes only after minutes of work."""
+    monkeypatch.setattr(sampling, "resizing_share", lambda *_: pytest.fail("work has begun"))
+    assert main(["bench", "sampling", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert BAD[arguments] in error and error.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no pinning")
+def test_cores_are_given_back() -> None:
+    """Would catch a benchmark after which this process stays on few cores."""
+    before = available_cpus()
+    with pinned(tuple(cpu for core in first_cores(1) for cpu in core)):
+        assert available_cpus() == first_cores(1)[0]
+    assert available_cpus() == before
+    with pytest.raises(UsageError):
+        first_cores(0)
+
+
+def test_bare_processes_import_no_torch() -> None:
+    """Would catch bare processes that are heavier than the sampler's."""
+    code = "import sys, accel_rl.bench.limit; sys.exit('torch' in sys.modules)"
+    path = os.pathsep.join(sys.path)
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
+
+
+def test_peers_get_frames_that_are_at_least_as_large() -> None:
+    """Would catch a peer that resizes to less than our sampler does."""
+    for options in PRESETS.values():
+        assert all(a >= b for a, b in zip(peer_frame_shape(options), options.frame_shape, strict=True))
+
+
+@pytest.mark.parametrize("name", ["envpool-sync", "envpool-async", "ale-sync", "ale-async", "gymnasium-async"])
+def test_peer(name: str) -> None:
+    """Would catch a peer that can't be set up, or that can't be resumed after its turn."""
+    builders, missing = peer_builders(EnvConfig("pong", "stooke"), 2)
+    if name not in builders:
+        pytest.skip(f"not installed; {missing}")
+    peer = builders[name]()
+    try:
+        assert all(peer.run(0.05) > 0 for _ in range(3))
+        assert 0 <= peer.shares["env_wait"] <= 1.01
+    finally:
+        peer.close()

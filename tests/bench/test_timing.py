@@ -1,0 +1,90 @@
+"""The benchmarks' arithmetic, on a clock that moves only when a contestant works."""
+
+import pytest
+
+from accel_rl.bench.timing import Repeated, Schedule, Shares, alternate, compare, ratio, two_resource_bound
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Player:
+    """Takes exactly the time that it is given; its n-th turn has the rate n."""
+
+    def __init__(self, name: str, log: list[str], clock: FakeClock):
+        self.name, self._log, self._clock, self._turn = name, log, clock, 0
+        self.shares: Shares = {}
+
+    def run(self, seconds: float) -> float:
+        self._log.append(self.name)
+        self._clock.now += seconds
+        self.shares = {"busy": self._turn / 10}
+        self._turn += 1
+        return float(self._turn - 1)
+
+    def close(self) -> None:
+        self._log.append(f"{self.name} closed")
+
+
+def test_a_rate_is_steps_over_all_of_the_time_they_took() -> None:
+    """Would catch a rate over the time asked for, when the last piece of work ended later."""
+    clock = FakeClock()
+
+    def work() -> int:
+        clock.now += 0.75
+        return 6
+
+    assert Repeated("work", work, clock).run(2.0) == 8.0  # 3 pieces, 18 steps, 2.25 s
+    assert clock.now == 2.25
+
+
+def test_order_reverses_and_warming_up_is_not_counted() -> None:
+    """Would catch an order that favours one contestant, and turns that count the first, cold one."""
+    log: list[str] = []
+    clock = FakeClock()
+    players = [Player(name, log, clock) for name in "abc"]
+    turns = alternate(players, Schedule(1.0, rounds=3), clock=clock)
+    assert "".join(log) == "abc" + "abc" + "cba" + "abc"
+    assert turns["b"].rates == [1.0, 2.0, 3.0]
+    assert turns["b"].median == 2.0
+    assert turns["b"].median_shares() == {"busy": 0.2}
+
+
+@pytest.mark.parametrize(("budget_s", "rounds"), [(99.0, 20), (13.0, 3), (12.0, 3), (11.9, 2), (1.0, 2)])
+def test_rounds_fit_into_the_budget(budget_s: float, rounds: int) -> None:
+    """Would catch a default that takes longer on a slow machine: a round with its 3 turns takes 3 s here."""
+    clock = FakeClock()
+    turns = alternate([Player(name, [], clock) for name in "abc"], Schedule(1.0, 20, budget_s), clock=clock)
+    assert len(turns["a"].rates) == rounds
+
+
+def test_all_are_closed_even_if_one_can_not_be_built() -> None:
+    """Would catch processes that outlive a failed benchmark."""
+    log: list[str] = []
+
+    def fails() -> Player:
+        raise RuntimeError("no such thing")
+
+    with pytest.raises(RuntimeError, match="no such thing"):
+        compare([lambda: Player("a", log, FakeClock()), fails], Schedule(1.0, 1))
+    assert log == ["a closed"]
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    """Would catch a ratio of medians, which a machine that drifts between rounds spoils."""
+    drifting = [100.0, 10.0, 1.0, 1000.0]
+    assert ratio([2 * rate for rate in drifting], drifting) == {"median": 2.0, "low": 2.0, "high": 2.0}
+    value = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5)
+    assert value["median"] == 3.0
+    assert 1.0 <= value["low"] < 3.0 < value["high"] <= 5.0
+    assert value == ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5), "the interval must not depend on chance"
+
+
+def test_two_resource_bound() -> None:
+    """Would catch a bound that adds rates instead of times."""
+    assert two_resource_bound([100.0, 300.0], [100.0, 150.0]) == pytest.approx([50.0, 100.0])
