@@ -44,7 +44,7 @@ class ActionServer:
         # What each group sees at each step, as views made once: making them costs more than a batch's bookkeeping.
         self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self._recorded: dict[str, Tensor] = {}
-        self._chosen = [self._shared_actions[:, columns].unbind() for columns in self.groups]
+        self._chosen = [list(arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(arrays["age"][:, columns]) for columns in self.groups]
         self.steps_done = 0  # agent steps of all environments before this rollout
 
@@ -67,7 +67,7 @@ class ActionServer:
         observation = self._observe(group, t)
         noise = None if self._greedy else self._noise[group][t]
         action, self._newest_recorded = self._policy.act(observation, noise)
-        self._chosen[group][t].copy_(action)  # on a GPU this waits for the network
+        self._chosen[group][t][...] = action.numpy() if self._on_cpu else action.cpu().numpy()  # a GPU is waited for
         self._newest = (columns, t, action)
 
     def record(self) -> None:

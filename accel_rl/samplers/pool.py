@@ -106,7 +106,8 @@ class WorkerPool:
         self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced in all rollouts before this one
         self._begun = False
         self._heartbeats = self._status[:, HEARTBEAT].copy()
-        self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life, or when there was work to do
+        self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life
+        self._woken_at = [time.monotonic()] * NUM_GROUPS  # when there was work to do
         self._next_look = 0.0
         self.num_replaced = 0
         self.processes: list[WorkerProcess] = []
@@ -160,12 +161,11 @@ class WorkerPool:
         self._wake(group)
 
     def _wake(self, group: int) -> None:
-        members = self._active.members[group]
-        self._alive_at[members] = time.monotonic()
-        signals = self._signals[group]
-        if len(members) > 1:
-            signals.countdown.announce(len(members) - 1)
-        signals.actions_ready[self._turn[group]].announce(len(members))
+        self._woken_at[group] = time.monotonic()
+        signals, num_members = self._signals[group], len(self._active.members[group])
+        if num_members > 1:
+            signals.countdown.announce(num_members - 1)
+        signals.actions_ready[self._turn[group]].announce(num_members)
         self._turn[group] = 1 - self._turn[group]
 
     def end(self) -> None:
@@ -240,7 +240,8 @@ class WorkerPool:
         moved = self._status[:, HEARTBEAT] != self._heartbeats
         self._alive_at[moved] = now
         self._heartbeats = self._status[:, HEARTBEAT].copy()
-        return [worker for worker in late if now - self._alive_at[worker] > timeout_s]
+        woken_at = np.where(self._active.has, self._woken_at, 0.0).max(axis=1)
+        return [worker for worker in late if now - max(self._alive_at[worker], woken_at[worker]) > timeout_s]
 
     def _watch(self) -> None:
         """What waits watch: both groups' announcements, and every control connection."""

@@ -37,6 +37,10 @@ from accel_rl.samplers.shared import SharedArrays, Signal, poller
 # Columns of a worker's row in the status array, which outlives the worker; ANNOUNCED is group 0's, group 1's follows.
 CURRENT_ENV, HEARTBEAT, WAITED_NS, ANNOUNCED = range(4)
 NUM_GROUPS = 2
+# Before it sleeps in a rollout, a worker offers its processor to others again and again for so long: actions are mostly
+# there by then, and to wake a processor that sleeps takes tens of microseconds. On 2 cores, this was worth 2 % of the
+# simulation limit with 8 environments per core, and 4 % with 2.
+SPIN_NS = 200_000
 
 Share = tuple[int, int]
 """First environment and number of environments of one worker in one group."""
@@ -92,6 +96,7 @@ class Worker:
         status = SharedArrays(setup.status_layout, setup.status_fd).arrays["status"][setup.index]
         self._status = memoryview(status)  # quicker to write to than an array
         self._heartbeats, self._waited_ns = int(status[HEARTBEAT]), int(status[WAITED_NS])
+        self._actions_ready = [signals.actions_ready for signals in setup.signals]
         self._turns = list(setup.turns)
         self._polls: dict[tuple[int, ...], Any] = {}
         self._train = self._active = self._build(setup.train, setup.batch)
@@ -118,24 +123,34 @@ class Worker:
 
     def _wait(self) -> int | None:
         """The group whose actions are ready, the one that is behind if both are; None if there is a message to read."""
-        order = sorted(self._active, key=self._next_row.__getitem__)
-        while True:
-            for group in order:
-                if self._setup.signals[group].actions_ready[self._turns[group]].take():
-                    self._turns[group] = 1 - self._turns[group]
-                    return group
-            start = time.perf_counter_ns()
-            ready = self._poll().poll()
-            if any(self._next_row):
-                self._waited_ns += time.perf_counter_ns() - start
-                self._status[WAITED_NS] = self._waited_ns
-            if any(fd == self._control.fileno() for fd, _ in ready):
-                return None
+        if (group := self._take_actions()) is not None:
+            return group
+        start = time.perf_counter_ns()
+        ready = []
+        in_rollout = any(self._next_row)
+        deadline = start + SPIN_NS if in_rollout else start
+        while (group := self._take_actions()) is None and self._control.fileno() not in ready:
+            if time.perf_counter_ns() < deadline:
+                os.sched_yield()
+            else:
+                ready = [fd for fd, _ in self._poll().poll()]
+        if in_rollout:
+            self._waited_ns += time.perf_counter_ns() - start
+            self._status[WAITED_NS] = self._waited_ns
+        return group
+
+    def _take_actions(self) -> int | None:
+        behind = int(self._next_row[1] < self._next_row[0])
+        for group in (behind, 1 - behind):
+            if group in self._active and self._actions_ready[group][self._turns[group]].take():
+                self._turns[group] = 1 - self._turns[group]
+                return group
+        return None
 
     def _poll(self) -> Any:
         turns = tuple(self._turns)
         if turns not in self._polls:
-            signals = [self._setup.signals[group].actions_ready[turns[group]] for group in self._active]
+            signals = [self._actions_ready[group][turns[group]] for group in self._active]
             self._polls[turns] = poller(self._control.fileno(), *(signal.fd for signal in signals))
         return self._polls[turns]
 
