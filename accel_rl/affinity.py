@@ -64,10 +64,15 @@ class Plan:
     learning_threads: int
     warnings: tuple[str, ...] = ()
 
+    @property
+    def server_is_reserved(self) -> bool:
+        """Whether this process has processors that no worker has."""
+        return bool(self.server_cpus and self.worker_cpus and not {*self.server_cpus} & {*self.worker_cpus})
+
     def lines(self) -> list[str]:
         """For people to read: a line each on the processors, the workers, and this process."""
         server = "not pinned" if self.server_cpus is None else f"on {show_cpus(self.server_cpus)}"
-        if self.server_cpus and self.worker_cpus and not {*self.server_cpus} & {*self.worker_cpus}:
+        if self.server_is_reserved:
             server += ", reserved for it"
         return [
             f"processors  {self.machine}",

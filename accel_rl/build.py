@@ -38,6 +38,10 @@ def build_algo(config: Config) -> Algo:
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
     algo.policy.to(config.run.device)
+    if config.run.bf16:
+        if not hasattr(algo.policy, "bf16"):
+            raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
+        algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
 
 
@@ -65,6 +69,8 @@ def sampler_config(config: Config) -> SamplerConfig:
         horizon=run.horizon,
         num_workers=config.workers or 1,
         worker_cpus=config.plan.worker_cpus,
+        spin=config.plan.server_is_reserved,
+        cuda_graphs=run.cuda_graphs,
         env_timeout_s=run.env_timeout_s,
         env_build_timeout_s=run.env_build_timeout_s,
     )

@@ -43,9 +43,10 @@ class RunSettings:
     )
     horizon: int = setting(5, "steps of each environment in a rollout", least=1)
     reset_mode: str = setting(
-        "immediate",
-        "a finished game starts anew at once, or waits for the end of the rollout",
-        choices=("immediate", "wait"),
+        "auto",
+        "a finished game starts anew at once, waits for the end of the rollout, or starts from a prepared state "
+        "(auto: reserve for Atari games, else immediate)",
+        choices=("auto", "immediate", "wait", "reserve"),
     )
     decorrelation_steps: int = setting(
         100, "at most so many random actions in each environment before the run", least=0
@@ -56,6 +57,10 @@ class RunSettings:
         "fail", "an environment that fails ends the run, or is replaced by a new one", choices=("fail", "restart")
     )
     sampling_threads: int | None = setting(None, "CPU threads of the network while sampling", least=1)
+    cuda_graphs: bool = setting(
+        True, "CUDA: actions are chosen by one captured graph instead of operation by operation"
+    )
+    bf16: bool = setting(False, "convolutions and matrix products of the network in bfloat16")
     learning_threads: int | None = setting(None, "CPU threads of the network while learning", least=1)
 
     log_interval_steps: int = setting(10_000, "agent steps between two rows of progress.csv", least=1)
@@ -119,7 +124,7 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     values = overlay(sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {}), chosen)
     values |= {"algo": algo_name, "env": env.env_id}
     run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
-    run = replace(run, device=_device(run.device))
+    run = replace(run, device=_device(run.device), reset_mode=_reset_mode(run.reset_mode, env))
     return Config(run, algo_class, algo, env, spec, _plan(run), run.schedule_steps or run.steps)
 
 
@@ -232,6 +237,13 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold a mapping of {kind}, as in `learning_rate: 7.0e-4`")
     return values
+
+
+def _reset_mode(name: str, env: EnvConfig) -> str:
+    is_atari = game_name(env.env_id) is not None
+    if name == "reserve" and not is_atari:
+        raise UsageError("reset_mode=reserve needs states that can be copied; only Atari games have them")
+    return name if name != "auto" else ("reserve" if is_atari else "immediate")
 
 
 def _device(name: str) -> str:

@@ -40,6 +40,7 @@ class Progress:
         self._first_step = steps
         self._stats: list[dict[str, Tensor]] = []
         self._shares: dict[str, float] = {}
+        self._bytes_moved = 0
         self._table = _Table(folder / "progress.csv", steps)
         self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
         self._show = show
@@ -58,14 +59,21 @@ class Progress:
         """Wall time of the whole run."""
         return self.seconds_before + time.perf_counter() - self._started
 
-    def add(self, steps: int, games: list[Game], stats: dict[str, Tensor], seconds: dict[str, float]) -> None:
-        """One rollout and what was learned from it; seconds: wall time by purpose."""
+    def add(
+        self, steps: int, games: list[Game], stats: dict[str, Tensor], seconds: dict[str, float], bytes_moved: int = 0
+    ) -> None:
+        """One rollout and what was learned from it; seconds: wall time by purpose; bytes_moved: from and to a GPU."""
         self._bar.update(steps - self._steps)
         self._steps = steps
         self.games.extend(games)
         self._stats.append(stats)
+        self._bytes_moved += bytes_moved
         for name, value in seconds.items():
-            self._shares[name] = self._shares.get(name, 0.0) + value
+            self.add_seconds(name, value)
+
+    def add_seconds(self, name: str, seconds: float) -> None:
+        """More time of one purpose."""
+        self._shares[name] = self._shares.get(name, 0.0) + seconds
 
     def scores(self) -> dict[str, float]:
         """Means over the last games, raw score; NaN while no game has finished."""
@@ -89,7 +97,10 @@ class Progress:
             **_means(self._stats),
             **more,
         }
+        if self._bytes_moved:
+            row["time/gpu_bytes_per_step"] = round(self._bytes_moved / max(self._steps - self._row_steps, 1), 1)
         self._row_started, self._row_steps, self._stats, self._shares = now, self._steps, [], {}
+        self._bytes_moved = 0
         row = {name: value for name, value in row.items() if not math.isnan(value)}
         self._table.write(row)
         if self._writer:

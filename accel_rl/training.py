@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -18,10 +19,12 @@ from accel_rl import checkpoint
 from accel_rl.affinity import pinned
 from accel_rl.build import build_algo, build_sampler, build_update, check
 from accel_rl.config import Config, overlay, read_run, resolve
-from accel_rl.errors import UsageError
+from accel_rl.envs.atari import game_name, make_options, why_no_reserve
+from accel_rl.errors import RunError, UsageError
 from accel_rl.evaluate import Evaluation
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, command, logger, open_log
+from accel_rl.samplers.device_server import GpuClock
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 
@@ -73,6 +76,10 @@ def train(
                     trainer.run()
                 finally:
                     trainer.close()
+        except torch.OutOfMemoryError as error:
+            message = out_of_memory(error, resolved)
+            logger.error("%s", message)
+            raise RunError(message) from None
         except Exception as error:
             logger.error("%s", error)
             raise
@@ -80,6 +87,19 @@ def train(
             close_log(handlers)
     stop.leave()
     return folder
+
+
+def out_of_memory(error: BaseException, config: Config) -> str:
+    """What was asked of the GPU, what it has, and which settings to lower."""
+    asked = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
+    free = ""
+    if torch.cuda.is_available():
+        left, total = torch.cuda.mem_get_info(config.run.device)
+        free = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
+    return (
+        f"{config.run.device} is out of memory ({asked[1] if asked else 'an unknown amount'} was asked for{free}): "
+        f"lower --envs ({config.run.envs}) or --horizon ({config.run.horizon})"
+    )
 
 
 class Trainer:
@@ -97,6 +117,7 @@ class Trainer:
         self.evaluation_due = False
         self.best_score: float | None = None
         self.sampler = build_sampler(config, self.algo.policy)
+        self.learn_clock = GpuClock(torch.device(run.device))
         try:
             self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
             if state:
@@ -108,6 +129,11 @@ class Trainer:
             "%s on %s: %d environments in %d workers, network on %s",
             run.algo, run.env, run.envs, config.workers, run.device,
         )  # fmt: skip
+        game = game_name(config.env.env_id)
+        if run.reset_mode == "reserve" and game:
+            options = make_options(config.env.preset, config.env.options)
+            if why_not := why_no_reserve(game, options):
+                logger.info("%s starts from real resets, not from prepared states: %s", run.env, why_not)
         for line in config.plan.lines():
             logger.info("%s", line)
         for warning in config.plan.warnings:
@@ -122,23 +148,27 @@ class Trainer:
         while self.steps < run.steps and not self.stop:
             start = time.perf_counter()
             torch.set_num_threads(self.config.plan.sampling_threads)
-            waited = dict(self.sampler.seconds)
+            waited, moved = dict(self.sampler.seconds), self.sampler.bytes_moved
             rollout = self.sampler.collect()
             collected = time.perf_counter()
             torch.set_num_threads(self.config.plan.learning_threads)
-            stats = self.algo.learn(rollout, self.update)
+            with self.learn_clock:
+                stats = self.algo.learn(rollout, self.update)
             learned = time.perf_counter()
 
             steps_before, self.steps = self.steps, self.steps + rollout.reward.numel()
             seconds = {name: value - waited[name] for name, value in self.sampler.seconds.items()}
             seconds |= {"sample": collected - start, "learn": learned - collected}
-            self.progress.add(self.steps, rollout.games, stats, seconds)
+            self.progress.add(self.steps, rollout.games, stats, seconds, self.sampler.bytes_moved - moved)
             ends = self.steps >= run.steps
             self.evaluation_due = run.eval_interval_steps > 0 and (
                 ends or self._due(run.eval_interval_steps, steps_before)
             )
             metrics = self._evaluate() if self.evaluation_due else {}
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
+                learned_s = self.learn_clock.read()
+                if run.device != "cpu":
+                    self.progress.add_seconds("gpu", learned_s)
                 self.progress.write_row(**metrics, **self._restarts())
             if not ends and self._due(run.checkpoint_interval_steps, steps_before):
                 self.save()

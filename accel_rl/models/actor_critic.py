@@ -16,11 +16,13 @@ Network = Callable[[EnvSpec], nn.Module]
 class ActorCritic(nn.Module):
     """separate_value: the value has a trunk of its own, so that its large errors do not pull at the policy's features.
 
-    A trunk may tell its number of features F as `num_features`; else it is tried out.
+    A trunk may tell its number of features F as `num_features`; else it is tried out. bf16: convolutions and matrix
+    products of the trunks are done in bfloat16, when acting as when learning.
     """
 
     def __init__(self, spec: EnvSpec, network: Network | None = None, separate_value: bool = False):
         super().__init__()
+        self.bf16 = False
         self.trunk = (network or make_trunk)(spec)
         self.value_trunk = (network or make_trunk)(spec) if separate_value else None
         num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
@@ -31,8 +33,11 @@ class ActorCritic(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """observation [N, ...] -> parameters of the action distribution [N, P], value [N]."""
-        features = self.trunk(observation)
-        value_features = self.value_trunk(observation) if self.value_trunk else features
+        # Without the cache of converted weights: it would not outlive the capture of a CUDA graph.
+        with torch.autocast(observation.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            features = self.trunk(observation)
+            value_features = self.value_trunk(observation) if self.value_trunk else features
+        features, value_features = features.float(), value_features.float()
         return self.distribution.parameters_of(self.policy_head(features)), self.value_head(value_features).squeeze(-1)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:

@@ -4,6 +4,8 @@ The policy is anything with these two methods (the algorithms' networks have the
 
     draw_noise(num_steps, num_envs, generator) -> [T, B, ...]
     act(observation [b, ...], noise [b, ...] | None) -> action [b, ...], recorded {name: [b, ...]}
+
+Here it acts on the CPU; device_server.py has what differs on a GPU.
 """
 
 from typing import Any, Protocol
@@ -25,114 +27,108 @@ class Policy(Protocol):
 class ActionServer:
     """Chooses the actions of T steps for B environments in two groups, from and into the arrays shared with them.
 
-    Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. On the
-    CPU the rollout is the shared memory itself; on a GPU the newest frames go up once, when they are acted upon.
+    Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
+    rollout is the shared memory itself.
     """
 
-    def __init__(self, spec: EnvSpec, arrays: dict[str, Array], device: torch.device, generator: torch.Generator):
-        self.spec, self.arrays, self.device, self.generator = spec, arrays, device, generator
+    device = torch.device("cpu")
+
+    def __init__(self, spec: EnvSpec, arrays: dict[str, Array], generator: torch.Generator):
+        self.spec, self.arrays, self.generator = spec, arrays, generator
         self.horizon, self.num_envs = arrays["reward"].shape
         half = self.num_envs // 2
         self.groups = (slice(0, half), slice(half, self.num_envs))
         self.history = max(spec.frame_stack - 1, 0)
-        shared = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        self._shared_rows, self._shared_actions = shared["observation"], shared["action"]
-        self._on_cpu = device.type == "cpu"
-        self._rows = self._shared_rows if self._on_cpu else self._shared_rows.to(device)
-        self._actions = self._shared_actions if self._on_cpu else self._shared_actions.to(device)
-        self._plain = {name: shared[name] for name in ("reward", "terminated", "truncated", "valid", "reset")}
-        # What each group sees at each step, as views made once: making them costs more than a batch's bookkeeping.
-        self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
+        self.shared = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self._recorded: dict[str, Tensor] = {}
+        # What each group sees and does at each step, as views made once: making one costs as much as using it.
         self._chosen = [list(arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(arrays["age"][:, columns]) for columns in self.groups]
+        self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self.steps_done = 0  # agent steps of all environments before this rollout
+        self.bytes_moved = 0  # between host and device so far
+        self.gpu_s = 0.0  # that a GPU has worked on actions so far
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         """Makes the last row the first one of the next rollout; before any environment writes to it."""
-        h, T = self.history, self.horizon
-        self._rows[: h + 1] = self._rows[T : T + h + 1].clone() if T <= h else self._rows[T : T + h + 1]
-        if not self._on_cpu:
-            self._shared_rows[h] = self._shared_rows[h + T]
-        self.arrays["reset"][0] = self.arrays["reset"][T]
-        self.arrays["age"][0] = self.arrays["age"][T]
+        h, T, rows = self.history, self.horizon, self.shared["observation"]
+        rows[: h + 1] = rows[T : T + h + 1].clone() if T <= h else rows[T : T + h + 1]
+        self._carry_over()
         self._policy, self._greedy = policy, greedy
         if not greedy:
             noise = policy.draw_noise(T, self.num_envs, self.generator)
             self._noise = [noise[:, columns].unbind() for columns in self.groups]
 
+    def _carry_over(self) -> None:
+        for name in ("reset", "age"):
+            self.arrays[name][0] = self.arrays[name][self.horizon]
+
     def serve(self, group: int, t: int) -> None:
         """Chooses the group's actions of step t; when it returns, the environments may take them."""
-        columns = self.groups[group]
-        observation = self._observe(group, t)
         noise = None if self._greedy else self._noise[group][t]
-        action, self._newest_recorded = self._policy.act(observation, noise)
-        self._chosen[group][t][...] = action.numpy() if self._on_cpu else action.cpu().numpy()  # a GPU is waited for
-        self._newest = (columns, t, action)
+        action, recorded = self._policy.act(self._observe(group, t), noise)
+        self._chosen[group][t][...] = action.numpy()
+        self._newest = (t, self.groups[group], recorded)
 
     def record(self) -> None:
         """Keeps what `serve` has just computed; apart, so that the environments can step meanwhile."""
-        columns, t, action = self._newest
-        if not self._on_cpu:
-            self._actions[t, columns] = action
-        for name, value in self._newest_recorded.items():
-            if name not in self._recorded:
-                shape = (self.horizon, self.num_envs, *value.shape[1:])
-                self._recorded[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
-            self._recorded[name][t, columns] = value
+        t, columns, recorded = self._newest
+        for name, value in recorded.items():
+            self._record_of(name, value)[t, columns] = value
+
+    def _record_of(self, name: str, value: Tensor) -> Tensor:
+        """Where values like this one are kept [T, B, ...]."""
+        if name not in self._recorded:
+            shape = (self.horizon, self.num_envs, *value.shape[1:])
+            self._recorded[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
+        return self._recorded[name]
 
     def finish(self) -> Rollout:
         """After the last step: the whole rollout, on the learner's device."""
-        for columns in self.groups:
-            self._fetch(columns, self.horizon)
-        arrays = {name: tensor.to(self.device) for name, tensor in self._plain.items()}
+        here = self._arrays_here()
         final_step, final_env = np.nonzero(self.arrays["truncated"] & ~self.arrays["terminated"])
+        steps, envs = (torch.from_numpy(index).to(self.device) for index in (final_step, final_env))
+        newest = torch.from_numpy(self.arrays["final_observation"][final_step, final_env]).to(self.device)
         rollout = Rollout(
-            observation_rows=self._rows,
-            age=torch.from_numpy(self.arrays["age"]).to(self.device),
+            observation_rows=here["observation"],
+            age=here["age"],
             frame_stack=self.spec.frame_stack,
-            action=self._actions,
+            action=here["action"],
             recorded=self._recorded,
-            final_step=torch.from_numpy(final_step).to(self.device),
-            final_env=torch.from_numpy(final_env).to(self.device),
-            final_observation=self._final_observations(final_step, final_env),
+            final_step=steps,
+            final_env=envs,
+            final_observation=self._final_observations(here, steps, envs, newest),
             games=self._finished_games(),
             first_step=self.steps_done,
-            **arrays,
+            **{name: here[name] for name in ("reward", "terminated", "truncated", "valid", "reset")},
         )
         self.steps_done += self.horizon * self.num_envs
         return rollout
 
-    def _fetch(self, columns: slice, t: int) -> None:
-        """Takes note of a newly announced row: of its age, and on a GPU of the row itself."""
-        if not self._on_cpu:
-            row = self.history + t
-            self._rows[row, columns] = self._shared_rows[row, columns].to(self.device, non_blocking=True)
+    def _arrays_here(self) -> dict[str, Tensor]:
+        """The rollout's arrays, on the learner's device."""
+        return self.shared
 
     def _view(self, t: int, columns: slice) -> Tensor:
         """What the network sees of row t [b, ...], were there no episode's start to blank."""
-        rows = self._rows[t : t + self.history + 1, columns]
+        rows = self.shared["observation"][t : t + self.history + 1, columns]
         return rows.transpose(0, 1) if self.spec.frame_stack else rows[0]
 
     def _observe(self, group: int, t: int) -> Tensor:
         """What the network sees [b, ...]."""
-        columns = self.groups[group]
-        self._fetch(columns, t)
         age = self._ages[group][t]
         if not self.history or age.min() >= self.history:
             return self._seen[group][t]
-        return blank(self._seen[group][t], torch.from_numpy(age).to(self.device))
+        return blank(self._seen[group][t], torch.from_numpy(age))
 
-    def _final_observations(self, steps: Array, envs: Array) -> Tensor:
+    def _final_observations(self, here: dict[str, Tensor], steps: Tensor, envs: Tensor, newest: Tensor) -> Tensor:
         """The complete last observations [K, ...]; all but their newest frame are still in the rows before."""
-        newest = torch.from_numpy(self.arrays["final_observation"][steps, envs]).to(self.device)
         if not len(steps):
             return newest.new_empty((0, *self.spec.observation_shape))
         if not self.spec.frame_stack:
             return newest
-        h = self.history
-        stacks = torch.stack([self._rows[steps + 1 + k, envs] for k in range(h)] + [newest], 1)
-        return blank(stacks, torch.from_numpy(self.arrays["age"][steps, envs] + 1).to(self.device))
+        before = [here["observation"][steps + 1 + k, envs] for k in range(self.history)]
+        return blank(torch.stack([*before, newest], 1), here["age"][steps, envs] + 1)
 
     def _finished_games(self) -> list[Game]:
         steps, envs = np.nonzero(self.arrays["game_length"])
@@ -141,9 +137,9 @@ class ActionServer:
 
     def get_state(self) -> dict[str, Any]:
         """At a pause: what the next rollout continues from."""
-        h, T = self.history, self.horizon
+        T = self.horizon
         return {
-            "rows": self._rows[T : T + h + 1].cpu().clone(),
+            "rows": self._last_rows().cpu().clone(),
             "reset": self.arrays["reset"][T].copy(),
             "age": self.arrays["age"][T].copy(),
             "restarts": self.arrays["restarts"].copy(),
@@ -152,10 +148,17 @@ class ActionServer:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        h, T = self.history, self.horizon
-        self._rows[T : T + h + 1] = state["rows"].to(self.device)
+        T = self.horizon
+        self.shared["observation"][T:] = state["rows"]
         self.arrays["reset"][T] = state["reset"]
         self.arrays["age"][T] = state["age"]
         self.arrays["restarts"][:] = state["restarts"]
         self.generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]
+
+    def _last_rows(self) -> Tensor:
+        """The last stack of each environment [h + 1, B, ...]."""
+        return self.shared["observation"][self.horizon :]
+
+    def close(self) -> None:
+        pass

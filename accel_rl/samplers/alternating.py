@@ -14,6 +14,7 @@ from accel_rl.envs.batch import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
 from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
+from accel_rl.samplers.device_server import make_server
 from accel_rl.samplers.pool import Stage, WorkerPool
 from accel_rl.samplers.rollout import Game, Rollout
 
@@ -37,8 +38,8 @@ class AlternatingSampler:
         self.device = torch.device(device)
         train = Stage(rollout_layout(spec, config.horizon, config.num_envs), config.num_workers)
         evaluation = Stage(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
-        self._server = ActionServer(spec, train.arrays, self.device, noise_generator(batch, self.device))
-        self._evaluation_arrays = evaluation.arrays
+        self._evaluation = evaluation
+        self._server = self._make_server(train, noise_generator(batch, self.device))
         self._envs = [train.envs(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
@@ -50,7 +51,15 @@ class AlternatingSampler:
             config.env_timeout_s,
             config.env_build_timeout_s,
             config.worker_cpus,
+            config.spin,
         )
+
+    def _make_server(self, stage: Stage, generator: torch.Generator) -> ActionServer:
+        return make_server(self.spec, stage.arrays, generator, self.device, stage.memory, self.config.cuda_graphs)
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._server.bytes_moved
 
     @property
     def num_restarts(self) -> int:
@@ -82,16 +91,19 @@ class AlternatingSampler:
             if on_step and t < T and step[1 - group] > t:
                 on_step(t)
         self.pool.end()
+        rollout = server.finish()
         self.seconds["action_wait"] = self.pool.waited_s
-        return server.finish()
+        if server is self._server and self.device.type == "cuda":
+            self.seconds["gpu"] = server.gpu_s
+        return rollout
 
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
         role = index + 1
-        generator = noise_generator(self.batch, self.device, role)
-        server = ActionServer(self.spec, self._evaluation_arrays, self.device, generator)
+        server = self._make_server(self._evaluation, noise_generator(self.batch, self.device, role))
         self.pool.open_evaluation(role)
         games = play_games(lambda: self._collect(server, greedy), server.num_envs, episodes, stop)
         self.pool.close_evaluation()
+        server.close()
         return games
 
     def get_state(self) -> dict[str, Any]:
@@ -110,4 +122,5 @@ class AlternatingSampler:
         return sorted(env for restarted in self.pool.request("set_state", parts) for env in restarted)
 
     def close(self) -> None:
+        self._server.close()
         self.pool.close()

@@ -33,6 +33,8 @@ class SamplerConfig:
     num_evaluation_envs: int | None = None  # as many as for training
     env_timeout_s: float = 20.0
     env_build_timeout_s: float = 60.0
+    spin: bool = False  # the server has a processor of its own, and waits without sleeping
+    cuda_graphs: bool = True
     worker_cpus: tuple[int | None, ...] | None = None  # that each worker is pinned to; None: the default placement
 
     def __post_init__(self) -> None:
@@ -67,7 +69,12 @@ class Sampler(Protocol):
 
     config: SamplerConfig
     seconds: dict[str, float]
-    """Wall time so far: "env_wait" (for environments), "inference" (choosing actions)."""
+    """Wall time so far: "env_wait" (for environments), "inference" (choosing actions), "action_wait" (workers', for
+    actions: their mean), on a GPU "gpu" (its work on actions)."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Between host and GPU so far, for sampling."""
 
     @property
     def num_restarts(self) -> int:

@@ -77,7 +77,7 @@ class Stage:
 class WorkerPool:
     """num_workers simulator processes, started and with their environments built when this returns.
 
-    cpus: the processor that each is pinned to; None: the default placement.
+    cpus: the processor that each is pinned to; None: the default placement. spin: waits do not sleep.
     Raises UsageError or RunError if an environment can't be built, within build_timeout_s of its last sign of life.
     """
 
@@ -90,8 +90,10 @@ class WorkerPool:
         timeout_s: float = 20.0,
         build_timeout_s: float = 60.0,
         cpus: tuple[int | None, ...] | None = None,
+        spin: bool = False,
     ):
         self._timeout_s, self._build_timeout_s = timeout_s, build_timeout_s
+        self._spin = spin
         self._batch, self._train, self._evaluation = batch, train, evaluation
         self._active = train
         self._evaluation_role: int | None = None
@@ -225,7 +227,7 @@ class WorkerPool:
 
         Returns [] after having replaced a worker, or raises RunError."""
         while True:
-            ready = self._poll.poll(SLICE_S * 1000)
+            ready = self._poll.poll(0 if self._spin and self._begun else SLICE_S * 1000)
             now = time.monotonic()
             if now > self._next_look:
                 self._next_look = now + SLICE_S

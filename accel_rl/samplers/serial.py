@@ -11,6 +11,7 @@ from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
 from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
+from accel_rl.samplers.device_server import make_server
 from accel_rl.samplers.rollout import Game, Rollout
 
 
@@ -28,10 +29,14 @@ class SerialSampler:
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         arrays = _arrays(spec, config.horizon, config.num_envs)
-        self._server = ActionServer(spec, arrays, self.device, noise_generator(batch, self.device))
+        self._server = make_server(spec, arrays, noise_generator(batch, self.device), self.device)
         self._envs = BatchSimulator(batch, arrays, first_env=0)
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._server.bytes_moved
 
     @property
     def num_restarts(self) -> int:
@@ -66,7 +71,7 @@ class SerialSampler:
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
         role = index + 1
         arrays = _arrays(self.spec, EVALUATION_HORIZON, self.config.evaluation_envs)
-        server = ActionServer(self.spec, arrays, self.device, noise_generator(self.batch, self.device, role))
+        server = make_server(self.spec, arrays, noise_generator(self.batch, self.device, role), self.device)
         envs = BatchSimulator(self.batch.for_evaluation(role), arrays, first_env=0)
         envs.start()
         try:

@@ -1,5 +1,6 @@
 """Memory and signals that processes share. Neither has a name, so nothing can be left behind by a killed run."""
 
+import ctypes
 import mmap
 import os
 import select
@@ -28,6 +29,15 @@ class SharedArrays:
             name: np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
             for (name, (shape, dtype)), offset in zip(layout.items(), offsets, strict=True)
         }
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._memory)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def close(self) -> None:
         """Gives the descriptor back, once; the memory itself goes when the last array does."""

@@ -232,24 +232,6 @@ def test_numbers_that_do_not_divide(arguments: tuple[int, int, int], message: st
         SamplerConfig(*arguments)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
-def test_cuda_rollouts_equal_cpu_rollouts(env: EnvConfig) -> None:
-    """Would catch frames that do not reach the GPU, or reach the wrong row."""
-    spec_config = SamplerConfig(8, 5, 4)
-    cpu = make(AlternatingSampler, env, spec_config, Echo(1), decorrelation_steps=5)
-    gpu = make(AlternatingSampler, env, spec_config, Echo(1), decorrelation_steps=5)
-    gpu._server = type(gpu._server)(gpu.spec, gpu._server.arrays, torch.device("cuda:0"), torch.Generator("cuda:0"))
-    try:
-        for index in range(5):
-            first, second = cpu.collect(), gpu.collect()
-            for name in ("observation_rows", "age", "reward", "terminated", "truncated", "valid", "final_observation"):
-                assert torch.equal(getattr(first, name), getattr(second, name).cpu()), (index, name)
-    finally:
-        cpu.close()
-        gpu.close()
-
-
 def test_waits_are_told_from_work() -> None:
     """Would catch a wait for environments that is booked as inference, or not at all."""
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.02})
