@@ -40,7 +40,7 @@ HELP: dict[str, str] = {
     "env_preset": "its frames and episodes: stooke, dqn84 or v5",
     "cores": "use only so many of this process's cores (all)",
     "envs_per_core": "environments per core when contestants are compared",
-    "workers": "simulator processes (two per core), where the environments divide over them",
+    "workers": "simulator processes (one per processor), where the environments divide over them",
     "horizon": "steps of a rollout without a barrier",
     "seconds": "seconds of each contestant in a round",
     "rounds": "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)",

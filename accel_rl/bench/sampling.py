@@ -7,7 +7,9 @@ First a comparison, at --envs-per-core environments, of these contestants:
     limit              one bare process per core that only simulates (limit.py)
     random             our sampler, random actions, rollouts of --horizon steps
     random-barrier     the same with a barrier every 5 steps: rollouts end, and all workers pause
-    inference-cpu      our sampler with A3C-Net choosing the actions; inference-cuda:0 and so on for each GPU
+    inference-cpu      our sampler with A3C-Net choosing the actions
+    inference-cuda:0   the same on a GPU, for each; beside it, if there are enough cores, the action server has one of
+                       its own, and limit-cuda:0 is the limit of the other cores
     network-cpu        only the network, on the same batches, with no environments: with the limit it gives the bound
     envpool-sync, envpool-async, ale-sync, ale-async, gymnasium-async          peers (peers.py), random actions
 
@@ -43,12 +45,16 @@ import torch
 from torch import Tensor
 
 from accel_rl.affinity import (
+    LEAST_CORES_TO_RESERVE_ONE,
     MAX_LEARNING_THREADS,
     MAX_SAMPLING_THREADS,
+    Cpus,
     available_cpus,
     default_workers,
     fits,
+    make_plan,
     pinned,
+    read_machine,
 )
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.machine import describe, first_cores, machine, write_json
@@ -76,6 +82,7 @@ from accel_rl.samplers.action_server import Policy
 from accel_rl.samplers.common import SamplerConfig
 
 VERSION = 1  # of the JSON
+ROUNDS_S = 5  # turns' time for timing rounds
 BARRIER_STEPS = 5
 SIMS_PER_CORE = (2, 4, 8, 16)
 FULL_ROUNDS = 20
@@ -117,23 +124,42 @@ class Sampling:
         policy: Policy | None,
         device: str,
         resizing: float,
+        server_cpus: Cpus | None = None,
     ):
-        self.name, self._resizing = name, resizing
+        self.name, self._resizing, self._server_cpus = name, resizing, server_cpus
         self.shares: Shares = {}
         self._threads = 1 if policy is None else sampling_threads(device)
         policy = policy or RandomPolicy(_num_actions(spec), config.num_envs, config.horizon)
-        self._sampler = AlternatingSampler(spec, BatchConfig(env, seed=0, reset_mode="reserve"), policy, config, device)
+        batch = BatchConfig(env, seed=0, reset_mode="reserve")
+        with pinned(server_cpus):
+            self._sampler = AlternatingSampler(spec, batch, policy, config, device)
 
     def run(self, seconds: float) -> float:
         torch.set_num_threads(self._threads)
         before = dict(self._sampler.seconds)
-        start, steps = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
-            steps += self._sampler.collect().reward.numel()
-        wall = time.perf_counter() - start
+        with pinned(self._server_cpus):
+            start, steps = time.perf_counter(), 0
+            while time.perf_counter() - start < seconds:
+                steps += self._sampler.collect().reward.numel()
+            wall = time.perf_counter() - start
         spent = {name: total - before[name] for name, total in self._sampler.seconds.items()}
         self.shares = sampler_shares(spent, wall, self._resizing)
         return steps / wall
+
+    def rounds(self, seconds: float) -> tuple[list[float], list[float]]:
+        """How long rounds take: all of them, and those in which a game starts anew [s]. A round is one step of all
+        environments, from one moment when both groups have had their actions to the next."""
+        every: list[float] = []
+        with_reset: list[float] = []
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            served: list[float] = []
+            rollout = self._sampler.collect(on_step=lambda t, served=served: served.append(time.perf_counter()))  # type: ignore[misc]
+            took = np.diff(served)
+            has_reset = rollout.reset[1 : len(served)].any(1).numpy()
+            every += took.tolist()
+            with_reset += took[has_reset].tolist()
+        return every, with_reset
 
     def close(self) -> None:
         self._sampler.close()
@@ -227,18 +253,51 @@ class Benchmark:
         fitting = workers if workers and fits(num_envs, workers) else None
         return self._config(cores, num_envs, horizon, fitting)
 
-    def _sampling(self, name: str, config: SamplerConfig, device: str | None) -> Callable[[], Contestant]:
+    def _sampling(
+        self, name: str, config: SamplerConfig, device: str | None, server_cpus: Cpus | None = None
+    ) -> Callable[[], Contestant]:
         """device: where the network runs; None: random actions instead."""
 
         def build() -> Contestant:
             policy = None if device is None else ActorCritic(self.spec).to(device)
-            return Sampling(name, self.env, self.spec, config, policy, device or "cpu", self.resizing)
+            return Sampling(name, self.env, self.spec, config, policy, device or "cpu", self.resizing, server_cpus)
 
         return build
 
     def _limit(self, name: str, num_envs: int, cpus: list[int]) -> Callable[[], Contestant]:
         shares = {"emulating": 1 - self.resizing, "resizing": self.resizing}
         return partial(SimulationLimit, self.env, num_envs, cpus, name, shares)
+
+    def _on_gpu(self, gpu: str) -> list[Callable[[], Contestant]]:
+        """Our sampler with the network there, and the limit of the cores that its workers have."""
+        machine = read_machine()
+        num_cores = len(machine.cores) - (len(machine.cores) >= LEAST_CORES_TO_RESERVE_ONE)
+        num_envs = self.options.envs_per_core * num_cores
+        plan = make_plan(machine, num_envs, on_gpu=True)
+        cpus = [cpu for cpu in plan.worker_cpus if cpu is not None]
+        config = SamplerConfig(
+            num_envs,
+            self.options.horizon,
+            len(plan.worker_cpus),
+            worker_cpus=plan.worker_cpus,
+            spin=plan.server_is_reserved,
+        )
+        return [
+            self._limit(f"limit-{gpu}", num_envs, cpus),
+            self._sampling(f"inference-{gpu}", config, gpu, plan.server_cpus),
+        ]
+
+    def reset_round(self) -> Row:
+        """A round that holds a reset, over the median of all; see Sampling.rounds."""
+        sampling = self._sampling("random", self.config, None)()
+        assert isinstance(sampling, Sampling)
+        try:
+            sampling.rounds(self.options.seconds)
+            every, with_reset = sampling.rounds(ROUNDS_S * self.options.seconds)
+        finally:
+            sampling.close()
+        found = statistics.median(with_reset) / statistics.median(every) if with_reset else None
+        return {"rounds": len(every), "with_reset": len(with_reset), "reset_over_median": found}
 
     def compare(self) -> tuple[dict[str, Turns], dict[str, str]]:
         """All contestants' turns, and the peers that are missing with the commands that install them."""
@@ -249,7 +308,7 @@ class Benchmark:
             self._sampling("random", long, None),
             self._sampling("random-barrier", barrier, None),
             self._sampling("inference-cpu", long, "cpu"),
-            *(self._sampling(f"inference-{gpu}", long, gpu) for gpu in _gpus()),
+            *(builder for gpu in _gpus() for builder in self._on_gpu(gpu)),
             partial(network_alone, self.spec, self.num_envs),
         ]
         missing: dict[str, str] = {}
@@ -341,6 +400,8 @@ def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
     found = {f"{name} / limit": ratio(rates[name], rates["limit"]) for name in rates if name != "limit"}
     bound = two_resource_bound(rates["limit"], rates["network-cpu"])
     found["inference-cpu / bound"] = ratio(rates["inference-cpu"], bound)
+    for gpu in [name.removeprefix("limit-") for name in rates if name.startswith("limit-")]:
+        found[f"inference-{gpu} / limit-{gpu}"] = ratio(rates[f"inference-{gpu}"], rates[f"limit-{gpu}"])
     for name in rates:
         if name.startswith(("envpool", "ale", "gymnasium")):
             found[f"random / {name}"] = ratio(rates["random"], rates[name])
@@ -355,6 +416,7 @@ def run(options: SamplingOptions) -> dict[str, Any]:
         for file in filter(None, (options.json, figure)):  # now rather than after minutes of work
             file.parent.mkdir(parents=True, exist_ok=True)
         turns, missing = benchmark.compare()
+        reset_round = benchmark.reset_round()
         table, points = benchmark.table_and_curves()
         result = {
             "benchmark": "sampling",
@@ -368,6 +430,7 @@ def run(options: SamplingOptions) -> dict[str, Any]:
                 for name, turn in turns.items()
             },
             "ratios": ratios(turns),
+            "reset_round": reset_round,
             "table_1": table,
             "figure_2": points,
         }
@@ -412,6 +475,12 @@ def show(result: dict[str, Any]) -> None:
     for name, value in of_limit.items():
         if not name.endswith("/ limit"):
             print(f"{name:28}{show_ratio(value)}")
+    rounds = result["reset_round"]
+    if rounds["with_reset"]:
+        print(
+            f"a round with a reset / median round  {rounds['reset_over_median']:.3f} "
+            f"({rounds['with_reset']} of {rounds['rounds']} rounds)"
+        )
     for name, command in result["missing_peers"].items():
         print(f"not installed: {name}; {command}")
     print(f"\nTable 1: samples/s with A3C-Net on {options['device']}, by total simulator count")

@@ -55,6 +55,7 @@ SCHEMA = {
     "missing_peers": {ANY: str},
     "contestants": {ANY: {"steps_per_second": float, "rates": [float], "shares": {ANY: float}}},
     "ratios": {ANY: RATIO},
+    "reset_round": {"rounds": int, "with_reset": int, "reset_over_median": float | None},
     "table_1": [{"simulators": int, "per_core": int, "sync": float, "async": float, "sync_over_async": RATIO}],
     "figure_2": [{"kind": str, "cores": int, "per_core": int | None, "steps_per_second_per_core": float}],
 }
