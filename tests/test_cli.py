@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 import accel_rl
@@ -321,6 +322,11 @@ BAD_ARGUMENTS = [
     ("train --network nomodule:net", "there is no module 'nomodule'"),
     ("train --network torch.nn:Linaer", "unknown network 'Linaer'; did you mean Linear"),
     ("train --network math:sqrt", "network math:sqrt does not fit observations"),
+    ("train --env CartPole-v1 --reset-mode reserve", "reset_mode=reserve needs states that can be copied"),
+    (
+        "train --reset-mode never",
+        "unknown reset_mode 'never'; did you mean reserve? (choose from auto, immediate, wait, reserve)",
+    ),
     ("train --envs 5", "envs=5 does not split into 2 groups"),
     ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),
     ("train --workers 3 --envs 8", "use 2 or 4 workers, or 6 or 12 envs"),
@@ -386,6 +392,30 @@ BAD_ARGUMENTS = [
     ("bench", "required: BENCHMARK"),
     ("list games", "invalid choice: 'games'"),
 ]
+
+
+def test_how_games_are_reset_is_settled_and_said(tmp_path: Path) -> None:
+    """Would catch a default that depends on where it is read, or a game that falls back in silence."""
+    atari = {**SMALL, "decorrelation_steps": 0, "max_episode_steps": 9, "steps": 20, "sampler": "serial"}
+    for env, reset_mode, falls_back in (("pong", "reserve", False), ("kung_fu_master", "reserve", True)):
+        out = accel_rl.train(**{**atari, "env": env, "workers": None}, out=tmp_path / env)
+        assert yaml.safe_load((out / "config.yaml").read_text())["reset_mode"] == reset_mode
+        said = f"{env} starts from real resets, not from prepared states: its resets depend on what was played before"
+        assert (said in (out / "log.txt").read_text()) == falls_back
+    out = accel_rl.train(**SMALL, steps=20, out=tmp_path / "cartpole")
+    assert yaml.safe_load((out / "config.yaml").read_text())["reset_mode"] == "immediate"
+
+
+def test_bf16_is_the_networks_precision(tmp_path: Path) -> None:
+    """Would catch an option that changes nothing, or parameters that are no longer float32."""
+    settings = {**SMALL, "env": "pong", "decorrelation_steps": 0, "steps": 40, "seed": 3}
+    states = []
+    for bf16 in (False, True):
+        out = accel_rl.train(**settings, bf16=bf16, out=tmp_path / str(bf16))
+        states.append(checkpoint.load(out / "checkpoint.pt")["policy"])
+    assert all(value.dtype == torch.float32 for value in states[1].values())
+    assert any(not torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert all(torch.allclose(value, states[1][name], atol=0.05) for name, value in states[0].items())
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_ARGUMENTS, ids=[words or "nothing" for words, _ in BAD_ARGUMENTS])

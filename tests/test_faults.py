@@ -20,6 +20,7 @@ import yaml
 
 import accel_rl
 from accel_rl import checkpoint
+from accel_rl.algos.a2c import A2C
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.samplers import AlternatingSampler, SerialSampler
@@ -381,6 +382,24 @@ def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
         assert len(command.descendants()) == (1 if command is probing else 3)
         command.process.kill()
         assert command.finish().status == -signal.SIGKILL
+
+
+# ---- the GPU's memory ----
+
+
+def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """Would catch a traceback of PyTorch's in place of one line that says what to lower."""
+
+    def learn(self: Any, rollout: Any, update: Any) -> Any:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ..."
+        )
+
+    monkeypatch.setattr(A2C, "learn", learn)
+    assert main(arguments(tmp_path / "run", "CartPole-v1")) == 1
+    message = r"accel-rl: cpu is out of memory \(2.50 GiB was asked for\): lower --envs \(4\) or --horizon \(4\)\n"
+    assert re.search(message, err := capfd.readouterr().err), err
+    assert "Traceback" not in err
 
 
 # ---- the disk ----
