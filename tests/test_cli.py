@@ -325,7 +325,7 @@ BAD_ARGUMENTS = [
     ("train --env CartPole-v1 --reset-mode reserve", "reset_mode=reserve needs states that can be copied"),
     (
         "train --reset-mode never",
-        "unknown reset_mode 'never'; did you mean reserve? (choose from auto, immediate, wait, reserve)",
+        "unknown reset_mode 'never'; did you mean reserve?",
     ),
     ("train --envs 5", "envs=5 does not split into 2 groups"),
     ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),

@@ -391,9 +391,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
     """Would catch a traceback of PyTorch's in place of one line that says what to lower."""
 
     def learn(self: Any, rollout: Any, update: Any) -> Any:
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of ..."
-        )
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of ...")
 
     monkeypatch.setattr(A2C, "learn", learn)
     assert main(arguments(tmp_path / "run", "CartPole-v1")) == 1
