@@ -1,7 +1,8 @@
 """Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (section 5.1) and its kin.
 
 A step is one decision of the agent: `frame_skip` emulator frames with the same action. The newest observation frame is
-the pixel-wise maximum of the last two greyscale screens, downsized. No memory is allocated in a step.
+the pixel-wise maximum of the last two greyscale screens, downsized. No memory is allocated in a step,
+but for the changed tiles of 84x84 frames.
 """
 
 import functools
@@ -13,6 +14,7 @@ import cv2
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.resize import FRAME, SCREEN, ScreenResizer
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
 from accel_rl.errors import UsageError, unknown
 from accel_rl.settings import build, setting
@@ -179,6 +181,7 @@ class AtariSimulator:
         self._size = (frame_width, frame_height)
         halves = width == 2 * frame_width and 0 <= height - 2 * frame_height <= MAX_CROPPED_ROWS
         self._cropped = self._screen[: 2 * frame_height if halves else height]
+        self._resizer = ScreenResizer() if (height, width) == SCREEN and options.frame_shape == FRAME else None
         self._skipped = range(options.frame_skip - 1)
         self._sticky = options.repeat_action_probability
         self._pressed = ale_py.Action.NOOP  # in the last frame
@@ -262,8 +265,10 @@ class AtariSimulator:
         self._write(row)
 
     def _write(self, row: Array) -> None:
-        # INTER_AREA at exactly one half is the rounded 2x2 mean (a + b + c + d + 2) >> 2.
-        cv2.resize(self._cropped, self._size, dst=row, interpolation=cv2.INTER_AREA)
+        if self._resizer:
+            self._resizer.resize(self._screen, row)
+        else:  # INTER_AREA at exactly one half is the rounded 2x2 mean (a + b + c + d + 2) >> 2.
+            cv2.resize(self._cropped, self._size, dst=row, interpolation=cv2.INTER_AREA)
 
     def render(self) -> Array:
         """The screen in colour [210, 160, 3]."""
