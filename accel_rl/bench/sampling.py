@@ -24,13 +24,14 @@ Shares of time, each a part of a turn's wall time:
     env_wait           the action server waited for environments; a peer's caller waited for its environments
     action_wait        workers waited for actions (mean over the workers)
     resizing           workers made observations: two grey screens, their maximum, its resizing
-    emulating          workers did everything else, which is nearly all emulation: also resets and their own bookkeeping
+    emulating          workers did everything else, which is nearly all emulation: also their own bookkeeping
 
 The first three are measured in the turn (`sampler.seconds`). The last two divide what action_wait leaves of the
-workers' time, in the proportion that `resizing_share` measures once, in a process alone; so they include the time in
+workers' time, in the proportion that `resizing_share` measures once, in this process alone; so they include the time in
 which a worker was ready, but another process had its core. A sampler that doesn't tell action_wait has neither of them.
 """
 
+import itertools
 import statistics
 import sys
 import time
@@ -175,33 +176,33 @@ def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Sha
 
 
 def resizing_share(env: EnvConfig, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """What part of a simulator's step goes into its observation. Takes 12 turns of that many seconds."""
-    simulator = make_simulator(env, np.random.SeedSequence(0))
-    assert isinstance(simulator, AtariSimulator)
-    row = np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)
-    screens = [np.zeros(simulator.ale.getScreenDims(), np.uint8) for _ in range(2)]
-    actions = np.random.default_rng(0).integers(_num_actions(simulator.spec), size=1000)
-    simulator.reset(row)
-    step_count = 0
+    """What part of a simulator's step is not emulation. Takes 12 turns of that many seconds."""
+    stepping, emulating = (make_simulator(env, np.random.SeedSequence(0), reserve=True) for _ in range(2))
+    assert isinstance(stepping, AtariSimulator) and isinstance(emulating, AtariSimulator)
+    row = np.zeros(stepping.spec.row_shape, stepping.spec.row_dtype)
+    actions = np.random.default_rng(0).integers(_num_actions(stepping.spec), size=1000).tolist()
+    stepping.reset(row)
+    emulating.reset(row)
+    ale, presses = emulating.ale, emulating.ale.getMinimalActionSet()
+    action, action_alone = itertools.cycle(actions), itertools.cycle(actions)
 
     def step() -> int:
-        nonlocal step_count
-        if simulator.step(actions[step_count % len(actions)], row).game_over:
-            simulator.reset(row)
-        step_count += 1
+        if stepping.step(next(action), row).game_over:
+            stepping.reset(row)
         return 1
 
-    def observe() -> int:
-        for screen in screens:
-            simulator.ale.getScreenGrayscale(screen)
-        np.maximum(screens[0], screens[1], out=screens[0])
-        simulator._write(row)
+    def emulate() -> int:
+        press = presses[next(action_alone)]
+        for _ in range(emulating.options.frame_skip):
+            ale.act(press)
+        if ale.game_over():
+            emulating.reset(row)
         return 1
 
     turns = alternate(
-        [Repeated("step", step, clock), Repeated("observe", observe, clock)], Schedule(seconds, 5), "probe"
+        [Repeated("step", step, clock), Repeated("emulate", emulate, clock)], Schedule(seconds, 5), "probe"
     )
-    return min(turns["step"].median / turns["observe"].median, 1.0)
+    return max(1 - turns["step"].median / turns["emulate"].median, 0.0)
 
 
 def network_alone(spec: EnvSpec, num_envs: int, name: str = "network-cpu") -> Repeated:
