@@ -153,3 +153,4 @@ def _status(children: dict[int, int | None], pid: int, patience_s: float) -> int
 
 if __name__ == "__main__":
     main()
+    gc.unfreeze()  # for the launcher and its workers alike: what stays frozen, ale-py reports as leaked, at length
