@@ -297,6 +297,24 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
         sampler.close()
 
 
+@pytest.mark.parametrize("worker_too", [False, True])
+def test_a_killed_launcher_ends_the_run(tmp_path: Path, worker_too: bool) -> None:
+    """Would catch a run that waits for ever, says nothing of use, or leaves workers behind that nobody watches."""
+    run = tmp_path / "run"
+    command = train(run, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
+    command.wait_for((run / "progress.csv").exists)
+    workers = command.workers()
+    launcher = psutil.Process(workers[0].ppid())
+    launcher.kill()
+    if worker_too:
+        workers[0].kill()
+    result = command.finish(within_s=10)
+    assert result.status == 1
+    message = "the process that starts the workers has ended with status -9\n"
+    assert result.err.endswith(f"accel-rl: {message}") and "Traceback" not in result.err, result.err
+    assert message in (run / "log.txt").read_text()
+
+
 # ---- signals ----
 
 

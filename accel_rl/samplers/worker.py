@@ -121,6 +121,12 @@ class Worker:
             else:
                 self._control.send(("done", self._answer(*self._control.recv())))
 
+    def close(self) -> None:
+        """Environments may have something of their own to clean up."""
+        for batch in {*self._train.values(), *self._active.values()}:
+            with contextlib.suppress(Exception):
+                batch.close()
+
     def _wait(self) -> int | None:
         """The group whose actions are ready, the one that is behind if both are; None if there is a message to read."""
         if (group := self._take_actions()) is not None:
@@ -244,7 +250,10 @@ def work(setup: WorkerSetup, control: "Connection[Any, Any]") -> None:
         try:
             worker = Worker(setup, control)
             control.send(("done", None))
-            worker.run()
+            try:
+                worker.run()
+            finally:
+                worker.close()
         except UsageError as error:
             control.send(("usage", str(error)))
         except RunError as error:

@@ -5,6 +5,7 @@ that name, so nothing here may import torch.
 """
 
 import os
+import random
 import signal
 import threading
 import time
@@ -277,3 +278,14 @@ class Closable(Broken):
 
     def close(self) -> None:
         Closable.closed += 1
+
+
+class GlobalChance(Counting):
+    """Observes a number of numpy's global generator and one of Python's, which nobody seeds, in float64."""
+
+    def __init__(self, lengths: Sequence[int] = (0,)):
+        super().__init__(lengths)
+        self.observation_space = spaces.Box(0, 1, (2,), np.float64)
+
+    def _observe(self) -> Any:
+        return np.array([np.random.random(), random.random()])

@@ -1,36 +1,51 @@
 """Serial and alternating samplers against each other, and against rollouts written down by hand."""
 
 import os
+import pickle
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from accel_rl.affinity import fits, serves_both_groups
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.pool import share_out
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
+ASSAULT = EnvConfig("assault", options={"max_episode_steps": 9, "noop_max": 3})  # its resets have many outcomes
 
 
-@pytest.mark.parametrize("num_workers", [2, 4, 8])
-@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
-@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
-def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_workers: int) -> None:
+# Environments and workers: each worker with some of both groups, or with all of its own in one.
+BOTH_GROUPS = [(8, 2), (6, 3)]
+ONE_GROUP = [(4, 4)]
+MORE = [(2, 1), (6, 2), (16, 2), (16, 4), (16, 8)]  # not for games, which take 0.1 s each to build
+ARRANGEMENTS = [
+    *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP + MORE),
+    *((PONG, "reserve", *n) for n in [*BOTH_GROUPS, *ONE_GROUP, (2, 1)]),
+    *((PONG, mode, *n) for mode in ("immediate", "wait") for n in [(8, 2), (4, 4)]),
+    (COUNTING, "reserve", 8, 2),  # no game: as if immediate
+]
+
+
+@pytest.mark.parametrize(("env", "reset_mode", "num_envs", "num_workers"), ARRANGEMENTS)
+def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: int, num_workers: int) -> None:
     """Would catch any row, flag, seed or noise that depends on processes, groups or the order of service."""
-    config = SamplerConfig(num_envs=16, horizon=5, num_workers=num_workers)
+    config = SamplerConfig(num_envs=num_envs, horizon=5, num_workers=num_workers)
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     serial = make(SerialSampler, env, config, **batch)
     alternating = make(AlternatingSampler, env, config, **batch)
     try:
         games = 0
-        for index in range(12):
+        for index in range(8):
             first, second = serial.collect(), alternating.collect()
             assert_equal(first, second, f"rollout {index}")
             assert alternating.pool.announcements_left() == 0
@@ -41,6 +56,54 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_workers:
     finally:
         alternating.close()
         serial.close()
+
+
+def test_reserve_equals_immediate_where_a_reset_has_one_outcome() -> None:
+    """Would catch prepared starts that differ from resets, by the whole way from the launcher to the rollout."""
+    samplers = [
+        make(AlternatingSampler, PONG, SamplerConfig(4, 5, 2), reset_mode=reset_mode, decorrelation_steps=10)
+        for reset_mode in ("immediate", "reserve")
+    ]
+    try:
+        for index in range(6):
+            assert_equal(*(sampler.collect() for sampler in samplers), f"rollout {index}")
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "num_workers", "shares"),
+    [
+        (2, 1, [((0, 1), (1, 1))]),
+        (16, 1, [((0, 8), (8, 8))]),
+        (8, 2, [((0, 2), (4, 2)), ((2, 2), (6, 2))]),
+        (6, 3, [((0, 1), (3, 1)), ((1, 1), (4, 1)), ((2, 1), (5, 1))]),
+        (2, 2, [((0, 1), (1, 0)), ((0, 0), (1, 1))]),  # one group for each
+        (6, 2, [((0, 3), (3, 0)), ((0, 0), (3, 3))]),
+        (4, 4, [((0, 1), (2, 0)), ((1, 1), (2, 0)), ((0, 0), (2, 1)), ((0, 0), (3, 1))]),
+    ],
+)
+def test_shares_by_hand(num_envs: int, num_workers: int, shares: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    """Would catch workers that serve one group where they could have some of both."""
+    assert share_out(num_envs, num_workers) == shares
+
+
+def test_shares_cover_every_environment_once() -> None:
+    """Would catch environments that nobody steps, or two workers do, in any arrangement that is allowed."""
+    allowed = [(envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1) if fits(envs, workers)]
+    assert len(allowed) > 150
+    for num_envs, num_workers in allowed:
+        shares = share_out(num_envs, num_workers)
+        half = num_envs // 2
+        found: list[list[int]] = [[], []]
+        for worker in shares:
+            assert sum(num for _, num in worker) == num_envs // num_workers
+            nums = {num for _, num in worker}
+            assert len(nums) == 1 if serves_both_groups(num_envs, num_workers) else nums >= {0}
+            for group, (first, num) in enumerate(worker):
+                found[group] += range(first, first + num)
+        assert found == [[*range(half)], [*range(half, num_envs)]], (num_envs, num_workers)
 
 
 def test_a_token_too_many_is_noticed() -> None:
@@ -126,22 +189,33 @@ def test_one_environment_more_changes_nothing_for_the_others() -> None:
     assert torch.equal(small.collect().observation_rows, large.collect().observation_rows[:, :4])
 
 
-def test_state_continues_exactly() -> None:
-    """Would catch anything that a checkpoint of a sampler forgets, with another number of workers as well."""
-    for env in (COUNTING, PONG):
-        for reset_mode in ("immediate", "wait"):
-            batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
-            first = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), **batch)
-            second = make(AlternatingSampler, env, SamplerConfig(8, 5, 2), **batch)
-            try:
-                for _ in range(5):
-                    first.collect()
-                assert second.set_state(first.get_state()) == []
-                for index in range(5):
-                    assert_equal(copy(first.collect()), second.collect(), f"{env.env_id} {reset_mode} {index}")
-            finally:
-                first.close()
-                second.close()
+@pytest.mark.parametrize(
+    ("env", "reset_mode"),
+    [
+        *((env, reset_mode) for env in (COUNTING, PONG) for reset_mode in ("immediate", "wait")),
+        (PONG, "reserve"),
+        (ASSAULT, "immediate"),
+        (ASSAULT, "reserve"),
+    ],
+)
+def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
+    """Would catch anything that a checkpoint of a sampler forgets, with another arrangement of the workers as well."""
+    batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
+    # Workers with both groups; with one group each; one with everything; none at all.
+    arrangements = [(AlternatingSampler, 2), (AlternatingSampler, 4), (AlternatingSampler, 1), (SerialSampler, 2)]
+    samplers = [make(kind, env, SamplerConfig(4, 5, workers), **batch) for kind, workers in arrangements]
+    try:
+        for _ in range(5):
+            samplers[0].collect()
+        state = pickle.loads(pickle.dumps(samplers[0].get_state()))
+        assert [sampler.set_state(state) for sampler in samplers[1:]] == [[], [], []]
+        for index in range(5):
+            expected = samplers[0].collect()
+            for (kind, workers), sampler in zip(arrangements[1:], samplers[1:], strict=True):
+                assert_equal(expected, sampler.collect(), f"rollout {index}, {kind.__name__} {workers}")
+    finally:
+        for sampler in samplers:
+            sampler.close()
 
 
 def test_on_step_runs_when_both_groups_have_their_actions() -> None:
@@ -214,6 +288,40 @@ def test_nothing_is_left_behind() -> None:
     assert psutil.Process().num_fds() <= num_fds + 1
     if shm:
         assert set(os.listdir("/dev/shm")) == shm
+
+
+def test_workers_do_not_share_the_global_generators() -> None:
+    """Would catch workers that draw the same numbers, since they were forked from one process."""
+    sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:GlobalChance"), SamplerConfig(16, 3, 8))
+    try:
+        rows = sampler.collect().observation_rows  # [T + 1, B, 2]: numpy's number, Python's number
+        for generator in range(2):
+            assert len(set(rows[..., generator].flatten().tolist())) == rows[..., generator].numel()
+    finally:
+        sampler.close()
+
+
+def test_processes_leave_in_silence(capfd: Any) -> None:
+    """Would catch the emulator's complaints of leaks, hundreds of lines, when workers with prepared starts end."""
+    sampler = make(AlternatingSampler, PONG, SamplerConfig(4, 3, 2), reset_mode="reserve")
+    sampler.collect()
+    sampler.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("env", [COUNTING, EnvConfig("CartPole-v1")], ids=["counting", "cartpole"])
+def test_many_workers(env: EnvConfig) -> None:
+    """Would catch a limit on workers, descriptors or messages far below what large machines need."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    sampler = make(AlternatingSampler, env, SamplerConfig(128, 3, 64, env_timeout_s=60.0))
+    try:
+        assert sampler.collect().reward.shape == (3, 128)
+        processes = [psutil.Process(process.pid) for process in sampler.pool.processes]
+        assert len({process.pid for process in processes}) == 64 and all(p.is_running() for p in processes)
+    finally:
+        sampler.close()
+    assert not any(process.is_running() for process in processes)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
 
 
 @pytest.mark.parametrize(

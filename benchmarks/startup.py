@@ -1,0 +1,57 @@
+"""Seconds until many workers are up, their environments built; the median of several starts.
+
+python benchmarks/startup.py [--workers 64] [--envs-per-worker 2] [--rounds 5] [--json FILE]
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+from accel_rl.bench.machine import describe, machine, write_json
+from accel_rl.bench.sampling import RandomPolicy
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.probe import probe_spec
+from accel_rl.samplers import AlternatingSampler
+from accel_rl.samplers.common import SamplerConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", default="pong", help="game or environment (pong)")
+    parser.add_argument("--workers", type=int, default=64, help="simulator processes (64)")
+    parser.add_argument("--envs-per-worker", type=int, default=2, help="environments of each (2)")
+    parser.add_argument("--reset-mode", default="reserve", help="immediate, wait or reserve (reserve)")
+    parser.add_argument("--rounds", type=int, default=5, help="how often (5)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    options = parser.parse_args()
+    env, num_envs = EnvConfig(options.env), options.workers * options.envs_per_worker
+    spec = probe_spec(env)
+    policy = RandomPolicy(int(spec.action_space.n), num_envs, 5)  # type: ignore[attr-defined]
+    config = SamplerConfig(num_envs, 5, options.workers, env_timeout_s=120.0, env_build_timeout_s=600.0)
+    seconds: dict[str, list[float]] = {"up": [], "first_rollout": [], "close": []}
+    for _ in range(options.rounds):
+        times = [time.perf_counter()]
+        batch = BatchConfig(env, seed=0, reset_mode=options.reset_mode)
+        sampler = AlternatingSampler(spec, batch, policy, config)
+        times.append(time.perf_counter())
+        try:
+            sampler.collect()
+            times.append(time.perf_counter())
+        finally:
+            sampler.close()
+        times.append(time.perf_counter())
+        for values, begin, end in zip(seconds.values(), times[:-1], times[1:], strict=True):
+            values.append(end - begin)
+    print(describe(machine()))
+    print(f"{options.env}, {options.workers} workers with {options.envs_per_worker} environments each")
+    for name, values in seconds.items():
+        print(f"{name:14} {statistics.median(values):6.2f} s  ({min(values):.2f} to {max(values):.2f})")
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    result = {"machine": machine(), "seconds": seconds, "medians": medians}
+    write_json(options.json, {"options": {**vars(options), "json": None}, **result})
+
+
+if __name__ == "__main__":
+    main()

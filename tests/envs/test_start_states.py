@@ -1,0 +1,357 @@
+"""reset_mode="reserve": prepared start states against the resets that they stand for, in all games."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from accel_rl.envs.atari import (
+    NO_STATES,
+    PRESETS,
+    RESET_REMEMBERS,
+    AtariSimulator,
+    games,
+    make_options,
+    start_states,
+    why_no_reserve,
+)
+from accel_rl.envs.batch import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.spec import EnvConfig
+
+NOOPS = [0, 3]  # of the starts whose courses are compared
+HISTORY_STEPS = 25
+COURSE_STEPS = 30
+
+
+def simulator(game, options, seed=0, reserve=False):
+    return AtariSimulator(game, options, np.random.SeedSequence(seed), reserve)
+
+
+def blank(simulator):
+    return np.zeros(simulator.spec.row_shape, np.uint8)
+
+
+def seen(simulator, row):
+    """What a reset has led to, as far as anybody can see it."""
+    return row.tobytes(), simulator.ale.getRAM().tobytes(), simulator.ale.lives()
+
+
+def play(simulator, rng, steps):
+    """Random play, as a history; ends in the middle of a game."""
+    row = blank(simulator)
+    for _ in range(steps):
+        if simulator.step(rng.integers(simulator.spec.action_space.n), row).game_over:
+            simulator.ale.reset_game()
+
+
+def course(simulator, actions):
+    """What is seen of a game from now on, step by step, until it is over."""
+    row = blank(simulator)
+    trace = []
+    for action in actions:
+        outcome = simulator.step(action, row)
+        trace.append((outcome, *seen(simulator, row)))
+        if outcome.game_over:
+            break
+    return trace
+
+
+def test_a_prepared_start_follows_a_lost_game():
+    """Catches a restored game that the emulator still takes for lost, or that has the lost one's lives."""
+    for game, steps in (("breakout", 900), ("atlantis2", 2000)):
+        options = make_options("stooke", {"noop_max": 0})
+        sim, rng = simulator(game, options, reserve=True), np.random.default_rng(0)
+        row = blank(sim)
+        sim.reset(row)
+        actions = rng.integers(sim.spec.action_space.n, size=20)
+        expected, games = course(sim, actions), 0
+        for _ in range(steps):
+            if sim.step(rng.integers(sim.spec.action_space.n), row).game_over:
+                games += 1
+                sim.reset(row)
+                assert course(sim, actions) == expected
+        assert games > 0, game
+
+
+def assert_courses_equal(game, options, noops):
+    """Each start restored in an emulator with a history, against the emulator whose reset made that start."""
+    made_it, other = simulator(game, options, 1), simulator(game, options, 2)
+    rng = np.random.default_rng(0)
+    row = blank(other)
+    other.reset(row)
+    for count in noops:
+        play(other, rng, HISTORY_STEPS)
+        start = made_it.make_start(count)
+        first = (start.frame.tobytes(), made_it.ale.getRAM().tobytes(), made_it.ale.lives())
+        other._starts = [[start]] * (options.noop_max + 1)
+        other.reset(row)
+        # Not ale.lives(): in atlantis2, the emulator's is wrong until the next frame.
+        assert (row.tobytes(), other.ale.getRAM().tobytes(), other._lives) == first, (count, "reset")
+        other._rng.bit_generator.state = made_it._rng.bit_generator.state  # the same sticky actions for both
+        actions = rng.integers(other.spec.action_space.n, size=COURSE_STEPS)
+        real, restored = course(made_it, actions), course(other, actions)
+        for step, (expected, found) in enumerate(zip(real, restored, strict=True)):
+            assert found == expected, (count, step)
+
+
+ACCEPTED = [game for game in games() if not why_no_reserve(game, make_options("stooke", {}))]
+
+
+@pytest.mark.parametrize("game", ACCEPTED)
+def test_a_prepared_start_goes_on_as_its_reset_did(game):
+    """Catches a game whose saved state lacks something that shows later, which then belongs into the refused ones."""
+    assert_courses_equal(game, make_options("stooke", {"noop_max": 3}), NOOPS)
+
+
+@pytest.mark.parametrize("preset", ["dqn84", "v5"])
+@pytest.mark.parametrize("game", ["pong", "seaquest", "assault"])
+def test_a_prepared_start_goes_on_in_other_presets(game, preset):
+    """Catches sticky actions that a start forgets, or first frames of another size."""
+    assert_courses_equal(game, make_options(preset, {}), [0, 0] if preset == "v5" else NOOPS)
+
+
+def test_every_game_is_accepted_or_refused_for_a_reason():
+    """Catches names in the lists of refused games that no game has."""
+    refused = {game: why for game in games() if (why := why_no_reserve(game, make_options("stooke", {})))}
+    assert refused.keys() == RESET_REMEMBERS | NO_STATES
+    assert {refused[game] for game in NO_STATES} == {"its saved states are incomplete"}
+    assert {refused[game] for game in RESET_REMEMBERS} == {"its resets depend on what was played before"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "why"),
+    [
+        ("stooke", {}, None),
+        ("dqn84", {}, None),
+        ("v5", {}, None),
+        ("stooke", {"frame_skip": 3}, None),
+        ("stooke", {"frame_skip": 2}, "up to two frames"),
+        ("stooke", {"frame_skip": 1}, "up to two frames"),
+        ("stooke", {"repeat_action_probability": 0.25}, "--no-fire-on-start"),
+        ("stooke", {"repeat_action_probability": 0.25, "fire_on_start": False}, None),
+    ],
+)
+def test_options_that_are_refused(preset, options, why):
+    """Catches prepared states where the options make them differ from resets, and a refusal without need."""
+    options = make_options(preset, options)
+    reason = why_no_reserve("pong", options)
+    assert reason is None if why is None else why in reason
+    assert (simulator("pong", options, reserve=True)._starts is None) == (why is not None)
+
+
+# ---- the distribution ----
+
+
+class Noops:
+    """Counts the emulator's frames and real resets since it was last asked, in a simulator that presses no button."""
+
+    def __init__(self, ale):
+        self._ale, self.frames, self.resets = ale, 0, 0
+
+    def act(self, action):
+        self.frames += 1
+        return self._ale.act(action)
+
+    def reset_game(self):
+        self.resets += 1
+        self._ale.reset_game()
+
+    def __getattr__(self, name):
+        return getattr(self._ale, name)
+
+
+def test_numbers_of_noops_are_drawn_alike():
+    """Catches a generator that prepared starts use otherwise, or a start with another number of no-ops."""
+    options = make_options("stooke", {"noop_max": 5})
+    by_noops = [starts[0] for starts in start_states("pong", options)]
+    immediate, reserve = simulator("pong", options, 3), simulator("pong", options, 3, reserve=True)
+    immediate.ale, reserve.ale = Noops(immediate.ale), Noops(reserve.ale)
+    row, counts = blank(immediate), []
+    for _ in range(30):
+        immediate.ale.frames = 0
+        immediate.reset(row)
+        counts.append(immediate.ale.frames - 2)  # NOOP and FIRE start the game
+        reserve.reset(row)
+        assert seen(reserve, row) == seen(immediate, row)
+        assert np.array_equal(row, by_noops[counts[-1]].frame)
+        assert immediate._rng.bit_generator.state == reserve._rng.bit_generator.state
+    assert set(counts) == set(range(6))
+    assert reserve.ale.resets == 0 and immediate.ale.resets == 30
+
+
+def rollouts(env, reset_mode, num_envs=2, horizon=25, count=3):
+    """Copies of all arrays of some rollouts with random actions."""
+    spec = make_simulator(env, np.random.SeedSequence(0)).spec
+    layout = rollout_layout(spec, horizon, num_envs)
+    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
+    batch = BatchSimulator(BatchConfig(env, seed=3, reset_mode=reset_mode, decorrelation_steps=9), arrays, first_env=0)
+    batch.start()
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        h = arrays["observation"].shape[0] - horizon
+        arrays["observation"][:h] = arrays["observation"][horizon:].copy()
+        arrays["reset"][0], arrays["age"][0] = arrays["reset"][horizon], arrays["age"][horizon]
+        batch.begin()
+        arrays["action"][:] = rng.integers(spec.action_space.n, size=(horizon, num_envs))
+        for t in range(horizon):
+            batch.step(t)
+        yield {name: array.copy() for name, array in arrays.items()}
+        batch.pause()
+
+
+@pytest.mark.parametrize(
+    ("game", "preset"),
+    [("pong", "stooke"), ("pong", "dqn84"), ("breakout", "v5"), ("breakout", "stooke"), ("space_invaders", "stooke")],
+)
+def test_where_resets_have_one_outcome_nothing_differs(game, preset):
+    """Catches any difference between reserve and immediate that the game itself does not make."""
+    options = {"max_episode_steps": 7} | ({} if preset == "v5" else {"noop_max": 2})
+    env = EnvConfig(game, preset, options)
+    num_resets = 0
+    for immediate, reserve in zip(rollouts(env, "immediate"), rollouts(env, "reserve"), strict=True):
+        for name, array in immediate.items():
+            assert np.array_equal(array, reserve[name]), name
+        num_resets += int(immediate["reset"].sum())
+    assert num_resets >= 16
+
+
+def outcomes(game, options, num_resets, reserve=False, played_steps=0, seed=1):
+    """The different beginnings that so many resets lead to, with some play before each."""
+    sim, rng = simulator(game, options, seed, reserve), np.random.default_rng(0)
+    row, found = blank(sim), set()
+    for _ in range(num_resets):
+        sim.reset(row)
+        found.add(seen(sim, row))
+        play(sim, rng, played_steps)
+    return found
+
+
+def test_where_resets_have_few_outcomes_prepared_starts_have_them_all():
+    """Catches prepared starts that are all from the same reset, or of which only some are ever used."""
+    options = make_options("stooke", {"noop_max": 1})
+    real = outcomes("beam_rider", options, 120)
+    assert len(real) == 4  # two outcomes of a reset, with and without a no-op
+    assert outcomes("beam_rider", options, 120, reserve=True) == real
+
+
+def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
+    """Catches a prepared start that no reset leads to, and too small a choice of them."""
+    options = make_options("stooke", {"noop_max": 0})
+    real = outcomes("assault", options, 600)
+    prepared = outcomes("assault", options, len(start_states("assault", options)[0]), reserve=True)
+    assert prepared < real
+    assert len(prepared) > len(real) / 2 > 20
+    frames = [{frame for frame, _, _ in each} for each in (prepared, real)]
+    assert frames[0] == frames[1] and len(frames[0]) == 2
+
+
+def test_all_starts_are_used_evenly():
+    """Catches starts that are passed over, or preferred."""
+    options = make_options("stooke", {"noop_max": 0, "frame_shape": (20, 16)})
+    sim = simulator("pong", options, reserve=True)
+    starts = sim._starts[0]
+    assert len(starts) == 93
+    sim._starts = [[start._replace(lives=number) for number, start in enumerate(starts)]]
+    row, used = blank(sim), []
+    for _ in range(2 * 93):
+        sim.reset(row)
+        used.append(sim._lives)
+    assert sorted(used) == sorted([*range(93), *range(93)])
+
+
+OTHER_PROCESS = """
+import pickle, sys
+from accel_rl.envs.atari import make_options, start_states
+sys.stdout.buffer.write(pickle.dumps(start_states("assault", make_options("stooke", {"noop_max": 2}))))
+"""
+
+
+def test_every_process_prepares_the_same_starts():
+    """Catches starts that depend on the process or on chance, so that resumed runs and other samplers differ."""
+    own = start_states("assault", make_options("stooke", {"noop_max": 2}))
+    other = subprocess.run([sys.executable, "-c", OTHER_PROCESS], capture_output=True, check=True).stdout
+    assert pickle.dumps(own) == other
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("game", ["pong", "breakout"])
+def test_memory(game, preset):
+    """Catches prepared starts that outgrow what a machine full of workers was promised."""
+    starts = start_states(game, make_options(preset, {}))
+    assert sum(map(len, starts)) >= 93
+    assert len(pickle.dumps(starts)) <= 2_000_000
+
+
+# ---- games that are refused ----
+
+# The others of RESET_REMEMBERS begin alike, and differ only later.
+BEGIN_OTHERWISE = RESET_REMEMBERS - {"crossbow", "kung_fu_master", "pooyan"}
+
+
+@pytest.mark.parametrize("game", [*sorted(BEGIN_OTHERWISE), "pong", "beam_rider", "assault"])
+def test_resets_that_remember_what_was_played(game):
+    """Catches a game that is refused without need: the control games' resets have nothing new after play."""
+    options = make_options("stooke", {"noop_max": 0})
+    fresh = outcomes(game, options, 200 if game == "assault" else 30)
+    assert bool(outcomes(game, options, 12, played_steps=60) - fresh) == (game in RESET_REMEMBERS)
+
+
+def test_sticky_actions_change_the_presses_that_start_a_game():
+    """Catches a refusal without need: the same reset has several outcomes, which no generator of a run decides."""
+    sticky = {"noop_max": 0, "repeat_action_probability": 0.5}
+    assert len(outcomes("breakout", make_options("stooke", sticky), 20)) > 1
+    assert len(outcomes("breakout", make_options("stooke", {**sticky, "fire_on_start": False}), 20)) == 1
+
+
+@pytest.mark.parametrize("game", [*sorted(NO_STATES), "surround"])
+def test_refused_games_reset_themselves(game):
+    """Catches a state of these that is kept or restored: for some it corrupts memory."""
+    sim = simulator(game, make_options("stooke", {"noop_max": 1}), reserve=True)
+    assert sim._starts is None
+    sim.ale = counting = Noops(sim.ale)
+    row = blank(sim)
+    for _ in range(2):
+        sim.reset(row)
+    assert counting.resets >= 2
+    assert (sim.get_state() is None) == (game in NO_STATES)
+
+
+# ---- states of a run ----
+
+
+@pytest.mark.parametrize(
+    ("game", "preset", "options"),
+    [
+        ("pong", "stooke", {"noop_max": 3}),
+        ("assault", "stooke", {"noop_max": 0}),
+        ("beam_rider", "v5", {}),
+        ("breakout", "v5", {"repeat_action_probability": 0.9}),
+    ],
+)
+def test_state_is_exact(game, preset, options):
+    """Catches a resumed game that goes on from another prepared start than it would have."""
+    options = make_options(preset, {**options, "max_episode_steps": 6})
+    original, copy = (simulator(game, options, seed, reserve=True) for seed in (1, 2))
+    rows, rng = np.zeros((2, *original.spec.row_shape), np.uint8), np.random.default_rng(0)
+    copy.reset(rows[1])
+
+    def step(simulators):
+        action = rng.integers(original.spec.action_space.n)
+        for each, row in zip(simulators, rows, strict=False):
+            if each.step(action, row).game_over:
+                each.reset(row)
+
+    original.reset(rows[0])
+    for steps in (0, 1, 5, 20):  # also right after a reset
+        for _ in range(steps):
+            step([original])
+        copy.set_state(pickle.loads(pickle.dumps(original.get_state())))
+        rows[1] = rows[0]
+        for _ in range(40):
+            step([original, copy])
+            assert seen(original, rows[0]) == seen(copy, rows[1])
+            assert original.get_state().keys() == copy.get_state().keys()
+        assert (original._resets, original._steps) == (copy._resets, copy._steps)
+    assert original._resets > 20
