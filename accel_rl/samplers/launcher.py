@@ -153,8 +153,8 @@ def _status(children: dict[int, int | None], pid: int, patience_s: float) -> int
 
 if __name__ == "__main__":
     main()
-    # For the launcher and its workers alike: in good order, but without taking the interpreter down piece by piece, which
-    # takes a worker 50 ms and makes ale-py report at length whatever was shared as leaked.
+    # For the launcher and its workers alike: in good order, but without taking the interpreter down piece by piece,
+    # which takes a worker 50 ms and makes ale-py report at length whatever was shared as leaked.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
