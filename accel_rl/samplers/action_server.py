@@ -116,10 +116,13 @@ class ActionServer:
 
     def _observe(self, group: int, t: int) -> Tensor:
         """What the network sees [b, ...]."""
-        age = self._ages[group][t]
+        age, seen = self._ages[group][t], self._seen[group][t]
         if not self.history or age.min() >= self.history:
-            return self._seen[group][t]
-        return blank(self._seen[group][t], torch.from_numpy(age))
+            return seen
+        seen = seen.clone()  # and not `blank`, which computes on all of it: the environments wait
+        for env in np.flatnonzero(age < self.history):
+            seen[env, : self.history - age[env]] = 0
+        return seen
 
     def _final_observations(self, here: dict[str, Tensor], steps: Tensor, envs: Tensor, newest: Tensor) -> Tensor:
         """The complete last observations [K, ...]; all but their newest frame are still in the rows before."""
