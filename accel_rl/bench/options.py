@@ -22,6 +22,7 @@ class SamplingOptions:
     rounds: int | None = None
     device: str | None = None
     peers: bool = True
+    table: bool = True
     full: bool = False
     json: Path | None = None
     figure: Path | None = None
@@ -46,6 +47,7 @@ HELP: dict[str, str] = {
     "rounds": "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)",
     "device": "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or cpu)",
     "peers": "also run EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
+    "table": "also make Table 1 and Figure 2",
     "full": "more rounds, and a curve for 1, 2, 4, ... cores in the figure, not only one for all",
     "json": "write all figures there",
     "figure": "draw the picture there (results/sampling.png)",

@@ -412,13 +412,13 @@ def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
 def run(options: SamplingOptions) -> dict[str, Any]:
     """Runs and prints the whole benchmark, and writes its files; returns what the JSON holds."""
     with pinned(tuple(cpu for core in first_cores(options.cores) for cpu in core)):
-        figure = _figure_path(options)
+        figure = _figure_path(options) if options.table else None
         benchmark = Benchmark(options)
         for file in filter(None, (options.json, figure)):  # now rather than after minutes of work
             file.parent.mkdir(parents=True, exist_ok=True)
         turns, missing = benchmark.compare()
         reset_round = benchmark.reset_round()
-        table, points = benchmark.table_and_curves()
+        table, points = benchmark.table_and_curves() if options.table else ([], [])
         result = {
             "benchmark": "sampling",
             "version": VERSION,
@@ -484,6 +484,8 @@ def show(result: dict[str, Any]) -> None:
         )
     for name, command in result["missing_peers"].items():
         print(f"not installed: {name}; {command}")
+    if not result["table_1"]:
+        return
     print(f"\nTable 1: samples/s with A3C-Net on {options['device']}, by total simulator count")
     print(f"{'simulators (per core)':24}{'SYNC':>9}{'ASYNC':>9}")
     for row in result["table_1"]:

@@ -48,6 +48,7 @@ SCHEMA = {
         "rounds": int | None,
         "device": str,
         "peers": bool,
+        "table": bool,
         "full": bool,
         "json": str | None,
         "figure": str | None,
