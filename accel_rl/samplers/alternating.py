@@ -43,6 +43,8 @@ class AlternatingSampler:
         self._envs = [train.envs(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
+        if self.device.type == "cuda":
+            self.seconds["gpu"] = 0.0
         self.pool = WorkerPool(
             config.num_workers,
             batch,
