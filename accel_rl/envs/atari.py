@@ -139,7 +139,8 @@ class Start(NamedTuple):
 def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
     """Prepared starts with 0, 1, ... noop_max no-ops, several of each, all from real resets.
 
-    Several, since the emulator starts its timer anew at random in each reset, which some games make use of."""
+    Several, since the emulator starts its timer anew at random in each reset, which some games make use of: of
+    what that leads to, these are a sample, the same for every seed."""
     simulator = AtariSimulator(game, options, np.random.SeedSequence(0))
     copies = -(-NUM_STARTS // (options.noop_max + 1))
     return [[simulator.make_start(noops) for _ in range(copies)] for noops in range(options.noop_max + 1)]
@@ -150,7 +151,7 @@ class AtariSimulator:
 
     seed decides the number of no-ops at the start of each game and the sticky actions. These are drawn here, not by the
     emulator, whose saved states do not hold the action that is to be repeated. reserve: a reset restores a prepared
-    state, which takes 50 microseconds in place of 5 milliseconds; nothing else differs (see why_no_reserve).
+    state, which takes 50 microseconds in place of 5 milliseconds (see start_states and why_no_reserve).
     """
 
     def __init__(self, game: str, options: AtariOptions, seed: np.random.SeedSequence, reserve: bool = False):

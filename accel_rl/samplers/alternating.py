@@ -124,5 +124,7 @@ class AlternatingSampler:
         return sorted(env for restarted in self.pool.request("set_state", parts) for env in restarted)
 
     def close(self) -> None:
-        self._server.close()
-        self.pool.close()
+        try:
+            self._server.close()
+        finally:  # a GPU that has failed must not keep the workers
+            self.pool.close()
