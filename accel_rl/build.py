@@ -9,7 +9,9 @@ from accel_rl.algos.base import Algo
 from accel_rl.config import Config
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.envs.gym import import_name
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, unknown
+from accel_rl.models.actor_critic import Network
+from accel_rl.models.trunks import NETWORKS
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.common import Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
@@ -27,7 +29,7 @@ def build_algo(config: Config) -> Algo:
     """The algorithm with its policy, freshly initialised from the run's seed, on the run's device.
 
     Raises UsageError if the user's network does not fit the observations."""
-    network = import_name(config.run.network, "network") if config.run.network else None
+    network = find_network(config.run.network) if config.run.network else None
     torch.manual_seed(config.run.seed)
     try:
         algo = config.algo_class(
@@ -43,6 +45,13 @@ def build_algo(config: Config) -> Algo:
             raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
         algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
+
+
+def find_network(name: str) -> Network:
+    """A trunk's factory, by one of our names or as package.module:factory. Raises UsageError if there is none."""
+    if ":" not in name and name not in NETWORKS:
+        raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
+    return NETWORKS.get(name) or import_name(name, "network")
 
 
 def build_update(config: Config, algo: Algo) -> LocalUpdate:

@@ -1,6 +1,8 @@
 """Trunks: observation [N, ...] -> features [N, F]. Initialised as in the code of Stooke & Abbeel."""
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import gymnasium
 import torch
@@ -11,7 +13,7 @@ from accel_rl.envs.spec import EnvSpec
 
 def make_trunk(spec: EnvSpec) -> nn.Module:
     """The default network for these observations: A3C-Net for pictures, a small MLP for everything else."""
-    return A3CNet(spec.observation_shape) if spec.is_pixels else MLP(spec)
+    return a3c_net(spec) if spec.is_pixels else MLP(spec)
 
 
 def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
@@ -32,21 +34,19 @@ def conv(num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: i
     return layer
 
 
-class A3CNet(nn.Module):
-    """Two convolutions and 256 hidden units (Mnih et al. 2016); pictures [N, C, H, W] uint8.
+class ConvNet(nn.Module):
+    """Convolutions and one hidden layer, ReLU after each; pictures [N, C, H, W] uint8 -> [N, num_features].
 
-    104x80 frames take padding 1 in the second convolution (Stooke & Abbeel 5.1):
-    4x104x80 -> 16x25x19 -> 32x12x9 -> 256.
-    Others take none: 4x84x84 -> 16x20x20 -> 32x9x9 -> 256.
+    layers: (filters, kernel, stride, padding) of each convolution.
     """
 
-    def __init__(self, shape: tuple[int, ...], num_features: int = 256):
+    def __init__(self, shape: tuple[int, ...], layers: Sequence[tuple[int, int, int, int]], num_features: int):
         super().__init__()
-        channels, *size = shape
-        padding = 1 if size == [104, 80] else 0
-        self.convolutions = nn.Sequential(
-            conv(channels, 16, kernel=8, stride=4), nn.ReLU(), conv(16, 32, 4, 2, padding), nn.ReLU(), nn.Flatten()
-        )
+        num_inputs, modules = shape[0], []
+        for num_filters, kernel, stride, padding in layers:
+            modules += [conv(num_inputs, num_filters, kernel, stride, padding), nn.ReLU()]
+            num_inputs = num_filters
+        self.convolutions = nn.Sequential(*modules, nn.Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
         self.hidden = linear(num_outputs, num_features)
@@ -57,19 +57,48 @@ class A3CNet(nn.Module):
         return torch.relu(self.hidden(self.convolutions(x)))
 
 
-class MLP(nn.Module):
-    """Two hidden layers of tanh units for observations without spatial structure; Discrete ones become one-hot."""
+def _half_size(spec: EnvSpec) -> bool:
+    """Frames of 104x80, with which Stooke & Abbeel (5.1) pad every convolution but the first by 1."""
+    return spec.observation_shape[1:] == (104, 80)
 
-    def __init__(self, spec: EnvSpec, num_features: int = 64):
+
+def a3c_net(spec: EnvSpec) -> ConvNet:
+    """Two convolutions and 256 hidden units (Mnih et al. 2016).
+
+    4x104x80 -> 16x25x19 -> 32x12x9 -> 256;  4x84x84 -> 16x20x20 -> 32x9x9 -> 256.
+    """
+    return ConvNet(spec.observation_shape, [(16, 8, 4, 0), (32, 4, 2, int(_half_size(spec)))], num_features=256)
+
+
+def nature_cnn(spec: EnvSpec) -> ConvNet:
+    """Three convolutions and 512 hidden units (Mnih et al. 2015); Stooke & Abbeel's DQN-Net on their frames.
+
+    4x104x80 -> 32x25x19 -> 64x12x9 -> 64x12x9 -> 512;  4x84x84 -> 32x20x20 -> 64x9x9 -> 64x7x7 -> 512.
+    """
+    padding = int(_half_size(spec))
+    return ConvNet(spec.observation_shape, [(32, 8, 4, 0), (64, 4, 2, padding), (64, 3, 1, padding)], num_features=512)
+
+
+def cule_net(spec: EnvSpec) -> ConvNet:
+    """The network of CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512."""
+    return ConvNet(spec.observation_shape, [(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512)
+
+
+class MLP(nn.Module):
+    """Hidden layers for observations without spatial structure; Discrete ones become one-hot."""
+
+    def __init__(
+        self, spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh
+    ):
         super().__init__()
         space = spec.observation_space
         self.num_classes = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
         self.first_class = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
-        num_inputs = self.num_classes or math.prod(spec.observation_shape)
-        self.layers = nn.Sequential(
-            linear(num_inputs, num_features), nn.Tanh(), linear(num_features, num_features), nn.Tanh()
-        )
-        self.num_features = num_features
+        widths = [self.num_classes or math.prod(spec.observation_shape), *sizes]
+        self.layers = nn.Sequential()
+        for num_inputs, num_outputs in pairwise(widths):
+            self.layers.extend([linear(num_inputs, num_outputs), activation()])
+        self.num_features = widths[-1]
 
     def forward(self, observation: Tensor) -> Tensor:
         if self.num_classes:
@@ -77,3 +106,17 @@ class MLP(nn.Module):
         else:
             x = observation.flatten(1).float()
         return self.layers(x)  # type: ignore[no-any-return]
+
+
+def a3c_mlp(spec: EnvSpec) -> MLP:
+    """One layer of 200 ReLU units, for continuous control from states (Mnih et al. 2016, supplement, section 3)."""
+    return MLP(spec, (200,), nn.ReLU)
+
+
+NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
+    "a3c": a3c_net,
+    "nature": nature_cnn,
+    "cule": cule_net,
+    "a3c_mlp": a3c_mlp,
+}
+"""The trunks that `--network` knows by name."""

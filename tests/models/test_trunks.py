@@ -7,7 +7,7 @@ import torch
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.trunks import conv, linear
+from accel_rl.models.trunks import NETWORKS, conv, linear
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
@@ -16,10 +16,21 @@ def atari(height: int, width: int) -> EnvSpec:
     return EnvSpec(Box(0, 255, (height, width), np.uint8), Discrete(6), frame_stack=4)
 
 
-@pytest.mark.parametrize(("shape", "num_parameters"), [((104, 80), 899_127), ((84, 84), 677_943)])
-def test_a3c_net_has_the_papers_number_of_parameters(shape: tuple[int, int], num_parameters: int) -> None:
+@pytest.mark.parametrize(
+    ("network", "shape", "num_parameters"),
+    [
+        ("a3c", (104, 80), 899_127),
+        ("a3c", (84, 84), 677_943),
+        ("nature", (104, 80), 3_620_518 + 513),  # a Q network's, and the value head
+        ("nature", (84, 84), 1_687_206 + 513),
+        ("cule", (84, 84), 866_439),
+    ],
+)
+def test_networks_have_the_papers_number_of_parameters(
+    network: str, shape: tuple[int, int], num_parameters: int
+) -> None:
     """Would catch a wrong kernel, stride, padding or width."""
-    policy = ActorCritic(atari(*shape))
+    policy = ActorCritic(atari(*shape), NETWORKS[network])
     assert sum(p.numel() for p in policy.parameters()) == num_parameters
 
 
