@@ -87,9 +87,7 @@ def cule_net(spec: EnvSpec) -> ConvNet:
 class MLP(nn.Module):
     """Hidden layers for observations without spatial structure; Discrete ones become one-hot."""
 
-    def __init__(
-        self, spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh
-    ):
+    def __init__(self, spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh):
         super().__init__()
         space = spec.observation_space
         self.num_classes = int(space.n) if isinstance(space, gymnasium.spaces.Discrete) else 0
