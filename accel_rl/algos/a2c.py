@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, bootstrap
@@ -39,22 +38,28 @@ class A2C(Algo):
                 reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
             )
 
-        observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
-        parameters, new_value = self.policy(observation)
-        loss_sum, stats = a2c_loss(
+        batch = {
+            "observation": rollout.observations(0, rollout.horizon).flatten(0, 1),
+            "action": rollout.action.flatten(0, 1),
+            "advantage": advantage.flatten(),
+            "return_": return_.flatten(),
+            "valid": rollout.valid.flatten(),
+        }
+        weight = update.sum(rollout.valid.sum())
+        return update.minimize(self.loss, batch, weight, self.learning_rate(rollout.first_step))
+
+    def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """`a2c_loss` of the policy as it is now; observation [N, ...]."""
+        settings = self.settings
+        parameters, value = self.policy(observation)
+        return a2c_loss(
             self.policy.distribution,
             parameters,
-            new_value,
-            rollout.action.flatten(0, 1),
-            advantage.flatten(),
-            return_.flatten(),
-            rollout.valid.flatten(),
-            settings.value_weight,
-            settings.entropy_weight,
+            value,
+            value_weight=settings.value_weight,
+            entropy_weight=settings.entropy_weight,
+            **batch,
         )
-        weight = update.sum(rollout.valid.sum())
-        stats["grad_norm"] = update.step(loss_sum, weight, self.learning_rate(rollout.first_step))
-        return stats
 
 
 def a2c_loss(
@@ -71,14 +76,12 @@ def a2c_loss(
     """sum over valid samples of  -log pi(a|s) A  +  value_weight (V(s) - R)^2  -  entropy_weight H(pi(.|s)).
 
     parameters [N, P] of the action distribution, action [N, ...]; value, advantage, return_, valid [N]. Gradients flow
-    through parameters and value only. Returns the sum, and the terms' means over valid samples.
+    through parameters and value only. Returns the sum, and the terms as sums over valid samples, too.
     """
     mask = valid.float()
     policy_loss = -(mask * distribution.log_probability(parameters, action) * advantage).sum()
     value_loss = (mask * (value - return_).square()).sum()
     entropy = (mask * distribution.entropy(parameters)).sum()
     loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
-    with torch.no_grad():
-        count = mask.sum().clamp(min=1)
-        terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
-        return loss_sum, {name: term.detach() / count for name, term in terms.items()}
+    terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
+    return loss_sum, {name: term.detach() for name, term in terms.items()}

@@ -1,5 +1,5 @@
 """How a gradient becomes new parameters."""
 
-from accel_rl.updates.update import LocalUpdate, Update
+from accel_rl.updates.update import LocalUpdate, Loss, Update
 
-__all__ = ["LocalUpdate", "Update"]
+__all__ = ["LocalUpdate", "Loss", "Update"]

@@ -1,5 +1,6 @@
 """The verbs by which an algorithm changes its parameters. With one learner, `sum`, `max` and `pull` are identities."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor, nn
 
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.rules import Rule
+
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+"""loss(**batch): its sum over the valid samples, and terms to log as such sums, detached (`minimize` divides them)."""
 
 CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
 
@@ -19,6 +23,15 @@ class Update(Protocol):
 
         loss_sum: scalar, the sum of the loss over the valid samples of this learner; weight: how many these are.
         Returns the norm of the gradient before clipping."""
+
+    def minimize(
+        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
+    ) -> dict[str, Tensor]:
+        """One update: descends the gradient of loss(**batch)[0] / weight, where both are summed over all learners.
+
+        batch: samples first [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees all of it at
+        once. 0-d tensors are settings that change (clip range, entropy weight). loss: the same function at each update.
+        Returns the terms divided by weight, then "grad_norm", the norm of the gradient before clipping."""
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum over all learners."""
@@ -42,9 +55,21 @@ class LocalUpdate:
         self.rule_state = rule.init(self.parameters.values)
 
     def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        gradient = self.parameters.gradient
         self.parameters.zero_gradient()
         (loss_sum / weight.clamp(min=1)).backward()  # type: ignore[no-untyped-call]
+        return self._descend(learning_rate)
+
+    def minimize(
+        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
+    ) -> dict[str, Tensor]:
+        weight = weight.clamp(min=1)
+        loss_sum, terms = loss(**batch)
+        grad_norm = self.step(loss_sum, weight, learning_rate)
+        return {name: term / weight for name, term in terms.items()} | {"grad_norm": grad_norm}
+
+    def _descend(self, learning_rate: float) -> Tensor:
+        """Clip and rule; returns the norm before clipping."""
+        gradient = self.parameters.gradient
         norm: Tensor = torch.linalg.vector_norm(gradient)
         if self.clip_grad_norm is not None:
             gradient.mul_(norm.clamp(max=self.clip_grad_norm) / (norm + CLIP_EPSILON))
