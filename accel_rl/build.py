@@ -33,7 +33,7 @@ def build_algo(config: Config) -> Algo:
     torch.manual_seed(config.run.seed)
     try:
         algo = config.algo_class(
-            config.spec, config.algo, config.schedule_steps, config.run.envs * config.run.horizon, network
+            config.spec, config.algo, config.schedule_steps, config.run.envs, config.run.horizon, network
         )
     except (RuntimeError, TypeError) as error:
         name = config.run.network or "by default (`--network` names another one)"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from accel_rl import checkpoint
 from accel_rl.affinity import pinned
@@ -25,6 +26,7 @@ from accel_rl.evaluate import Evaluation
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, command, logger, open_log
 from accel_rl.samplers.device_server import GpuClock
+from accel_rl.samplers.rollout import Rollout
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 
@@ -116,7 +118,7 @@ class Trainer:
         self.steps = 0
         self.evaluation_due = False
         self.best_score: float | None = None
-        self.sampler = build_sampler(config, self.algo.policy)
+        self.sampler = build_sampler(config, self.algo.policy, window=self.algo.window)
         self.learn_clock = GpuClock(torch.device(run.device))
         try:
             self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
@@ -149,16 +151,10 @@ class Trainer:
             start = time.perf_counter()
             torch.set_num_threads(self.config.plan.sampling_threads)
             waited, moved = dict(self.sampler.seconds), self.sampler.bytes_moved
-            rollout = self.sampler.collect()
-            collected = time.perf_counter()
-            torch.set_num_threads(self.config.plan.learning_threads)
-            with self.learn_clock:
-                stats = self.algo.learn(rollout, self.update)
-            learned = time.perf_counter()
-
+            rollout, stats, learn_s = self._collect_and_learn()
             steps_before, self.steps = self.steps, self.steps + rollout.reward.numel()
             seconds = {name: value - waited[name] for name, value in self.sampler.seconds.items()}
-            seconds |= {"sample": collected - start, "learn": learned - collected}
+            seconds |= {"sample": time.perf_counter() - start - learn_s, "learn": learn_s}
             self.progress.add(self.steps, rollout.games, stats, seconds, self.sampler.bytes_moved - moved)
             ends = self.steps >= run.steps
             self.evaluation_due = run.eval_interval_steps > 0 and (
@@ -178,6 +174,33 @@ class Trainer:
             more = f"{command()} train --resume {shlex.quote(str(self.folder))}"
             score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
             logger.info("stopped at step %d of %d, %s; to go on: %s", self.steps, run.steps, score, more)
+
+    def _collect_and_learn(self) -> tuple[Rollout, list[dict[str, Tensor]], float]:
+        """The next rollout, the statistics of what was learned, and the seconds that took."""
+        stats: list[dict[str, Tensor]] = []
+        seconds = 0.0
+
+        def learn(rollout: Rollout) -> None:
+            nonlocal seconds
+            if self.algo.needs_statistics:
+                return
+            start = time.perf_counter()
+            torch.set_num_threads(self.config.plan.learning_threads)
+            with self.learn_clock:
+                stats.append(self.algo.learn(self.algo.scaled(rollout), self.update))
+            torch.set_num_threads(self.config.plan.sampling_threads)
+            seconds += time.perf_counter() - start
+
+        def on_step(t: int) -> None:
+            envs = self.algo.due(self.steps // self.config.run.envs + t)
+            if envs is not None:
+                learn(self.sampler.recent(t, self.algo.window, envs))
+
+        rollout = self.sampler.collect(on_step if self.algo.window else None)
+        if not self.algo.window:
+            learn(rollout)
+        self.algo.observe(rollout, self.update)
+        return rollout, stats, seconds
 
     def _restarts(self) -> dict[str, float]:
         return {"rollout/env_restarts": self.sampler.num_restarts} if self.config.run.on_env_error == "restart" else {}

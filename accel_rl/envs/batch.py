@@ -23,12 +23,13 @@ logger = logging.getLogger("accel_rl")
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
 
-def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
+def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> Layout:
     """The arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
 
     Row h + t of observation is what is seen before step t; h = max(frame_stack - 1, 0) rows of history come first.
+    window: rows in front of all these, for the last steps of the rollouts before.
     """
-    T, B = horizon, num_envs
+    T, B = window + horizon, num_envs
     history = max(spec.frame_stack - 1, 0)
     row, dtype = spec.row_shape, spec.row_dtype.str
     return {
@@ -45,6 +46,11 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
         "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
         "restarts": ((B,), "<i8"),
     }
+
+
+def cut(arrays: dict[str, Array], columns: slice, window: int = 0) -> dict[str, Array]:
+    """The arrays of these environments alone, without the window of earlier steps."""
+    return {name: a[columns] if name == "restarts" else a[window:, columns] for name, a in arrays.items()}
 
 
 def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False) -> Simulator:
@@ -90,7 +96,7 @@ class BatchConfig:
 class BatchSimulator:
     """The environments of the given columns, that is of global indices first_env ... first_env + k - 1.
 
-    arrays: those of rollout_layout, cut to these k columns. The order of calls is `start`, then for each rollout
+    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then for each rollout
     `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step with its index.
     Raises RunError with the environment's index and seed if one of them fails (unless restart_on_error).
     """
