@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from accel_rl.algos.schedules import schedule
+from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.samplers.rollout import Rollout
@@ -23,9 +23,7 @@ class AlgoSettings:
 
     discount: float = setting(0.99, "discount of future rewards, per step", least=0, most=1)
     learning_rate: float = setting(7e-4, "step size of the update rule", above=0)
-    learning_rate_schedule: str = setting(
-        "constant", "constant, or linear: to 0 over schedule_steps", choices=("constant", "linear")
-    )
+    learning_rate_schedule: str = schedule_setting("constant", "course of the learning rate")
     learning_rate_scaling: str = setting(
         "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
     )
