@@ -18,6 +18,7 @@ from torch import Tensor
 
 from accel_rl import checkpoint
 from accel_rl.affinity import pinned
+from accel_rl.algos import schedules
 from accel_rl.build import build_algo, build_sampler, build_update, check
 from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
@@ -260,6 +261,9 @@ class Trainer:
             logger.warning("these environments have no state to save and start a new episode: %s", restarted)
         torch.set_rng_state(state["torch_generator"])
         logger.info("resumed at step %d", self.steps)
+        for name, (end, factor) in schedules.ends(self.config.algo, self.config.schedule_steps).items():
+            if self.config.run.steps > end:
+                logger.warning("%s ends at step %d: from there on %g of its base value", name, end, factor)
 
     def close(self) -> None:
         self.progress.close()
@@ -319,8 +323,6 @@ def _reopen(
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
-    if wanted.run.steps > wanted.schedule_steps and wanted.algo.learning_rate_schedule == "linear":
-        logger.warning("schedules ended at step %d; the learning rate is 0 from there on", wanted.schedule_steps)
     (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     return wanted, folder, state
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
-from accel_rl.algos.schedules import schedule
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import Categorical, DiagonalGaussian
@@ -129,12 +128,6 @@ def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
         algo = A2C(spec, A2CSettings(learning_rate_scaling="sqrt"), 100, batch_size=num_envs * 5)
         assert algo.learning_rate(0) == pytest.approx(expected, rel=1e-3)
     assert A2C(spec, A2CSettings(), 100, batch_size=2560).learning_rate(0) == 7e-4
-
-
-def test_schedules() -> None:
-    """Would catch a schedule that goes negative, or counts from somewhere else than step 0."""
-    assert [schedule("linear", 2.0, step, 100) for step in (0, 50, 100, 150)] == [2.0, 1.0, 0.0, 0.0]
-    assert schedule("constant", 2.0, 1000, 100) == 2.0
 
 
 def test_update_clips_the_whole_gradient() -> None:
