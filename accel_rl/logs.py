@@ -60,14 +60,14 @@ class Progress:
         return self.seconds_before + time.perf_counter() - self._started
 
     def add(
-        self, steps: int, games: list[Game], stats: dict[str, Tensor], seconds: dict[str, float], bytes_moved: int = 0
+        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], moved: int = 0
     ) -> None:
-        """One rollout and what was learned from it; seconds: wall time by purpose; bytes_moved: from and to a GPU."""
+        """One rollout and what was learned meanwhile; seconds: wall time by purpose; moved: bytes from and to a GPU."""
         self._bar.update(steps - self._steps)
         self._steps = steps
         self.games.extend(games)
-        self._stats.append(stats)
-        self._bytes_moved += bytes_moved
+        self._stats.extend(stats)
+        self._bytes_moved += moved
         for name, value in seconds.items():
             self.add_seconds(name, value)
 
@@ -187,7 +187,7 @@ def _means(stats: list[dict[str, Tensor]]) -> dict[str, float]:
             values.setdefault(name, []).append(torch.as_tensor(value).float())
     if not values:
         return {}
-    means = torch.stack([torch.stack(of_name).mean() for of_name in values.values()]).tolist()
+    means = torch.stack([torch.cat([each.flatten() for each in of_name]).mean() for of_name in values.values()]).tolist()
     return {f"train/{name}": mean for name, mean in zip(values, means, strict=True)}
 
 
