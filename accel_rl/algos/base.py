@@ -63,7 +63,9 @@ class Algo(ABC):
 
     @abstractmethod
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        """Changes the policy's parameters by `update.step`; returns what to log, as 0-d tensors."""
+        """Changes the policy's parameters by `update.step`; returns what to log, in the order of computation.
+
+        Each is a tensor, 0-d or [U] with an entry for each update; the first that is not finite ends the run."""
 
     def learning_rate(self, step: int) -> float:
         """At that many agent steps of the whole run."""
