@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from accel_rl import checkpoint
+from accel_rl import checkpoint, finite
 from accel_rl.affinity import pinned
 from accel_rl.algos import schedules
 from accel_rl.build import build_algo, build_sampler, build_update, check
@@ -24,6 +24,7 @@ from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.errors import RunError, UsageError
 from accel_rl.evaluate import Evaluation
+from accel_rl.finite import FiniteGuard
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, command, logger, open_log
 from accel_rl.samplers.device_server import GpuClock
@@ -123,6 +124,10 @@ class Trainer:
         self.learn_clock = GpuClock(torch.device(run.device))
         try:
             self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
+            saved_steps = state["steps"] if state else None
+            self.guard = FiniteGuard(
+                folder, config.algo, self.progress.statistics, self.algo.policy, self.update, saved_steps
+            )
             if state:
                 self._restore(state)
         except BaseException:
@@ -152,17 +157,24 @@ class Trainer:
             start = time.perf_counter()
             torch.set_num_threads(self.config.plan.sampling_threads)
             waited, moved = dict(self.sampler.seconds), self.sampler.bytes_moved
-            rollout, stats, learn_s = self._collect_and_learn()
+            try:
+                rollout, stats, learn_s = self._collect_and_learn()
+            except Exception as error:
+                self.guard.blame(error, self.steps)
+                raise
             steps_before, self.steps = self.steps, self.steps + rollout.reward.numel()
             seconds = {name: value - waited[name] for name, value in self.sampler.seconds.items()}
             seconds |= {"sample": time.perf_counter() - start - learn_s, "learn": learn_s}
             self.progress.add(self.steps, rollout.games, stats, seconds, self.sampler.bytes_moved - moved)
+            if run.device == "cpu":  # looking makes a GPU wait: there, rows, evaluations and checkpoints must do
+                self.guard.check_statistics()
             ends = self.steps >= run.steps
             self.evaluation_due = run.eval_interval_steps > 0 and (
                 ends or self._due(run.eval_interval_steps, steps_before)
             )
             metrics = self._evaluate() if self.evaluation_due else {}
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
+                self.guard.check_statistics()
                 learned_s = self.learn_clock.read()
                 if run.device != "cpu":
                     self.progress.add_seconds("gpu", learned_s)
@@ -183,7 +195,7 @@ class Trainer:
 
         def learn(rollout: Rollout) -> None:
             nonlocal seconds
-            if self.algo.needs_statistics:
+            if self.steps == 0 and self.algo.needs_statistics:
                 return
             start = time.perf_counter()
             torch.set_num_threads(self.config.plan.learning_threads)
@@ -211,6 +223,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Plays whole games in the workers; keeps the best policy so far."""
+        self.guard.check(self.steps)
         run, start = self.config.run, time.perf_counter()
         torch.set_num_threads(self.config.plan.sampling_threads)
         stop = lambda: bool(self.stop)  # noqa: E731
@@ -234,7 +247,9 @@ class Trainer:
         return evaluation.as_metrics()
 
     def save(self) -> None:
-        """Everything that the rest of the run depends on. Raises RunError if the disk refuses."""
+        """Everything that the rest of the run depends on. Raises RunError if the disk refuses, or if any of it is not
+        finite: the checkpoint before then stays."""
+        self.guard.check(self.steps)
         self._write(
             CHECKPOINT,
             steps=self.steps,
@@ -245,6 +260,7 @@ class Trainer:
             evaluation_due=self.evaluation_due,
             torch_generator=torch.get_rng_state(),
         )
+        self.guard.saved(self.steps)
 
     def _write(self, name: str, **state: Any) -> None:
         state |= {"policy": self.algo.policy.state_dict(), "spec": self.config.spec, "best_score": self.best_score}
@@ -255,12 +271,13 @@ class Trainer:
         self.evaluation_due = state["evaluation_due"]
         self.update.load_state_dict(state["update"])
         self.algo.load_state_dict(state["algo"])
-        self.progress.set_state(state["progress"], self.config.run.device)
+        self.progress.set_state(state["progress"])
         restarted = self.sampler.set_state(state["sampler"])
         if restarted:
             logger.warning("these environments have no state to save and start a new episode: %s", restarted)
         torch.set_rng_state(state["torch_generator"])
-        logger.info("resumed at step %d", self.steps)
+        rate, clip = self.config.algo.learning_rate, self.config.algo.clip_grad_norm
+        logger.info("resumed at step %d (learning_rate %g, clip_grad_norm %s)", self.steps, rate, clip or "none")
         for name, (end, factor) in schedules.ends(self.config.algo, self.config.schedule_steps).items():
             if self.config.run.steps > end:
                 logger.warning("%s ends at step %d: from there on %g of its base value", name, end, factor)
@@ -300,6 +317,7 @@ def _clear(folder: Path) -> None:
         "log.txt",
         CHECKPOINT,
         BEST,
+        finite.MARK,
         "summary.json",
         "learning_curve.png",
     )
@@ -317,7 +335,8 @@ def _reopen(
     state = checkpoint.load(folder / CHECKPOINT)
     wanted = resolve(overlay(saved, given), spec=state["spec"])
     values = wanted.as_dict()
-    changed = [name for name in values if values[name] != saved.get(name) and name not in MAY_CHANGE]
+    may_change = MAY_CHANGE + (finite.MAY_CHANGE if (folder / finite.MARK).exists() else ())
+    changed = [name for name in values if values[name] != saved.get(name) and name not in may_change]
     if changed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")

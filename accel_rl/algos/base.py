@@ -93,8 +93,9 @@ class Algo(ABC):
 
     @abstractmethod
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        """Changes the policy's parameters by `update`; returns what to log, as tensors: 0-d, or 1-d with one entry for
-        each update."""
+        """Changes the policy's parameters by `update`; returns what to log, in the order of computation.
+
+        Each is a tensor, 0-d or [U] with an entry for each update; the first that is not finite ends the run."""
 
     def due(self, step: int) -> slice | None:
         """With a window: the environments whose last `window` steps are to be learned from, now that each has done
@@ -116,14 +117,14 @@ class Algo(ABC):
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether a first rollout must be observed, before anything can be learned."""
-        norm = self.policy.norm
-        return any(each is not None and each.is_empty for each in (norm, self.return_scale))
+        """Whether the first rollout is only observed, since nothing can be learned before."""
+        return self.policy.norm is not None or self.return_scale is not None
 
     def observe(self, rollout: Rollout, update: Update) -> None:
         """After learning: takes the rollout into the running statistics, so that acting and learning see the same."""
         if self.policy.norm is not None:
-            self.policy.norm.update(rollout.observations(0, rollout.horizon).flatten(0, 1), update.sum)
+            observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
+            self.policy.norm.update(observation, update.sum, rollout.valid.flatten())
         if self.return_scale is not None:
             self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum)
 

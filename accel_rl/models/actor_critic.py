@@ -53,7 +53,7 @@ class ActorCritic(nn.Module):
     ):
         super().__init__()
         self.bf16 = False
-        self.norm = ObservationNorm(spec.observation_space) if normalize else None
+        self.norm = ObservationNorm(spec) if normalize else None
         self.distribution = make_distribution(spec.action_space, gaussian)
         self.action_shape, self.observation_shape = spec.action_shape, spec.observation_shape
         self.previous_inputs = previous_inputs and core != "none"
