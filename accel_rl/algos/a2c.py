@@ -7,7 +7,7 @@ from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, bootstrap
 from accel_rl.algos.returns import discounted_return, generalized_advantage
-from accel_rl.models.distributions import Categorical, DiagonalGaussian
+from accel_rl.models.distributions import Distribution
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
 from accel_rl.updates import Update
@@ -58,7 +58,7 @@ class A2C(Algo):
 
 
 def a2c_loss(
-    distribution: Categorical | DiagonalGaussian,
+    distribution: Distribution,
     parameters: Tensor,
     value: Tensor,
     action: Tensor,
