@@ -43,7 +43,7 @@ def parts_of(space: Space) -> list[Part]:
 
 
 def _leaves(space: Space, name: str = "") -> list[tuple[str, Space]]:
-    if not isinstance(space, _NESTED):
+    if not isinstance(space, _NESTED) or not space.spaces:
         return [(name, space)]
     return [leaf for key, child in _children(space) for leaf in _leaves(child, _join(name, key))]
 
@@ -70,8 +70,10 @@ def check_observation_space(space: Space, env_id: str) -> None:
     """Raises UsageError for a space that is not supported, or shows nothing."""
     leaves = _leaves(space)
     for name, leaf in leaves:
+        where = f" (part {name!r})" if name else ""
+        if isinstance(leaf, _NESTED):
+            raise UsageError(f"{env_id}: there is nothing to observe in an empty {type(leaf).__name__}{where}")
         if not isinstance(leaf, _LEAVES):
-            where = f" (part {name!r})" if name else ""
             raise UsageError(
                 f"{env_id}: observations of type {type(leaf).__name__}{where} are not supported; "
                 "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"

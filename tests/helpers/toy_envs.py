@@ -248,6 +248,7 @@ UNSUPPORTED = {
     "OneOf": spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
     "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
     "empty Dict": spaces.Dict({}),
+    "Dict with an empty Tuple": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple(())}),
     "empty Box": spaces.Box(-1, 1, (0,)),
     "integer Box": spaces.Box(0, 3, (2,), np.int64),
 }
