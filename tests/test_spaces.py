@@ -18,11 +18,13 @@ NESTED: dict[str, Any] = {
     "env": f"{TOYS}:Nested",
     "env_options": {"lengths": [5, -4]},
     "device": "cpu",
-    "envs": 4,
+    "envs": 8,
     "workers": 2,
     "horizon": 5,
     "seed": 5,
-    "schedule_steps": 4000,
+    "schedule_steps": 2400,
+    "discount": 0.0,
+    "eval_greedy": True,
     "decorrelation_steps": 9,
     "log_interval_steps": 400,
     "eval_interval_steps": 0,
@@ -34,22 +36,22 @@ NESTED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(**NESTED, steps=4000, out=tmp_path_factory.mktemp("nested") / "run")
+    return train(**NESTED, steps=2400, out=tmp_path_factory.mktemp("nested") / "run")
 
 
 def test_it_learns(run: Path) -> None:
     """Would catch actions or parts of observations that are mixed up on their way: the third choice has to follow the
-    goal that is observed; at random, 1/2 + 1/3 + 1/4 of the three choices are right."""
+    goal that is observed. At random 1/2 + 1/3 + 1/4 of the three choices are right, without looking 2 1/2."""
     found = accel_rl.load(run).evaluate(episodes=20, seed=9)
-    assert found.mean_reward / found.mean_length > 2.5
+    assert found.mean_reward / found.mean_length > 2.9
 
 
 def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
     """Would catch a nested environment, or one that is no CartPole, that can't be saved or is saved wrongly."""
-    half = train(**NESTED, steps=2000, out=tmp_path / "half")
-    train(resume=half, steps=4000)
+    half = train(**NESTED, steps=1200, out=tmp_path / "half")
+    train(resume=half, steps=2400)
     assert "start a new episode" not in (half / "log.txt").read_text()
-    assert rows_without_time(half) == rows_without_time(run) and len(rows(run)) == 10
+    assert rows_without_time(half) == rows_without_time(run) and len(rows(run)) == 6
     first, second = (checkpoint.load(folder / "checkpoint.pt") for folder in (half, run))
     for name in ("policy", "update", "algo", "steps", "torch_generator"):
         assert_same(first[name], second[name], name)
@@ -69,7 +71,7 @@ def test_predict(run: Path) -> None:
     single = [player.predict(one, greedy=True) for one in seen]
     for one, action in zip(seen, single, strict=True):
         assert env.action_space.contains(action)
-        assert action.tolist() == [0, -1, 5 + one["arm"]["angles"][1]]
+        assert action.tolist() == [0, -1, 5 + (one["arm"]["angles"][1] > 0)]
     assert env.action_space.contains(player.predict(seen[0]))
     arms = [one["arm"] for one in seen]
     batch = {
@@ -78,7 +80,7 @@ def test_predict(run: Path) -> None:
         "switches": np.stack([one["switches"] for one in seen]),
     }
     assert np.array_equal(player.predict(batch, greedy=True), single)
-    with pytest.raises(ValueError, match="the observation has the parts .'camera'"):
+    with pytest.raises(ValueError, match="the observation has the parts"):
         player.predict({"camera": seen[0]["camera"]})
     with pytest.raises(ValueError, match=r"part 'camera', has shape \(23, 32, 3\)"):
         player.predict({**seen[0], "camera": seen[0]["camera"][1:]})

@@ -133,8 +133,7 @@ class GymSimulator:
         """Raises RunError if the observation does not fit the declared space or is not finite."""
         problem = misfit(observation, self._observation_space)
         if not problem:
-            with np.errstate(over="ignore"):  # beyond float32's range numbers are not finite
-                row[...] = to_row(observation, self._observation_space)
+            row[...] = to_row(observation, self._observation_space)
             if self._is_float and not np.isfinite(row).all():
                 problem = f"{wrong_part(~np.isfinite(row), self._observation_space)} is not finite: {observation}"
         if problem:

@@ -129,10 +129,13 @@ def unbatch(observations: Any, space: Space) -> list[Any]:
     """The single observations of a batch: arrays with one axis more, for Dict and Tuple within each part.
 
     Raises ValueError, with what is wrong, if it is no batch of such observations."""
-    first = observations
-    while isinstance(first, Mapping | tuple) and len(first):
-        first = next(iter(first.values() if isinstance(first, Mapping) else first))
-    if not np.ndim(first) or not len(first):
+    first, leaf = observations, space
+    while isinstance(leaf, _NESTED):
+        key, leaf = next(iter(_children(leaf)))
+        if not isinstance(first, Mapping | tuple | list) or (isinstance(first, Mapping) and key not in first):
+            raise ValueError(misfit(observations, space))
+        first = first[key]
+    if np.ndim(first) != len(leaf.shape or ()) + 1 or not len(first):
         raise ValueError(misfit(observations, space) or " is empty")
     batched = batch_space(space, len(first))
     problem = misfit(observations, batched)
@@ -162,6 +165,8 @@ def misfit(observation: Any, space: Space, name: str = "") -> str | None:
 
 def _leaf_misfit(observation: Any, space: Space, name: str) -> str | None:
     value = np.asarray(observation)
+    if value.shape == space.shape and value.dtype == space.dtype and isinstance(space, spaces.Box):
+        return None
     if value.shape != space.shape:
         return f"{_part(name)} has shape {value.shape}, but the declared space says {space.shape}"
     is_float = np.issubdtype(space.dtype or np.float32, np.floating)

@@ -269,10 +269,10 @@ class Nested(Counting):
     """A Dict with a picture, and actions of three choices, MultiDiscrete([2, 3, 4]) from [0, -1, 5] on.
 
     "camera": uint8 [24, 32, 3], the pixel at y, x of channel c is (y + 2 * x + 50 * c + step) % 256; "arm": a Dict of
-    "angles" float64 [2], [game + 1/3, goal], and "grip" Discrete(3) from 1 on, 1 + step % 3; "switches": the last
-    action, MultiDiscrete like it. The reward counts the choices that are 0, -1, and 5 + goal; the goal is 0 or 1, by
-    the generator that reset(seed) seeds. Spoilt at step spoil_at: how is nan | missing | out_of_range | wrong_shape |
-    out_of_bounds.
+    "angles" float64 [2], [game % 3 + 1/3, 6 * goal - 3], and "grip" Discrete(3) from 1 on, 1 + step % 3; "switches":
+    the last action, MultiDiscrete like it. The reward counts the choices that are 0, -1, and 5 + goal; the goal is 0
+    or 1, by the generator that reset(seed) seeds. Spoilt at step spoil_at: how is nan | missing | out_of_range |
+    wrong_shape | out_of_bounds.
     """
 
     def __init__(self, lengths: Sequence[int] = (5,), spoil_at: int = -1, how: str = "nan"):
@@ -296,7 +296,7 @@ class Nested(Counting):
     def _observe(self) -> Any:
         seen: Any = {
             "camera": ((self._still + self.steps) % 256).astype(np.uint8),
-            "arm": {"angles": np.array([self.game + 1 / 3, self._goal]), "grip": 1 + self.steps % 3},
+            "arm": {"angles": np.array([self.game % 3 + 1 / 3, 6 * self._goal - 3]), "grip": 1 + self.steps % 3},
             "switches": self._action,
         }
         if self.steps == self._spoil_at:
