@@ -15,6 +15,7 @@ import numpy as np
 
 from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
 from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spaces import from_env
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
 
@@ -201,7 +202,7 @@ class BatchSimulator:
         space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
             self._heartbeat(self.first_env + column)
-            action = self._random_action = space.sample() - getattr(space, "start", 0)
+            action = self._random_action = from_env(space.sample(), space)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
         self._random_action = None
