@@ -16,6 +16,7 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.common import Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.updates import LocalUpdate
+from accel_rl.updates.memory import keep_freed_memory
 from accel_rl.updates.rules import make_rule
 
 
@@ -60,7 +61,9 @@ def build_update(config: Config, algo: Algo) -> LocalUpdate:
         rule = make_rule(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
         raise UsageError(f"optimizer: {error}") from None
-    return LocalUpdate(algo.policy, rule, config.algo.clip_grad_norm)
+    if config.run.device == "cpu":
+        keep_freed_memory()
+    return LocalUpdate(algo.policy, rule, config.algo.clip_grad_norm, cuda_graphs=config.run.cuda_graphs)
 
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:

@@ -35,12 +35,25 @@ def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
     return layer
 
 
-def conv(num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+def conv(
+    num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0, of_picture: bool = False
+) -> nn.Conv2d:
     """A convolution with Glorot-uniform weights and zero biases."""
-    layer = nn.Conv2d(num_inputs, num_outputs, kernel, stride, padding)
+    layer = (PictureConv if of_picture else nn.Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
+
+
+class PictureConv(nn.Conv2d):
+    """A convolution of pixels / 255, given as they are: uint8 [N, C, H, W]; not differentiated by them.
+
+    The division is done on the weights, which are fewer. Bytes are exact in bfloat16, their 255ths are not.
+    """
+
+    def forward(self, picture: Tensor) -> Tensor:
+        x = picture.to(torch.float32, memory_format=torch.channels_last)
+        return self._conv_forward(x, self.weight * (1 / 255), self.bias)  # type: ignore[no-any-return]
 
 
 class ConvNet(nn.Module):
@@ -51,9 +64,10 @@ class ConvNet(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], layers: Sequence[tuple[int, int, int, int]], num_features: int):
         super().__init__()
-        num_inputs, modules = shape[0], []
+        num_inputs, modules = shape[0], list[nn.Module]()
         for num_filters, kernel, stride, padding in layers:
-            modules += [conv(num_inputs, num_filters, kernel, stride, padding), nn.ReLU()]
+            layer = conv(num_inputs, num_filters, kernel, stride, padding, of_picture=not modules)
+            modules += [layer, nn.ReLU()]
             num_inputs = num_filters
         self.convolutions = nn.Sequential(*modules, nn.Flatten())
         with torch.no_grad():
@@ -62,8 +76,7 @@ class ConvNet(nn.Module):
         self.num_features = num_features
 
     def forward(self, picture: Tensor) -> Tensor:
-        x = picture.to(torch.float32, memory_format=torch.channels_last) * (1 / 255)
-        return torch.relu(self.hidden(self.convolutions(x)))
+        return torch.relu(self.hidden(self.convolutions(picture)))
 
 
 def _half_size(spec: EnvSpec) -> bool:
