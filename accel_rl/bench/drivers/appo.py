@@ -1,0 +1,107 @@
+"""Sample Factory's APPO in turns, on the CPU; see turns.py.
+
+Its own Atari example (sf_examples.atari: 84x84, 4 frames, life loss ends episodes, rewards clipped; Adam) with its
+"convnet_atari" and 512 units, which is Nature-CNN. Observations and returns are not normalised, as they are by default:
+nobody else here does that, and it takes time.
+"""
+
+import argparse
+from typing import Any
+
+from sample_factory.algo.runners.runner import AlgoObserver
+from sample_factory.envs.env_utils import register_env
+from sample_factory.model.actor_critic import create_actor_critic
+from sample_factory.train import make_runner
+from sf_examples.atari.train_atari import parse_atari_args
+from turns import Turns
+
+FOREVER = 10**9
+
+
+def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
+    """sf_examples' own environment, with the games registered in whichever process makes it."""
+    from ale_py.registration import register_v0_v4_envs
+    from sf_examples.atari.atari_utils import make_atari_env
+
+    register_v0_v4_envs()  # type: ignore[no-untyped-call]
+    return make_atari_env(name, cfg, env_config, render_mode)
+
+
+class TakeTurns(AlgoObserver):
+    """An iteration is what the learner does with one data set: every epoch of every minibatch of it."""
+
+    def __init__(self) -> None:
+        self.turns: Any = None
+
+    def on_init(self, runner: Any) -> None:
+        self.turns = Turns(lambda: int(runner.buffer_mgr.policy_versions[0]))
+
+    def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
+        cfg = runner.cfg
+        if training_iteration_since_resume > 1:
+            self.turns.iterated(cfg.batch_size * cfg.num_batches_per_epoch)
+            return
+        network = create_actor_critic(cfg, runner.env_info.obs_space, runner.env_info.action_space)
+        self.turns.ready(
+            peer=f"sample-factory {_version()}",
+            parameters=sum(parameter.numel() for parameter in network.parameters()),
+            optimizer=cfg.optimizer,
+            observation=list(runner.env_info.obs_space["obs"].shape),
+            envs=cfg.num_workers * cfg.num_envs_per_worker,
+            horizon=cfg.rollout,
+            mode="serial" if cfg.serial_mode else "async" if cfg.async_rl else "sync",
+            workers=cfg.num_workers,
+            splits=cfg.worker_num_splits,
+        )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("sample-factory")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--game", required=True, help="as in Pong")
+    parser.add_argument("--envs", type=int, required=True)
+    parser.add_argument("--horizon", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--minibatches", type=int, default=1)
+    parser.add_argument("--mode", choices=("serial", "sync", "async"), default="async")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--splits", type=int, default=2, help="groups of each worker's environments that alternate")
+    options = parser.parse_args()
+    settings = {
+        "env": f"atari_{options.game.lower()}",
+        "train_dir": "train_dir",
+        "device": "cpu",
+        "seed": 0,
+        "serial_mode": options.mode == "serial",
+        "async_rl": options.mode == "async",
+        "num_workers": options.workers,
+        "num_envs_per_worker": options.envs // options.workers,
+        "worker_num_splits": options.splits,
+        "rollout": options.horizon,
+        "batch_size": options.envs * options.horizon // options.minibatches,
+        "num_batches_per_epoch": options.minibatches,
+        "num_epochs": options.epochs,
+        "normalize_input": False,
+        "normalize_returns": False,
+        "train_for_env_steps": 10**12,
+        # Nothing that the clock sets off while another one has its turn.
+        "heartbeat_reporting_interval": FOREVER,
+        "save_every_sec": FOREVER,
+        "save_best_every_sec": FOREVER,
+        "experiment_summaries_interval": FOREVER,
+        "log_to_file": False,
+    }
+    register_env(str(settings["env"]), make_env)
+    runner = make_runner(parse_atari_args([f"--{name}={value}" for name, value in settings.items()]))[1]
+    runner.register_observer(TakeTurns())
+    runner.init()
+    runner.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""The benchmark of training: its contests, tables and JSON, from tiny real runs; and what the peers really do."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_rl.bench import training
+from accel_rl.bench.driven import Driven, driver_command
+from accel_rl.bench.training import CONTESTS, PEERS, Contest, Training, TrainingOptions
+from accel_rl.errors import UsageError
+
+# A peer whose iterations of 8 steps and 1 update take 10 ms; it tells its options as facts.
+DRIVER = """
+import sys, time
+sys.path.insert(0, "{drivers}")
+from turns import Turns
+
+updates = 0
+turns = Turns(lambda: updates)
+turns.ready(parameters=7, options=sys.argv[1:])
+while True:
+    time.sleep(0.01)
+    updates += 1
+    turns.iterated(8)
+"""
+SMALL = {"algo": "a2c", "envs": 4, "horizon": 2, "env_preset": "dqn84", "network": "nature"}
+CONTEST = Contest("A2C, small", SMALL, "peer", "small", ({"mode": "slow"}, {"mode": "fast"}), 5.0)
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
+    """Of a benchmark whose first contest has the peer above, installed, and whose second one has another, missing."""
+    (tmp_path / "peer" / "bin").mkdir(parents=True)
+    (tmp_path / "peer" / "bin" / "python").symlink_to(sys.executable)
+    drivers = Path(training.__file__).parent / "drivers"
+    (tmp_path / "small.py").write_text(DRIVER.format(drivers=drivers))
+
+    def command(python: Path, driver: str, settings: dict[str, Any]) -> Sequence[str]:
+        arguments = driver_command(python, driver, settings)
+        return [arguments[0], str(tmp_path / "small.py"), *arguments[2:]]
+
+    monkeypatch.setattr(training, "driver_command", command)
+    monkeypatch.setattr(training, "CONTESTS", {"small": CONTEST, "missing": replace(CONTEST, peer="other")})
+    monkeypatch.setattr(training, "BOUND_SETTINGS", {"algo": "a2c", "envs": 4, "horizon": 2})
+    return TrainingOptions(
+        contests=("small", "missing", "bound"), seconds=0.1, rounds=2, peers=tmp_path, json=tmp_path / "out" / "b.json"
+    )
+
+
+def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch a ratio the wrong way round, a peer that is set up otherwise than ours, and a silent omission."""
+    training.run(options)
+    assert options.json
+    result = json.loads(options.json.read_text())
+    small, bound = result["contests"]["small"], result["contests"]["bound"]
+    assert result["contests"].keys() == {"small", "bound"} and result["missing_peers"].keys() == {"other"}
+
+    contestants = small["contestants"]
+    assert contestants.keys() == {"ours", "ours-bf16", "peer"} and small["trials"] == {}
+    assert [c["steps_per_update"] for c in contestants.values()] == [8.0, 8.0, 8.0]
+    assert contestants["peer"]["facts"]["options"] == ["--game=Pong", "--envs=4", "--horizon=2", "--mode=slow"]
+    assert contestants["ours"]["facts"]["parameters"] == 1_687_719
+    assert (contestants["ours"]["facts"]["bf16"], contestants["ours-bf16"]["facts"]["bf16"]) == (False, True)
+    rates = {name: contestant["rates"] for name, contestant in contestants.items()}
+    by_round = sorted(ours / peer for ours, peer in zip(rates["ours"], rates["peer"], strict=True))
+    assert by_round[0] <= small["ratios"]["ours / peer"]["median"] <= by_round[-1]
+
+    assert bound["contestants"].keys() == {"simulation", "network", "ours", "bound"}
+    assert bound["contestants"]["ours"]["steps_per_update"] == 8
+    assert bound["contestants"]["bound"]["steps_per_second"] < bound["contestants"]["network"]["steps_per_second"]
+
+    printed = capsys.readouterr().out
+    assert "A2C, small: pong (dqn84), Nature-CNN" in printed and "ours-bf16 / peer" in printed
+    assert "not installed: other" in printed and "--install-peers" in printed
+
+
+class Player:
+    """Its turns have the given rates."""
+
+    def __init__(self, rates: list[float]):
+        self._rates, self.closed = rates, False
+
+    def run(self, seconds: float) -> float:
+        return self._rates.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_fastest_variant_competes() -> None:
+    """Would catch a trial by the first, cold turn, and losers that stay open."""
+    players: dict[str, Any] = {"a": Player([9.0, 1.0]), "b": Player([1.0, 3.0]), "c": Player([1.0, 2.0])}
+    best, rates = training.fastest({name: lambda p=player: p for name, player in players.items()}, 1.0)  # type: ignore[misc]
+    assert best is players["b"] and rates == {"a": 1.0, "b": 3.0, "c": 2.0}
+    assert [player.closed for player in players.values()] == [True, False, True]
+
+
+def test_failed_trials_leave_nothing_open() -> None:
+    """Would catch processes of a peer that stay when another variant of it fails."""
+    players: dict[str, Any] = {"a": Player([1.0, 1.0]), "b": Player([1.0])}
+    with pytest.raises(IndexError):
+        training.fastest({name: lambda p=player: p for name, player in players.items()}, 1.0)  # type: ignore[misc]
+    assert all(player.closed for player in players.values())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"env": "CartPole-v1"}, "env=CartPole-v1 is no Atari game"),
+        ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
+        ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
+        ({"rounds": 0}, "rounds=0 must be at least 1"),
+    ],
+)
+def test_bad_options(bad: dict[str, Any], message: str) -> None:
+    """Would catch a complaint that comes only after minutes of work."""
+    with pytest.raises(UsageError, match=message.replace("(", "\\(")):
+        TrainingOptions(**bad)
+
+
+@pytest.mark.parametrize("name", CONTESTS)
+def test_the_default_fits_into_its_time(name: str) -> None:
+    """Would catch contests that together take longer than 4 minutes."""
+    options = TrainingOptions()
+    budgets = [*(contest.budget_s for contest in CONTESTS.values()), training.BOUND_BUDGET_S]
+    assert sum(budgets) <= 230
+    assert options.schedule(CONTESTS[name].budget_s).budget_s == CONTESTS[name].budget_s
+    assert replace(options, full=True).schedule(1.0).rounds_that_fit(100.0) == training.FULL_ROUNDS
+
+
+PEER_FOLDER = Path(__file__).parents[2] / ".peers"
+
+
+@pytest.mark.parametrize("name", CONTESTS)
+def test_peers_do_what_ours_does(name: str) -> None:
+    """Would catch a peer with another network, batch or number of epochs. Takes half a minute where peers are there."""
+    contest = CONTESTS[name]
+    python = training.python_of(PEER_FOLDER, contest.peer)
+    if not python.exists():
+        pytest.skip("not installed: benchmarks/training_throughput.py --install-peers")
+    assert contest.peer in PEERS
+    settings = {**contest.settings, "env": "pong", "envs": 4, "horizon": 8, "minibatches": 2}
+    steps_per_update = 4 * 8 if name == "a2c" else 4 * 8 / 2 / settings["epochs"]
+    command = driver_command(python, contest.driver, training.driver_settings(settings, contest.variants[0]))
+    peer = Driven(contest.peer, command)
+    try:
+        assert all(peer.run(1.0) > 0 for _ in range(2))
+        assert peer.facts["parameters"] == 1_687_719 and peer.facts["observation"] == [4, 84, 84]
+        # An asynchronous peer's learner can be ahead of what it has reported.
+        assert peer.updates == pytest.approx(peer.steps / steps_per_update, abs=2 * 2 * 2)
+    finally:
+        peer.close()
+
+
+def test_ours_counts_its_updates() -> None:
+    """Would catch a table that says less or more of our updates than there were."""
+    ours = Training("ours", SMALL)
+    try:
+        assert ours.run(0.05) > 0
+        assert ours.steps == 8 * ours.updates
+        network = ours.network()
+        assert network.run(0.05) > 0
+        assert ours.steps == 8 * ours.updates
+    finally:
+        ours.close()
