@@ -270,6 +270,7 @@ class Trainer:
         self.steps, self.best_score = state["steps"], state["best_score"]
         self.evaluation_due = state["evaluation_due"]
         self.update.load_state_dict(state["update"])
+        self.algo.policy.load_state_dict(state["policy"])
         self.algo.load_state_dict(state["algo"])
         self.progress.set_state(state["progress"])
         restarted = self.sampler.set_state(state["sampler"])

@@ -81,14 +81,11 @@ class PPO(Algo):
             for batch in minibatches(rollout, settings.minibatches, targets):
                 weight = update.sum(batch["valid"].sum())
                 stats.append(update.minimize(self.loss, batch | changing, weight, rate, sliceable=not is_sequence))
-            if settings.target_kl is not None and self._is_far(stats[-settings.minibatches :], update):
-                break
+            if settings.target_kl is not None:
+                kl = torch.stack([each["approx_kl"] for each in stats[-settings.minibatches :]]).mean()
+                if update.max(kl) > 1.5 * settings.target_kl:  # waits for the GPU: the price of this setting
+                    break
         return {name: torch.stack([each[name] for each in stats]) for name in stats[0]}
-
-    def _is_far(self, stats: list[dict[str, Tensor]], update: Update) -> bool:
-        """Waits for the GPU: the price of target_kl."""
-        kl = torch.stack([each["approx_kl"] for each in stats]).mean()
-        return bool(update.max(kl) > 1.5 * self.settings.target_kl)
 
     def loss(
         self,
@@ -132,7 +129,7 @@ def ppo_loss(
     old_value: Tensor,
     old_log_probability: Tensor,
     valid: Tensor,
-    clip: float | Tensor,
+    clip: Tensor,
     value_clip: float | None,
     value_weight: float,
     entropy_weight: float | Tensor,
@@ -142,8 +139,8 @@ def ppo_loss(
         rho = pi(a|s) / pi_old(a|s)
         E = (V(s) - R)^2, or with value_clip d the larger of that and (V_old + clip(V - V_old, -d, d) - R)^2
 
-    parameters [..., P] of the action distribution; all else [...]. Gradients flow through parameters and value only.
-    Returns the sum, and the terms as sums over valid samples, too; approx_kl is (rho - 1) - log rho (Schulman 2020).
+    parameters [..., P] of the action distribution; clip [], all else [...]. Gradients flow through parameters and
+    value only. Returns the sum, and the terms as sums over valid samples, too; approx_kl is (rho - 1) - log rho.
     Source: Schulman et al. 2017, equations 7 and 9.
     """
     mask = valid.float()

@@ -97,9 +97,9 @@ class BatchConfig:
 class BatchSimulator:
     """The environments of the given columns, that is of global indices first_env ... first_env + k - 1.
 
-    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then for each rollout
-    `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step with its index.
-    Raises RunError with the environment's index and seed if one of them fails (unless restart_on_error).
+    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
+    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step
+    with its index. Raises RunError with the environment's index and seed if one fails (unless restart_on_error).
     """
 
     def __init__(

@@ -28,8 +28,12 @@ class Body(nn.Module):
         self.trunk = (network or make_trunk)(spec)
         num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
         self.core = CORES[core](num_features + num_more, core_size) if core != "none" else None
-        self.num_outputs = core_size if self.core else num_features
-        self.state_size = self.core.state_size if self.core else 0
+        self.num_outputs: int = core_size if self.core else num_features
+        self.state_size: int = self.core.state_size if self.core else 0
+
+    def features(self, observation: Tensor) -> Tensor:
+        """observation [N, *O] -> float32 [N, F], what the trunk sees in it."""
+        return self.trunk(observation).float()  # type: ignore[no-any-return]
 
 
 class ActorCritic(nn.Module):
@@ -58,13 +62,14 @@ class ActorCritic(nn.Module):
         self.action_shape, self.observation_shape = spec.action_shape, spec.observation_shape
         self.previous_inputs = previous_inputs and core != "none"
         num_more = self.distribution.num_previous + 1 if self.previous_inputs else 0
-        num_bodies = 2 if separate_value else 1
-        self.bodies = nn.ModuleList(Body(spec, network, core, core_size, num_more) for _ in range(num_bodies))
-        self.state_size: int = sum(body.state_size for body in self.bodies)
+        self.body = Body(spec, network, core, core_size, num_more)
+        self.value_body = Body(spec, network, core, core_size, num_more) if separate_value else None
+        self._bodies = (self.body, self.value_body) if self.value_body else (self.body,)
+        self._state_sizes = [body.state_size for body in self._bodies]
+        self.state_size = sum(self._state_sizes)
         """Floats of recurrent state per environment; 0: none."""
-        num_features = self.bodies[0].num_outputs
-        self.policy_head = linear(num_features, self.distribution.num_outputs, norm=0.01)
-        self.value_head = linear(num_features, 1)
+        self.policy_head = linear(self.body.num_outputs, self.distribution.num_outputs, norm=0.01)
+        self.value_head = linear(self.body.num_outputs, 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Without a core: observation [..., *O] -> parameters of the action distribution [..., P], value [...]."""
@@ -75,8 +80,9 @@ class ActorCritic(nn.Module):
 
         Returns parameters [T, B, P], value [T, B], and the state [B, S] after the last step."""
         outputs, states = [], []
-        parts = memory.state.split([body.state_size for body in self.bodies], -1)
-        for body, features, state in zip(self.bodies, self._features(observation), parts, strict=True):
+        parts = torch.split(memory.state, self._state_sizes, -1)
+        for body, features, state in zip(self._bodies, self._features(observation), parts, strict=True):
+            assert body.core is not None
             output, state = body.core(torch.cat([features, *self._previous(memory)], -1), state, memory.fresh)
             outputs.append(output)
             states.append(state)
@@ -117,8 +123,7 @@ class ActorCritic(nn.Module):
         x = self.norm(x) if self.norm is not None else x
         # Without the cache of converted weights: it would not outlive the capture of a CUDA graph.
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            features = [body.trunk(x) for body in self.bodies]
-        return [each.float().unflatten(0, leading) for each in features]
+            return [each.reshape(*leading, -1) for each in (body.features(x) for body in self._bodies)]
 
     def _previous(self, memory: Memory) -> tuple[Tensor, ...]:
         """Action and reward of the step before as inputs [T, B, ...]; zeros where a new game starts."""

@@ -89,7 +89,6 @@ class Rollout:
             return stacks  # a view: nothing to blank
         return blank(stacks, age)
 
-
     def observations_at(self, steps: Tensor, envs: Tensor) -> Tensor:
         """What the network sees at these rows of these environments [N, ...]; steps, envs [N]."""
         if not self.frame_stack:

@@ -29,9 +29,7 @@ class SerialSampler:
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         arrays = _arrays(spec, config.horizon, config.num_envs, config.window)
-        self._server = make_server(
-            spec, arrays, noise_generator(batch, self.device), self.device, window=config.window
-        )
+        self._server = make_server(spec, arrays, noise_generator(batch, self.device), self.device, window=config.window)
         self._envs = BatchSimulator(batch, cut(arrays, slice(None), config.window), first_env=0)
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}

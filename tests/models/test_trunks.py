@@ -82,7 +82,7 @@ def test_every_space_can_be_acted_in(spec: EnvSpec) -> None:
     observation = np.stack([spec.observation_space.sample() for _ in range(5)])
     noise = policy.draw_noise(1, 5, torch.Generator())[0]
     for given in (noise, None):
-        action, recorded = policy.act(torch.from_numpy(observation), given)
+        action, recorded, _ = policy.act(torch.from_numpy(observation), given)
         assert action.shape == (5, *spec.action_shape)
         assert recorded["value"].shape == (5,)
 
@@ -99,7 +99,7 @@ def test_separate_value_shares_nothing() -> None:
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, separate_value=True)
     policy(torch.randn(4, 3))[1].sum().backward()
-    assert all(p.grad is None for p in policy.trunk.parameters())
+    assert all(p.grad is None for p in policy.body.trunk.parameters())
 
 
 def test_nested_observations_are_taken_apart() -> None:
