@@ -48,7 +48,7 @@ class Player:
         actions = to_env(self.policy.act(batch, noise)[0].cpu().numpy(), self.config.spec.action_space)
         if is_batch:
             return actions
-        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0]
+        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0, ...]
 
     def _rows(self, observation: Any) -> tuple[Array, bool]:
         """What the network takes [N, ...], and whether there were several observations."""
