@@ -59,7 +59,7 @@ class Player:
         actions = to_env(chosen.cpu().numpy(), self.config.spec.action_space)
         if is_batch:
             return actions
-        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0]
+        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0, ...]
 
     def _recall(self, num_envs: int, reward: Any) -> Memory | None:
         """What a recurrent policy is given beside its observations."""

@@ -103,6 +103,5 @@ def test_other_spaces(name: str, tmp_path: Path) -> None:
     player, env = accel_rl.load(folder), make_env(f"{TOYS}:{name}")
     observation, _ = env.reset(seed=0)
     for _ in range(5):
-        action = player.predict(observation)
-        observation, *_ = env.step(np.asarray(action, env.action_space.dtype))
+        observation, *_ = env.step(player.predict(observation))
     assert player.evaluate(episodes=2).mean_length == 7
