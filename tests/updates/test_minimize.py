@@ -251,7 +251,7 @@ from accel_rl.updates.memory import keep_freed_memory
 keep_freed_memory()
 def update():
     layers = [torch.ones(2**22) for _ in range(4)]  # 64 MiB: 16384 pages
-for _ in range(2): update()
+for _ in range(4): update()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5): update()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
