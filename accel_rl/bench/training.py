@@ -52,6 +52,7 @@ from accel_rl.config import resolve
 from accel_rl.envs.atari import game_name, games
 from accel_rl.errors import RunError, UsageError, unknown
 from accel_rl.samplers.rollout import Rollout
+from accel_rl.updates.rules import Rule, State
 
 VERSION = 1  # of the JSON
 FULL_ROUNDS = 20
@@ -154,6 +155,20 @@ class TrainingOptions:
         return Schedule(self.seconds, FULL_ROUNDS, budget_s)
 
 
+class CountingRule:
+    """An update rule that counts how often it is applied."""
+
+    def __init__(self, rule: Rule):
+        self._rule, self.count = rule, 0
+
+    def init(self, flat: Tensor) -> State:
+        return self._rule.init(flat)
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+        self.count += 1
+        self._rule.apply(parameters, gradient, learning_rate, state)
+
+
 class Training(Repeated):
     """Ours: the iterations of a run, as accel_rl.training makes them, without logging, evaluation and checkpoints."""
 
@@ -162,8 +177,8 @@ class Training(Repeated):
         self.config = config = resolve({**settings, "device": "cpu", "steps": 10**12})
         self.algo = build_algo(config)
         self._update = build_update(config, self.algo)
-        self._step, self._update.step = self._update.step, self._counted_step  # type: ignore[method-assign]
-        self.steps = self.updates = 0
+        self._update.rule = self._rule = CountingRule(self._update.rule)
+        self.steps = 0
         self._sampler = build_sampler(config, self.algo.policy)
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
@@ -192,9 +207,10 @@ class Training(Repeated):
         self.steps += rollout.reward.numel()
         return rollout.reward.numel()
 
-    def _counted_step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        self.updates += 1
-        return self._step(loss_sum, weight, learning_rate)
+    @property
+    def updates(self) -> int:
+        """So far, like `steps`: those of `network` are among them."""
+        return self._rule.count
 
     def network(self) -> Repeated:
         """The same passes of the network as in training, with nobody else at work."""
