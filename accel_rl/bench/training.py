@@ -174,7 +174,8 @@ class Training(Repeated):
 
     def __init__(self, name: str, settings: Settings):
         super().__init__(name, self._iterate)
-        self.config = config = resolve({**settings, "device": "cpu", "steps": 10**12})
+        short = {"decorrelation_steps": 100}  # the preset's cost seconds before the first turn, and nothing after it
+        self.config = config = resolve({**short, **settings, "device": "cpu", "steps": 10**12})
         self.algo = build_algo(config)
         self._update = build_update(config, self.algo)
         self._update.rule = self._rule = CountingRule(self._update.rule)
