@@ -16,6 +16,7 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.common import Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.updates import LocalUpdate
+from accel_rl.updates.memory import keep_freed_memory
 from accel_rl.updates.rules import make_rule
 
 
@@ -33,7 +34,7 @@ def build_algo(config: Config) -> Algo:
     torch.manual_seed(config.run.seed)
     try:
         algo = config.algo_class(
-            config.spec, config.algo, config.schedule_steps, config.run.envs * config.run.horizon, network
+            config.spec, config.algo, config.schedule_steps, config.run.envs, config.run.horizon, network
         )
     except (RuntimeError, TypeError) as error:
         name = config.run.network or "by default (`--network` names another one)"
@@ -60,7 +61,9 @@ def build_update(config: Config, algo: Algo) -> LocalUpdate:
         rule = make_rule(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
         raise UsageError(f"optimizer: {error}") from None
-    return LocalUpdate(algo.policy, rule, config.algo.clip_grad_norm)
+    if config.run.device == "cpu":
+        keep_freed_memory()
+    return LocalUpdate(algo.policy, rule, config.algo.clip_grad_norm, cuda_graphs=config.run.cuda_graphs)
 
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:

@@ -250,7 +250,7 @@ def _record(options: argparse.Namespace) -> None:
     from accel_rl.video import record_video
 
     player = load(options.run_dir, options.best)
-    game = record_video(player.make_env(), player.predict, options.out)
+    game = record_video(player.make_env(), lambda seen, reward: player.predict(seen, reward=reward), options.out)
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
 
 

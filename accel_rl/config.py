@@ -60,7 +60,7 @@ class RunSettings:
     )
     sampling_threads: int | None = setting(None, "CPU threads of the network while sampling", least=1)
     cuda_graphs: bool = setting(
-        True, "CUDA: actions are chosen by one captured graph instead of operation by operation"
+        True, "CUDA: actions and updates are one captured graph each instead of operation by operation"
     )
     bf16: bool = setting(False, "convolutions and matrix products of the network in bfloat16")
     learning_threads: int | None = setting(None, "CPU threads of the network while learning", least=1)

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from accel_rl.samplers.rollout import Game
+from accel_rl.statistics import Statistics
 
 logger = logging.getLogger("accel_rl")
 
@@ -38,7 +38,7 @@ class Progress:
         self._started = self._row_started = time.perf_counter()
         self._steps = self._row_steps = steps
         self._first_step = steps
-        self._stats: list[dict[str, Tensor]] = []
+        self.statistics = Statistics()
         self._shares: dict[str, float] = {}
         self._bytes_moved = 0
         self._table = _Table(folder / "progress.csv", steps)
@@ -60,14 +60,15 @@ class Progress:
         return self.seconds_before + time.perf_counter() - self._started
 
     def add(
-        self, steps: int, games: list[Game], stats: dict[str, Tensor], seconds: dict[str, float], bytes_moved: int = 0
+        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], moved: int = 0
     ) -> None:
-        """One rollout and what was learned from it; seconds: wall time by purpose; bytes_moved: from and to a GPU."""
+        """One rollout and what was learned meanwhile; seconds: wall time by purpose; moved: bytes from and to a GPU."""
         self._bar.update(steps - self._steps)
         self._steps = steps
         self.games.extend(games)
-        self._stats.append(stats)
-        self._bytes_moved += bytes_moved
+        for each in stats:
+            self.statistics.add(steps, each)
+        self._bytes_moved += moved
         for name, value in seconds.items():
             self.add_seconds(name, value)
 
@@ -85,7 +86,7 @@ class Progress:
         }
 
     def write_row(self, **more: float) -> None:
-        """One row of everything since the last one; the only place where statistics leave the device."""
+        """One row of everything since the last one; for which statistics leave the device."""
         now = time.perf_counter()
         wall = max(now - self._row_started, 1e-9)
         row = {
@@ -94,12 +95,12 @@ class Progress:
             "time/fps": round((self._steps - self._row_steps) / wall, 1),
             **self.scores(),
             **{f"time/{name}_share": round(value / wall, 4) for name, value in self._shares.items()},
-            **_means(self._stats),
+            **{f"train/{name}": mean for name, mean in self.statistics.take_means().items()},
             **more,
         }
         if self._bytes_moved:
             row["time/gpu_bytes_per_step"] = round(self._bytes_moved / max(self._steps - self._row_steps, 1), 1)
-        self._row_started, self._row_steps, self._stats, self._shares = now, self._steps, [], {}
+        self._row_started, self._row_steps, self._shares = now, self._steps, {}
         self._bytes_moved = 0
         row = {name: value for name, value in row.items() if not math.isnan(value)}
         self._table.write(row)
@@ -133,12 +134,13 @@ class Progress:
         return summary
 
     def get_state(self) -> dict[str, Any]:
-        return {"games": [tuple(game) for game in self.games], "seconds": self.seconds, "stats": self._stats}
+        games = [tuple(game) for game in self.games]
+        return {"games": games, "seconds": self.seconds, "statistics": self.statistics.get_state()}
 
-    def set_state(self, state: dict[str, Any], device: str) -> None:
+    def set_state(self, state: dict[str, Any]) -> None:
         self.games.extend(Game(*game) for game in state["games"])
         self.seconds_before = state["seconds"]
-        self._stats = [{name: value.to(device) for name, value in stats.items()} for stats in state["stats"]]
+        self.statistics.set_state(state["statistics"])
 
     def close(self) -> None:
         self._bar.close()
@@ -177,18 +179,6 @@ class _Table:
             writer.writeheader()
             writer.writerows(self._rows)
         os.replace(temporary, self._path)  # a run that is killed here keeps its rows
-
-
-def _means(stats: list[dict[str, Tensor]]) -> dict[str, float]:
-    """The mean of each statistic over the updates since the last row, fetched from the device at once."""
-    values: dict[str, list[Tensor]] = {}
-    for update in stats:
-        for name, value in update.items():
-            values.setdefault(name, []).append(torch.as_tensor(value).float())
-    if not values:
-        return {}
-    means = torch.stack([torch.stack(of_name).mean() for of_name in values.values()]).tolist()
-    return {f"train/{name}": mean for name, mean in zip(values, means, strict=True)}
 
 
 def _tensorboard_writer(folder: Path, steps: int) -> Any:

@@ -12,9 +12,11 @@ from accel_rl import checkpoint
 from accel_rl.build import build_algo, build_sampler
 from accel_rl.config import Config, read_run, resolve
 from accel_rl.envs import make_env
+from accel_rl.envs.spaces import misfit, to_env, to_row, unbatch
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError
 from accel_rl.evaluate import Evaluation
+from accel_rl.samplers.rollout import Memory
 
 
 def load(run_dir: str | Path, best: bool = False) -> "Player":
@@ -33,33 +35,66 @@ class Player:
         self.policy = build_algo(config).policy
         self.policy.load_state_dict(state["policy"])
         self._generator = torch.Generator(config.run.device).manual_seed(config.run.seed)
+        self._memory: Memory | None = None
 
-    def predict(self, observation: Array, greedy: bool | None = None) -> Any:
+    def reset(self) -> None:
+        """Before the next game: a recurrent policy forgets the last one."""
+        self._memory = None
+
+    def predict(self, observation: Any, greedy: bool | None = None, reward: Any = 0.0) -> Any:
         """The action for one observation (as accel_rl.envs.make_env shows it), or the actions for a batch of them.
 
-        greedy: the likeliest action instead of a sampled one; None: as the run was evaluated. Raises ValueError if
-        the observation's shape is not the one that the policy has learned from."""
-        shape = self.config.spec.observation_shape
-        array = np.asarray(observation)
+        A batch has one axis more, in a Dict or Tuple each of its parts has. Actions are in the environment's own
+        numbering. greedy: the likeliest action instead of a sampled one; None: as the run was evaluated. A recurrent
+        policy remembers what it saw since `reset`; reward: what its last action has brought, one for each of a batch.
+        Raises ValueError if the observation is not of the kind that the policy has learned from."""
+        rows, is_batch = self._rows(observation)
+        batch = torch.from_numpy(rows).to(self.config.run.device)
+        greedy = self.config.run.eval_greedy if greedy is None else greedy
+        noise = None if greedy else self.policy.draw_noise(1, len(batch), self._generator)[0]
+        memory = self._recall(len(batch), reward)
+        chosen, _, state = self.policy.act(batch, noise, memory)
+        if memory is not None and state is not None:
+            self._memory = memory._replace(state=state, previous_action=chosen, fresh=torch.zeros_like(memory.fresh))
+        actions = to_env(chosen.cpu().numpy(), self.config.spec.action_space)
+        if is_batch:
+            return actions
+        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0]
+
+    def _recall(self, num_envs: int, reward: Any) -> Memory | None:
+        """What a recurrent policy is given beside its observations."""
+        if not self.policy.state_size:
+            return None
+        device, spec = self.config.run.device, self.config.spec
+        rewards = torch.as_tensor(reward, dtype=torch.float32, device=device).expand(num_envs)
+        if self._memory is None:
+            state = torch.zeros(num_envs, self.policy.state_size, device=device)
+            action = torch.from_numpy(np.zeros((num_envs, *spec.action_shape), spec.action_dtype)).to(device)
+            return Memory(state, action, rewards, torch.ones(num_envs, dtype=torch.bool, device=device))
+        if len(self._memory.state) != num_envs:
+            raise ValueError(
+                f"{num_envs} observations after {len(self._memory.state)}: a recurrent policy plays so many games "
+                "at a time; call reset() before others"
+            )
+        return self._memory._replace(previous_reward=rewards)
+
+    def _rows(self, observation: Any) -> tuple[Array, bool]:
+        """What the network takes [N, ...], and whether there were several observations."""
+        spec = self.config.spec
+        if spec.nested_space is not None:
+            is_batch = bool(misfit(observation, spec.nested_space))
+            try:
+                single = unbatch(observation, spec.nested_space) if is_batch else [observation]
+            except ValueError as error:
+                raise ValueError(f"the observation{error} (or a batch of such observations)") from None
+            return np.stack([to_row(one, spec.nested_space) for one in single]).astype(spec.row_dtype), is_batch
+        shape, array = spec.observation_shape, np.asarray(observation)
         if array.shape[-3:] == (*shape[1:], *shape[:1]) and len(shape) == 3:
             array = np.moveaxis(array, -1, -3)  # a picture with its channels last, as gymnasium has them
         is_batch = array.shape[1:] == shape and array.ndim == len(shape) + 1
         if not is_batch and array.shape != shape:
             raise ValueError(f"observation of shape {array.shape}; the policy takes {shape} or a batch of these")
-        rows = np.ascontiguousarray(array if is_batch else array[None], self.config.spec.row_dtype)
-        batch = torch.from_numpy(rows).to(self.config.run.device)
-        greedy = self.config.run.eval_greedy if greedy is None else greedy
-        noise = None if greedy else self.policy.draw_noise(1, len(batch), self._generator)[0]
-        actions = self._to_env(self.policy.act(batch, noise)[0].cpu().numpy())
-        if is_batch:
-            return actions
-        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0]
-
-    def _to_env(self, actions: Array) -> Array:
-        space = self.config.spec.action_space
-        if isinstance(space, gymnasium.spaces.Box):
-            return np.clip(actions, space.low, space.high).astype(space.dtype)
-        return actions + int(getattr(space, "start", 0))
+        return np.ascontiguousarray(array if is_batch else array[None], spec.row_dtype), is_batch
 
     def evaluate(self, episodes: int, seed: int | None = None) -> Evaluation:
         """Scores over whole games, played by simulator processes. Raises RunError if no game comes to an end."""

@@ -3,6 +3,7 @@
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import field, fields
 from typing import Any
 
@@ -19,9 +20,12 @@ def setting(
     above: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] | None = None,
+    check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """A dataclass field. least, most: bounds that may be reached; above: one that may not."""
-    metadata = {"help": help, "least": least, "above": above, "most": most, "choices": choices}
+    """A dataclass field. least, most: bounds that may be reached; above: one that may not.
+
+    check: raises ValueError for a value that is against its rule, with the rule and the way out: 'must be ...'."""
+    metadata = {"help": help, "least": least, "above": above, "most": most, "choices": choices, "check": check}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -38,6 +42,11 @@ def build(cls: type, values: dict[str, Any]) -> Any:
         checked[name] = _convert(name, value, types_of[name])
         _check(name, checked[name], by_name[name].metadata)
     return cls(**checked)
+
+
+def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:
+    """The names of the settings that were made with this check."""
+    return [f.name for f in fields(cls) if f.metadata.get("check") is check]
 
 
 def _convert(name: str, value: Any, to: Any) -> Any:
@@ -92,3 +101,8 @@ def _check(name: str, value: Any, rule: Any) -> None:
             raise UsageError(f"{name}={value} must be greater than {above:g}")
         if most is not None and not value <= most:
             raise UsageError(f"{name}={value} must be at most {most:g}")
+    if check := rule.get("check"):
+        try:
+            check(value)
+        except ValueError as error:
+            raise UsageError(f"{name}={value!r} {error}") from None

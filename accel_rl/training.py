@@ -14,17 +14,21 @@ from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
-from accel_rl import checkpoint
+from accel_rl import checkpoint, finite
 from accel_rl.affinity import pinned
+from accel_rl.algos import schedules
 from accel_rl.build import build_algo, build_sampler, build_update, check
 from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.errors import RunError, UsageError
 from accel_rl.evaluate import Evaluation
+from accel_rl.finite import FiniteGuard
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, command, logger, open_log
 from accel_rl.samplers.device_server import GpuClock
+from accel_rl.samplers.rollout import Rollout
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 
@@ -116,10 +120,14 @@ class Trainer:
         self.steps = 0
         self.evaluation_due = False
         self.best_score: float | None = None
-        self.sampler = build_sampler(config, self.algo.policy)
+        self.sampler = build_sampler(config, self.algo.policy, window=self.algo.window)
         self.learn_clock = GpuClock(torch.device(run.device))
         try:
             self.progress = Progress(folder, state["steps"] if state else 0, run.steps, run.tensorboard, show)
+            saved_steps = state["steps"] if state else None
+            self.guard = FiniteGuard(
+                folder, config.algo, self.progress.statistics, self.algo.policy, self.update, saved_steps
+            )
             if state:
                 self._restore(state)
         except BaseException:
@@ -149,23 +157,24 @@ class Trainer:
             start = time.perf_counter()
             torch.set_num_threads(self.config.plan.sampling_threads)
             waited, moved = dict(self.sampler.seconds), self.sampler.bytes_moved
-            rollout = self.sampler.collect()
-            collected = time.perf_counter()
-            torch.set_num_threads(self.config.plan.learning_threads)
-            with self.learn_clock:
-                stats = self.algo.learn(rollout, self.update)
-            learned = time.perf_counter()
-
+            try:
+                rollout, stats, learn_s = self._collect_and_learn()
+            except Exception as error:
+                self.guard.blame(error, self.steps)
+                raise
             steps_before, self.steps = self.steps, self.steps + rollout.reward.numel()
             seconds = {name: value - waited[name] for name, value in self.sampler.seconds.items()}
-            seconds |= {"sample": collected - start, "learn": learned - collected}
+            seconds |= {"sample": time.perf_counter() - start - learn_s, "learn": learn_s}
             self.progress.add(self.steps, rollout.games, stats, seconds, self.sampler.bytes_moved - moved)
+            if run.device == "cpu":  # looking makes a GPU wait: there, rows, evaluations and checkpoints must do
+                self.guard.check_statistics()
             ends = self.steps >= run.steps
             self.evaluation_due = run.eval_interval_steps > 0 and (
                 ends or self._due(run.eval_interval_steps, steps_before)
             )
             metrics = self._evaluate() if self.evaluation_due else {}
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
+                self.guard.check_statistics()
                 learned_s = self.learn_clock.read()
                 if run.device != "cpu":
                     self.progress.add_seconds("gpu", learned_s)
@@ -179,6 +188,33 @@ class Trainer:
             score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
             logger.info("stopped at step %d of %d, %s; to go on: %s", self.steps, run.steps, score, more)
 
+    def _collect_and_learn(self) -> tuple[Rollout, list[dict[str, Tensor]], float]:
+        """The next rollout, the statistics of what was learned, and the seconds that took."""
+        stats: list[dict[str, Tensor]] = []
+        seconds = 0.0
+
+        def learn(rollout: Rollout) -> None:
+            nonlocal seconds
+            if self.steps == 0 and self.algo.needs_statistics:
+                return
+            start = time.perf_counter()
+            torch.set_num_threads(self.config.plan.learning_threads)
+            with self.learn_clock:
+                stats.append(self.algo.learn(self.algo.scaled(rollout), self.update))
+            torch.set_num_threads(self.config.plan.sampling_threads)
+            seconds += time.perf_counter() - start
+
+        def on_step(t: int) -> None:
+            envs = self.algo.due(self.steps // self.config.run.envs + t)
+            if envs is not None:
+                learn(self.sampler.recent(t, self.algo.window, envs))
+
+        rollout = self.sampler.collect(on_step if self.algo.window else None)
+        if not self.algo.window:
+            learn(rollout)
+        self.algo.observe(rollout, self.update)
+        return rollout, stats, seconds
+
     def _restarts(self) -> dict[str, float]:
         return {"rollout/env_restarts": self.sampler.num_restarts} if self.config.run.on_env_error == "restart" else {}
 
@@ -187,6 +223,7 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         """Plays whole games in the workers; keeps the best policy so far."""
+        self.guard.check(self.steps)
         run, start = self.config.run, time.perf_counter()
         torch.set_num_threads(self.config.plan.sampling_threads)
         stop = lambda: bool(self.stop)  # noqa: E731
@@ -210,7 +247,9 @@ class Trainer:
         return evaluation.as_metrics()
 
     def save(self) -> None:
-        """Everything that the rest of the run depends on. Raises RunError if the disk refuses."""
+        """Everything that the rest of the run depends on. Raises RunError if the disk refuses, or if any of it is not
+        finite: the checkpoint before then stays."""
+        self.guard.check(self.steps)
         self._write(
             CHECKPOINT,
             steps=self.steps,
@@ -221,6 +260,7 @@ class Trainer:
             evaluation_due=self.evaluation_due,
             torch_generator=torch.get_rng_state(),
         )
+        self.guard.saved(self.steps)
 
     def _write(self, name: str, **state: Any) -> None:
         state |= {"policy": self.algo.policy.state_dict(), "spec": self.config.spec, "best_score": self.best_score}
@@ -230,13 +270,18 @@ class Trainer:
         self.steps, self.best_score = state["steps"], state["best_score"]
         self.evaluation_due = state["evaluation_due"]
         self.update.load_state_dict(state["update"])
+        self.algo.policy.load_state_dict(state["policy"])
         self.algo.load_state_dict(state["algo"])
-        self.progress.set_state(state["progress"], self.config.run.device)
+        self.progress.set_state(state["progress"])
         restarted = self.sampler.set_state(state["sampler"])
         if restarted:
             logger.warning("these environments have no state to save and start a new episode: %s", restarted)
         torch.set_rng_state(state["torch_generator"])
-        logger.info("resumed at step %d", self.steps)
+        rate, clip = self.config.algo.learning_rate, self.config.algo.clip_grad_norm
+        logger.info("resumed at step %d (learning_rate %g, clip_grad_norm %s)", self.steps, rate, clip or "none")
+        for name, (end, factor) in schedules.ends(self.config.algo, self.config.schedule_steps).items():
+            if self.config.run.steps > end:
+                logger.warning("%s ends at step %d: from there on %g of its base value", name, end, factor)
 
     def close(self) -> None:
         self.progress.close()
@@ -273,6 +318,7 @@ def _clear(folder: Path) -> None:
         "log.txt",
         CHECKPOINT,
         BEST,
+        finite.MARK,
         "summary.json",
         "learning_curve.png",
     )
@@ -290,14 +336,13 @@ def _reopen(
     state = checkpoint.load(folder / CHECKPOINT)
     wanted = resolve(overlay(saved, given), spec=state["spec"])
     values = wanted.as_dict()
-    changed = [name for name in values if values[name] != saved.get(name) and name not in MAY_CHANGE]
+    may_change = MAY_CHANGE + (finite.MAY_CHANGE if (folder / finite.MARK).exists() else ())
+    changed = [name for name in values if values[name] != saved.get(name) and name not in may_change]
     if changed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
-    if wanted.run.steps > wanted.schedule_steps and wanted.algo.learning_rate_schedule == "linear":
-        logger.warning("schedules ended at step %d; the learning rate is 0 from there on", wanted.schedule_steps)
     (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     return wanted, folder, state
 

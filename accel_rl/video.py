@@ -30,7 +30,7 @@ class GameRecord:
 
 def record_video(
     env: gymnasium.Env[Any, Any],
-    act: Callable[[Any], Any],
+    act: Callable[[Any, float], Any],
     out: Path,
     *,
     max_steps: int = 27_000,
@@ -39,10 +39,10 @@ def record_video(
 ) -> GameRecord:
     """Plays one game across its lives, max_steps at most, and writes it to out: an MP4 of length + 1 frames.
 
-    env renders RGB arrays [H, W, 3]; `act(observation)` is the action. fps: frames, and so steps, per second;
-    by default what the environment's metadata says (Atari: real time). seed: of the game; None: any.
-    out is replaced only when all went well. Raises UsageError if out is no .mp4 or cannot be written, or if
-    env renders no pictures; RunError if the video is incomplete."""
+    env renders RGB arrays [H, W, 3]; `act(observation, reward)` is the action, reward that of the step before. fps:
+    frames, and so steps, per second; by default what the environment's metadata says (Atari: real time). seed: of the
+    game; None: any. out is replaced only when all went well. Raises UsageError if out is no .mp4 or cannot be written,
+    or if env renders no pictures; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot film into {out}: it must be a file whose name ends in .mp4")
     observation, _ = env.reset(seed=seed)
@@ -54,8 +54,9 @@ def record_video(
         writer = _open_writer(unfinished, fps or env.metadata.get("render_fps") or DEFAULT_FPS, first)
         try:
             writer.write(first)
+            reward: Any = 0.0
             while not over and length < max_steps:
-                observation, reward, terminated, truncated, info = env.step(act(observation))
+                observation, reward, terminated, truncated, info = env.step(act(observation, reward))
                 score += float(info.get("score", reward))
                 length += 1
                 writer.write(compose(_render(env, picture.shape), score, length))

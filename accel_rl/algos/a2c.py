@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, scalar, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
-from accel_rl.models.distributions import Categorical, DiagonalGaussian
+from accel_rl.algos.schedules import schedule_setting
+from accel_rl.models.distributions import Distribution
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
 from accel_rl.updates import Update
@@ -20,12 +20,14 @@ class A2CSettings(AlgoSettings):
     )
     value_weight: float = setting(0.25, "weight of the squared error of the value (not halved)", least=0)
     entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
+    entropy_schedule: str = schedule_setting("constant", "course of the entropy weight")
 
 
 class A2C(Algo):
     """One update per rollout, on all of its samples."""
 
     Settings = A2CSettings
+    takes_cores = True
     settings: A2CSettings
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
@@ -39,26 +41,41 @@ class A2C(Algo):
                 reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
             )
 
-        observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
-        parameters, new_value = self.policy(observation)
-        loss_sum, stats = a2c_loss(
+        step = rollout.first_step
+        batch = whole_batch(rollout, advantage=advantage, return_=return_)
+        entropy_weight = self.scheduled(settings.entropy_schedule, settings.entropy_weight, step)
+        batch["entropy_weight"] = scalar(entropy_weight, like=reward)
+        weight = update.sum(rollout.valid.sum())
+        is_sequence = rollout.memory is not None
+        return update.minimize(self.loss, batch, weight, self.learning_rate(step), sliceable=not is_sequence)
+
+    def loss(
+        self,
+        observation: Tensor,
+        action: Tensor,
+        advantage: Tensor,
+        return_: Tensor,
+        valid: Tensor,
+        entropy_weight: Tensor,
+        **memory: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`a2c_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its memory."""
+        parameters, value = self.policy.evaluate(observation, **memory)
+        return a2c_loss(
             self.policy.distribution,
             parameters,
-            new_value,
-            rollout.action.flatten(0, 1),
-            advantage.flatten(),
-            return_.flatten(),
-            rollout.valid.flatten(),
-            settings.value_weight,
-            settings.entropy_weight,
+            value,
+            action,
+            advantage,
+            return_,
+            valid,
+            self.settings.value_weight,
+            entropy_weight,
         )
-        weight = update.sum(rollout.valid.sum())
-        stats["grad_norm"] = update.step(loss_sum, weight, self.learning_rate(rollout.first_step))
-        return stats
 
 
 def a2c_loss(
-    distribution: Categorical | DiagonalGaussian,
+    distribution: Distribution,
     parameters: Tensor,
     value: Tensor,
     action: Tensor,
@@ -66,19 +83,17 @@ def a2c_loss(
     return_: Tensor,
     valid: Tensor,
     value_weight: float,
-    entropy_weight: float,
+    entropy_weight: float | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """sum over valid samples of  -log pi(a|s) A  +  value_weight (V(s) - R)^2  -  entropy_weight H(pi(.|s)).
 
-    parameters [N, P] of the action distribution, action [N, ...]; value, advantage, return_, valid [N]. Gradients flow
-    through parameters and value only. Returns the sum, and the terms' means over valid samples.
+    parameters [..., P] of the action distribution; value, advantage, return_, valid [...]. Gradients flow through
+    parameters and value only. Returns the sum, and the terms as sums over valid samples, too.
     """
     mask = valid.float()
     policy_loss = -(mask * distribution.log_probability(parameters, action) * advantage).sum()
     value_loss = (mask * (value - return_).square()).sum()
     entropy = (mask * distribution.entropy(parameters)).sum()
     loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
-    with torch.no_grad():
-        count = mask.sum().clamp(min=1)
-        terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
-        return loss_sum, {name: term.detach() / count for name, term in terms.items()}
+    terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
+    return loss_sum, {name: term.detach() for name, term in terms.items()}

@@ -79,8 +79,9 @@ from accel_rl.envs.batch import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.action_server import Policy
+from accel_rl.samplers.action_server import Acted, Policy
 from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.rollout import Memory
 
 VERSION = 1  # of the JSON
 ROUNDS_S = 5  # turns' time for timing rounds
@@ -99,6 +100,8 @@ class RandomPolicy:
     """Uniformly random actions for at least so many steps, drawn in advance, again and again the same: choosing them
     costs next to nothing."""
 
+    state_size = 0
+
     def __init__(self, num_actions: int, num_envs: int, num_steps: int):
         self._drawn = torch.randint(num_actions, (max(num_steps, 1000), num_envs))
         self._next = 0
@@ -108,9 +111,9 @@ class RandomPolicy:
         self._next = first + num_steps
         return self._drawn[first : self._next]
 
-    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
         assert noise is not None
-        return noise, {}
+        return noise, {}, None
 
 
 class Sampling:

@@ -15,6 +15,7 @@ import numpy as np
 
 from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
 from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spaces import from_env
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
 
@@ -23,12 +24,13 @@ logger = logging.getLogger("accel_rl")
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
 
-def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
+def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> Layout:
     """The arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
 
     Row h + t of observation is what is seen before step t; h = max(frame_stack - 1, 0) rows of history come first.
+    window: rows in front of all these, for the last steps of the rollouts before.
     """
-    T, B = horizon, num_envs
+    T, B = window + horizon, num_envs
     history = max(spec.frame_stack - 1, 0)
     row, dtype = spec.row_shape, spec.row_dtype.str
     return {
@@ -45,6 +47,11 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int) -> Layout:
         "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
         "restarts": ((B,), "<i8"),
     }
+
+
+def cut(arrays: dict[str, Array], columns: slice, window: int = 0) -> dict[str, Array]:
+    """The arrays of these environments alone, without the window of earlier steps."""
+    return {name: a[columns] if name == "restarts" else a[window:, columns] for name, a in arrays.items()}
 
 
 def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False) -> Simulator:
@@ -90,9 +97,9 @@ class BatchConfig:
 class BatchSimulator:
     """The environments of the given columns, that is of global indices first_env ... first_env + k - 1.
 
-    arrays: those of rollout_layout, cut to these k columns. The order of calls is `start`, then for each rollout
-    `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step with its index.
-    Raises RunError with the environment's index and seed if one of them fails (unless restart_on_error).
+    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
+    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step
+    with its index. Raises RunError with the environment's index and seed if one fails (unless restart_on_error).
     """
 
     def __init__(
@@ -195,7 +202,7 @@ class BatchSimulator:
         space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
             self._heartbeat(self.first_env + column)
-            action = self._random_action = space.sample() - getattr(space, "start", 0)
+            action = self._random_action = from_env(space.sample(), space)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
         self._random_action = None

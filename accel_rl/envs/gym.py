@@ -1,15 +1,29 @@
-"""Any gymnasium environment as a simulator: Box and Discrete observations, Discrete and Box actions."""
+"""Any gymnasium environment as a simulator; envs/spaces.py says which spaces there may be."""
 
+import functools
 import importlib
 import inspect
 import math
+import os
 import pickle
+import sys
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.spaces import (
+    check_action_space,
+    check_observation_space,
+    is_flattened,
+    misfit,
+    row_space,
+    to_env,
+    to_row,
+    wrong_part,
+)
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome
+from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError, UsageError, unknown
 
 
@@ -43,8 +57,14 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
             from accel_rl.envs.atari import games
 
             raise unknown("environment", config.env_id, [*games(), *gymnasium.registry], "(`accel-rl list envs`)")
+        if render_mode and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+            os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen to draw on
         try:
             return gymnasium.make(config.env_id, **{"render_mode": render_mode, **config.options})
+        except gymnasium.error.DependencyNotInstalled as error:
+            extra = "mujoco" if "mujoco" in str(error).lower() else None
+            way_out = f'install it with: pip install "accel-rl[{extra}]"' if extra else str(error)
+            raise UsageError(f"{config.env_id} needs a package that is not installed; {way_out}") from error
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
@@ -65,25 +85,12 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     return env
 
 
-def _is_channels_last(space: gymnasium.Space[Any]) -> bool:
-    """Pictures [H, W, C] have their shortest axis last; in doubt they are taken for such."""
-    shape = tuple(space.shape or ())
-    return len(shape) == 3 and space.dtype == np.uint8 and not shape[0] < min(shape[1:])
-
-
-def to_row(observation: Any, space: gymnasium.Space[Any]) -> Any:
-    """An environment's observation as networks see it: pictures with their channels first, no double precision."""
-    array = np.asarray(observation)
-    if _is_channels_last(space):
-        return np.moveaxis(array, -1, -3)
-    return array.astype(np.float32) if array.dtype == np.float64 else array
-
-
 class GymSimulator:
     """One gymnasium environment.
 
-    Pictures come out as [C, H, W]. Box actions are clipped to the bounds when sent. What the environment returns is
-    checked against its declared spaces at every step (RunError), the bounds of observations at every reset.
+    Observations become rows as envs/spaces.py says; Box actions are clipped to the bounds when sent. What the
+    environment returns is checked against its declared spaces at every step (RunError), the bounds of observations
+    at every reset. Raises UsageError for spaces that are not supported.
     """
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
@@ -91,30 +98,23 @@ class GymSimulator:
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
         space, self._action_space = self._env.observation_space, self._env.action_space
-        supported = (gymnasium.spaces.Box, gymnasium.spaces.Discrete)
-        for what, its_space in (("observations", space), ("actions", self._action_space)):
-            if not isinstance(its_space, supported):
-                kind = type(its_space).__name__
-                raise UsageError(f"{config.env_id}: {what} of type {kind} are not supported; use Box or Discrete")
+        check_observation_space(space, config.env_id)
+        check_action_space(self._action_space, config.env_id)
         self._observation_space = space
-        if _is_channels_last(space) and isinstance(space, gymnasium.spaces.Box):
-            space = gymnasium.spaces.Box(np.moveaxis(space.low, 2, 0), np.moveaxis(space.high, 2, 0), dtype=np.uint8)
-        elif isinstance(space, gymnasium.spaces.Box) and space.dtype == np.float64:
-            with np.errstate(over="ignore"):  # beyond float32's range there is no bound
-                low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-            space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-        self.spec = EnvSpec(space, self._action_space)
+        self.spec = EnvSpec(row_space(space), self._action_space, nested_space=space if is_flattened(space) else None)
+        self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._steps = 0
-        self._is_float = np.issubdtype(self._observation_space.dtype or np.float32, np.floating)
 
     def reset(self, row: Array) -> None:
         observation, _ = self._env.reset(seed=self._reset_seed)
         self._reset_seed = None  # later games go on with the environment's own generator
         self._steps = 0
-        if not self._observation_space.contains(np.asarray(observation, self._observation_space.dtype)):
-            self._check(observation)
-            raise RunError(f"the first observation of an episode is out of the declared bounds: {observation}")
         self._write(observation, row)
+        space = self.spec.observation_space
+        if not space.contains(row):
+            assert isinstance(space, gymnasium.spaces.Box)
+            part = wrong_part((row < space.low) | (row > space.high), self._observation_space)
+            raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
         observation, reward, terminated, truncated, _ = self._env.step(self._to_env(action))
@@ -126,93 +126,38 @@ class GymSimulator:
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
 
     def _to_env(self, action: Any) -> Any:
-        space = self._action_space
-        if isinstance(space, gymnasium.spaces.Discrete):
-            return int(action + space.start)
-        assert isinstance(space, gymnasium.spaces.Box)
-        return np.clip(action, space.low, space.high).astype(space.dtype, copy=False)
+        sent = to_env(action, self._action_space)
+        return int(sent) if isinstance(self._action_space, gymnasium.spaces.Discrete) else sent
 
     def _write(self, observation: Any, row: Array) -> None:
-        self._check(observation)
-        row[...] = to_row(observation, self._observation_space)
-
-    def _check(self, observation: Any) -> None:
-        where = f"the observation at step {self._steps} of the episode"
-        value, space = np.asarray(observation), self._observation_space
-        if value.shape != space.shape:
-            raise RunError(f"{where} has shape {value.shape}, but the declared space says {space.shape}")
-        if self._is_float:
-            if not np.isfinite(value).all():
-                raise RunError(f"{where} is not finite: {observation}")
-        elif value.dtype.kind not in "iub":
-            raise RunError(f"{where} is of type {value.dtype}, but the declared space says {space.dtype}")
-        elif isinstance(space, gymnasium.spaces.Discrete) and not space.contains(observation):
-            raise RunError(f"{where} is {observation}, which is not in {space}")
-        elif value.dtype != space.dtype and (value.astype(space.dtype) != value).any():
-            raise RunError(f"{where} does not fit the declared type {space.dtype}: {observation}")
+        """Raises RunError if the observation does not fit the declared space or is not finite."""
+        problem = misfit(observation, self._observation_space)
+        if not problem:
+            row[...] = to_row(observation, self._observation_space)
+            if self._is_float and not np.isfinite(row).all():
+                problem = f"{wrong_part(~np.isfinite(row), self._observation_space)} is not finite: {observation}"
+        if problem:
+            raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 
     def get_state(self) -> Any:
-        """A hook of the environment's own (get_state and set_state), or else its pickle, which is checked once."""
-        env: Any = self._env.unwrapped
-        base = {"steps": self._steps, "reset_seed": self._reset_seed}
+        """None if the environment can't be kept (see envs/states.py)."""
         try:
-            if hasattr(env, "get_state") and hasattr(env, "set_state"):
-                return {**base, "hook": env.get_state(), "wrappers": pickle.dumps(self._wrapper_states())}
-            return {**base, "pickle": pickle.dumps(self._env)} if self._pickles() else None
+            if has_hook(self._env) or self._state_is_exact:
+                return {"steps": self._steps, "reset_seed": self._reset_seed, **capture(self._env)}
         except (pickle.PicklingError, AttributeError, TypeError):  # what can't be pickled now, though it could be once
-            return None
+            pass
+        return None
 
     def set_state(self, state: Any) -> None:
         self._steps, self._reset_seed = state["steps"], state["reset_seed"]
-        if "hook" in state:
-            env: Any = self._env
-            env.reset(seed=0)  # wrappers want to have seen a reset
-            env.unwrapped.set_state(state["hook"])
-            for wrapper, wrapper_state in zip(self._wrappers(), pickle.loads(state["wrappers"]), strict=True):
-                vars(wrapper).update(wrapper_state)
-        else:
-            self._env.close()
-            self._env = pickle.loads(state["pickle"])
+        before = self._env
+        self._env = restore(state, lambda: before)
+        if self._env is not before:
+            before.close()
 
-    def _wrappers(self) -> list[gymnasium.Wrapper[Any, Any, Any, Any]]:
-        """From the outermost one inwards; a time limit counts its steps in there."""
-        env, wrappers = self._env, []
-        while isinstance(env, gymnasium.Wrapper):
-            wrappers.append(env)
-            env = env.env
-        return wrappers
-
-    def _wrapper_states(self) -> list[dict[str, Any]]:
-        return [{name: value for name, value in vars(w).items() if name != "env"} for w in self._wrappers()]
-
-    def _pickles(self) -> bool:
-        """True if a second environment of this kind and its unpickled copy take the same course."""
-        if not hasattr(self, "_pickles_checked"):
-            original = make_gym_env(self._config, seed=0)
-            try:
-                original.reset(seed=0)
-                original.action_space.seed(0)
-                original.step(original.action_space.sample())
-                copy = pickle.loads(pickle.dumps(original))
-                self._pickles_checked = _same_course(original, copy)
-                copy.close()
-            except Exception:  # whatever keeps it from being pickled: then it has no state to offer
-                self._pickles_checked = False
-            finally:
-                original.close()
-        return self._pickles_checked
+    @functools.cached_property
+    def _state_is_exact(self) -> bool:
+        return is_exact(lambda: make_gym_env(self._config, seed=0))
 
     def close(self) -> None:
         self._env.close()
-
-
-def _same_course(first: gymnasium.Env[Any, Any], second: gymnasium.Env[Any, Any], num_steps: int = 5) -> bool:
-    """Whether two environments show the same in some steps and in the episode after."""
-    for _ in range(num_steps):
-        action = first.action_space.sample()
-        outcomes = [env.step(action)[:4] for env in (first, second)]
-        if not all(np.array_equal(a, b) for a, b in zip(*outcomes, strict=True)):
-            return False
-        if outcomes[0][2] or outcomes[0][3]:
-            break
-    return np.array_equal(first.reset()[0], second.reset()[0])

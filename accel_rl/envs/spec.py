@@ -19,11 +19,14 @@ class EnvSpec:
 
     observation_space: of what is written at each step: a frame [H, W] where frame_stack > 0, else all that is seen.
     frame_stack: the network sees that many newest frames, oldest first; 0 if observations are complete as they are.
+    nested_space: the environment's own space where flat rows are made of it (see envs/spaces.py); `parts_of` tells
+        which numbers of a row are which part.
     """
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     frame_stack: int = 0
+    nested_space: gymnasium.Space[Any] | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -49,8 +52,7 @@ class EnvSpec:
 
     @property
     def action_dtype(self) -> np.dtype[Any]:
-        discrete = isinstance(self.action_space, gymnasium.spaces.Discrete)
-        return np.dtype(np.int64 if discrete else np.float32)
+        return np.dtype(np.float32 if isinstance(self.action_space, gymnasium.spaces.Box) else np.int64)
 
 
 @dataclass(frozen=True)

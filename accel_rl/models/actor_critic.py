@@ -1,4 +1,4 @@
-"""A policy and a state value on one trunk: what A2C, A3C, PPO and V-trace act with and learn."""
+"""A policy and a state value: what A2C, A3C, PPO and V-trace act with and learn."""
 
 from collections.abc import Callable
 
@@ -7,50 +7,134 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import make_distribution
+from accel_rl.models.normalize import ObservationNorm
+from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
+from accel_rl.samplers.rollout import Memory
 
 Network = Callable[[EnvSpec], nn.Module]
 """What `--network package.module:factory` names: makes a trunk, observation [N, ...] -> features [N, F]."""
 
+Acted = tuple[Tensor, dict[str, Tensor], Tensor | None]
+
+
+class Body(nn.Module):
+    """A trunk and, unless core is "none", a recurrent core behind it, with num_more inputs beside the features.
+
+    A trunk may tell its number of features F as `num_features`; else it is tried out."""
+
+    def __init__(self, spec: EnvSpec, network: Network | None, core: str, core_size: int, num_more: int):
+        super().__init__()
+        self.trunk = (network or make_trunk)(spec)
+        num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
+        self.core = CORES[core](num_features + num_more, core_size) if core != "none" else None
+        self.num_outputs: int = core_size if self.core else num_features
+        self.state_size: int = self.core.state_size if self.core else 0
+
+    def features(self, observation: Tensor) -> Tensor:
+        """observation [N, *O] -> float32 [N, F], what the trunk sees in it."""
+        return self.trunk(observation).float()  # type: ignore[no-any-return]
+
 
 class ActorCritic(nn.Module):
-    """separate_value: the value has a trunk of its own, so that its large errors do not pull at the policy's features.
+    """separate_value: the value has a trunk and core of its own, so that its large errors do not pull at the policy's.
 
-    A trunk may tell its number of features F as `num_features`; else it is tried out. bf16: convolutions and matrix
-    products of the trunks are done in bfloat16, when acting as when learning.
+    core: none, lstm or gru, with core_size units; previous_inputs: it sees the action and the reward of the step
+    before, too. gaussian: of Box actions, see make_distribution. normalize: observations are brought to mean 0 and
+    variance 1. bf16: convolutions and matrix products of the trunks are done in bfloat16, when acting as when learning.
     """
 
-    def __init__(self, spec: EnvSpec, network: Network | None = None, separate_value: bool = False):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: Network | None = None,
+        separate_value: bool = False,
+        core: str = "none",
+        core_size: int = 256,
+        previous_inputs: bool = False,
+        gaussian: str = "diagonal",
+        normalize: bool = False,
+    ):
         super().__init__()
         self.bf16 = False
-        self.trunk = (network or make_trunk)(spec)
-        self.value_trunk = (network or make_trunk)(spec) if separate_value else None
-        num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
-        self.distribution = make_distribution(spec.action_space)
-        self.action_shape = spec.action_shape
-        self.policy_head = linear(num_features, self.distribution.num_outputs, norm=0.01)
-        self.value_head = linear(num_features, 1)
+        self.norm = ObservationNorm(spec) if normalize else None
+        self.distribution = make_distribution(spec.action_space, gaussian)
+        self.action_shape, self.observation_shape = spec.action_shape, spec.observation_shape
+        self.previous_inputs = previous_inputs and core != "none"
+        num_more = self.distribution.num_previous + 1 if self.previous_inputs else 0
+        self.body = Body(spec, network, core, core_size, num_more)
+        self.value_body = Body(spec, network, core, core_size, num_more) if separate_value else None
+        self._bodies = (self.body, self.value_body) if self.value_body else (self.body,)
+        self._state_sizes = [body.state_size for body in self._bodies]
+        self.state_size = sum(self._state_sizes)
+        """Floats of recurrent state per environment; 0: none."""
+        self.policy_head = linear(self.body.num_outputs, self.distribution.num_outputs, norm=0.01)
+        self.value_head = linear(self.body.num_outputs, 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """observation [N, ...] -> parameters of the action distribution [N, P], value [N]."""
-        # Without the cache of converted weights: it would not outlive the capture of a CUDA graph.
-        with torch.autocast(observation.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            features = self.trunk(observation)
-            value_features = self.value_trunk(observation) if self.value_trunk else features
-        features, value_features = features.float(), value_features.float()
-        return self.distribution.parameters_of(self.policy_head(features)), self.value_head(value_features).squeeze(-1)
+        """Without a core: observation [..., *O] -> parameters of the action distribution [..., P], value [...]."""
+        return self._heads(self._features(observation))
+
+    def unroll(self, observation: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
+        """A sequence [T, B, *O], from the state [B, S] before its first step on; the rest of memory is [T, B, ...].
+
+        Returns parameters [T, B, P], value [T, B], and the state [B, S] after the last step."""
+        outputs, states = [], []
+        parts = torch.split(memory.state, self._state_sizes, -1)
+        for body, features, state in zip(self._bodies, self._features(observation), parts, strict=True):
+            assert body.core is not None
+            output, state = body.core(torch.cat([features, *self._previous(memory)], -1), state, memory.fresh)
+            outputs.append(output)
+            states.append(state)
+        return *self._heads(outputs), torch.cat(states, -1)
+
+    def step(self, observation: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """One step: observation [N, *O], memory [N, ...] -> parameters [N, P], value [N], state after it [N, S]."""
+        if memory is None:
+            return *self(observation), None
+        row = Memory(memory.state, *(rows.unsqueeze(0) for rows in memory[1:]))
+        parameters, value, state = self.unroll(observation.unsqueeze(0), row)
+        return parameters[0], value[0], state
+
+    def evaluate(self, observation: Tensor, **memory: Tensor) -> tuple[Tensor, Tensor]:
+        """For learning: parameters and value of each step; observation [T, B, *O] with the fields of its memory as
+        `unroll` takes them, or [..., *O] without a core."""
+        if not memory:
+            return self._heads(self._features(observation))
+        parameters, value, _ = self.unroll(observation, Memory(**memory))
+        return parameters, value
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """What `act` turns into actions, for every step and environment [T, B, ...]."""
         return self.distribution.draw_noise((num_steps, num_envs), generator)
 
     @torch.inference_mode()
-    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Actions [b, ...], the likeliest ones without noise; recorded: distribution [b, P] and value [b]."""
-        parameters, value = self(observation)
+    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
+        """Actions [b, ...], the likeliest ones without noise; recorded: distribution [b, P] and value [b]; state."""
+        parameters, value, state = self.step(observation, memory)
         distribution = self.distribution
         action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
-        return action.reshape(-1, *self.action_shape), {"distribution": parameters, "value": value}
+        return action.reshape(-1, *self.action_shape), {"distribution": parameters, "value": value}, state
+
+    def _features(self, observation: Tensor) -> list[Tensor]:
+        """What each trunk sees in it [..., F]."""
+        leading = observation.shape[: observation.dim() - len(self.observation_shape)]
+        x = observation.flatten(0, len(leading) - 1)
+        x = self.norm(x) if self.norm is not None else x
+        # Without the cache of converted weights: it would not outlive the capture of a CUDA graph.
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            return [each.reshape(*leading, -1) for each in (body.features(x) for body in self._bodies)]
+
+    def _previous(self, memory: Memory) -> tuple[Tensor, ...]:
+        """Action and reward of the step before as inputs [T, B, ...]; zeros where a new game starts."""
+        if not self.previous_inputs:
+            return ()
+        kept = (~memory.fresh).unsqueeze(-1)
+        return self.distribution.encode(memory.previous_action) * kept, memory.previous_reward.unsqueeze(-1) * kept
+
+    def _heads(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
+        parameters = self.distribution.parameters_of(self.policy_head(features[0]))
+        return parameters, self.value_head(features[-1]).squeeze(-1)
 
 
 @torch.no_grad()

@@ -2,18 +2,27 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from accel_rl.envs.spaces import Part, is_channels_last, is_picture, parts_of
 from accel_rl.envs.spec import EnvSpec
+
+A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # filters, kernel, stride, padding; pictures of 20 x 20 or more
 
 
 def make_trunk(spec: EnvSpec) -> nn.Module:
-    """The default network for these observations: A3C-Net for pictures, a small MLP for everything else."""
-    return a3c_net(spec) if spec.is_pixels else MLP(spec)
+    """The default network for these observations: A3C-Net for pictures, a small MLP for everything else, and both for
+    a Dict or Tuple that has pictures in it."""
+    if spec.is_pixels:
+        return a3c_net(spec)
+    return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
 def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
@@ -26,12 +35,25 @@ def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
     return layer
 
 
-def conv(num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+def conv(
+    num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0, of_picture: bool = False
+) -> nn.Conv2d:
     """A convolution with Glorot-uniform weights and zero biases."""
-    layer = nn.Conv2d(num_inputs, num_outputs, kernel, stride, padding)
+    layer = (PictureConv if of_picture else nn.Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
+
+
+class PictureConv(nn.Conv2d):
+    """A convolution of pixels / 255, given as they are: uint8 [N, C, H, W]; not differentiated by them.
+
+    The division is done on the weights, which are fewer. Bytes are exact in bfloat16, their 255ths are not.
+    """
+
+    def forward(self, picture: Tensor) -> Tensor:
+        x = picture.to(torch.float32, memory_format=torch.channels_last)
+        return self._conv_forward(x, self.weight * (1 / 255), self.bias)  # type: ignore[no-any-return]
 
 
 class ConvNet(nn.Module):
@@ -42,9 +64,10 @@ class ConvNet(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], layers: Sequence[tuple[int, int, int, int]], num_features: int):
         super().__init__()
-        num_inputs, modules = shape[0], []
+        num_inputs, modules = shape[0], list[nn.Module]()
         for num_filters, kernel, stride, padding in layers:
-            modules += [conv(num_inputs, num_filters, kernel, stride, padding), nn.ReLU()]
+            layer = conv(num_inputs, num_filters, kernel, stride, padding, of_picture=not modules)
+            modules += [layer, nn.ReLU()]
             num_inputs = num_filters
         self.convolutions = nn.Sequential(*modules, nn.Flatten())
         with torch.no_grad():
@@ -53,8 +76,7 @@ class ConvNet(nn.Module):
         self.num_features = num_features
 
     def forward(self, picture: Tensor) -> Tensor:
-        x = picture.to(torch.float32, memory_format=torch.channels_last) * (1 / 255)
-        return torch.relu(self.hidden(self.convolutions(x)))
+        return torch.relu(self.hidden(self.convolutions(picture)))
 
 
 def _half_size(spec: EnvSpec) -> bool:
@@ -67,7 +89,9 @@ def a3c_net(spec: EnvSpec) -> ConvNet:
 
     4x104x80 -> 16x25x19 -> 32x12x9 -> 256;  4x84x84 -> 16x20x20 -> 32x9x9 -> 256.
     """
-    return ConvNet(spec.observation_shape, [(16, 8, 4, 0), (32, 4, 2, int(_half_size(spec)))], num_features=256)
+    first, second = A3C_LAYERS
+    layers = [first, (*second[:3], 1)] if _half_size(spec) else A3C_LAYERS
+    return ConvNet(spec.observation_shape, layers, num_features=256)
 
 
 def nature_cnn(spec: EnvSpec) -> ConvNet:
@@ -104,6 +128,62 @@ class MLP(nn.Module):
         else:
             x = observation.flatten(1).float()
         return self.layers(x)  # type: ignore[no-any-return]
+
+
+class NestedNet(nn.Module):
+    """For a Dict or Tuple with pictures: an A3C-Net for each, an MLP for all other parts; their features side by side.
+
+    observation: flat rows [N, F] of spec.nested_space. Pictures that are too small for the convolutions go into the
+    MLP, scaled to 1 like the others.
+    """
+
+    def __init__(self, spec: EnvSpec):
+        super().__init__()
+        parts = _parts(spec)
+        self.pictures = [part for part in parts if _is_large_picture(part.space)]
+        self.nets = nn.ModuleList(ConvNet(_channels_first(part.space), A3C_LAYERS, 256) for part in self.pictures)
+        others = [part for part in parts if not _is_large_picture(part.space)]
+        columns = [torch.arange(part.columns.start, part.columns.stop) for part in others]
+        scales = [
+            torch.full((len(column),), 1 / 255 if is_picture(part.space) else 1.0)
+            for part, column in zip(others, columns, strict=True)
+        ]
+        self._columns: Tensor
+        self._scale: Tensor
+        self.register_buffer("_columns", torch.cat([torch.arange(0), *columns]), persistent=False)
+        self.register_buffer("_scale", torch.cat([torch.ones(0), *scales]), persistent=False)
+        rest = gymnasium.spaces.Box(-math.inf, math.inf, self._columns.shape, np.float32)
+        self.mlp = MLP(replace(spec, observation_space=rest)) if len(self._columns) else None
+        self.num_features = sum(net.num_features for net in [*self.nets, self.mlp] if net)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        features = [
+            net(_as_picture(observation[:, part.columns], part.space))
+            for part, net in zip(self.pictures, self.nets, strict=True)
+        ]
+        if self.mlp:
+            features.append(self.mlp(observation[:, self._columns] * self._scale))
+        return torch.cat(features, -1)
+
+
+def _parts(spec: EnvSpec) -> list[Part]:
+    return [] if spec.nested_space is None else parts_of(spec.nested_space)
+
+
+def _is_large_picture(space: gymnasium.Space[Any]) -> bool:
+    """Large enough for A3C-Net's convolutions."""
+    return is_picture(space) and min(_channels_first(space)[1:]) >= 20
+
+
+def _channels_first(space: gymnasium.Space[Any]) -> tuple[int, ...]:
+    shape = tuple(space.shape or ())
+    return (shape[2], *shape[:2]) if is_channels_last(space) else shape
+
+
+def _as_picture(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
+    """A picture's numbers in flat rows [N, F] as [N, C, H, W]."""
+    picture = rows.reshape(len(rows), *(space.shape or ()))
+    return picture.permute(0, 3, 1, 2) if is_channels_last(space) else picture
 
 
 def a3c_mlp(spec: EnvSpec) -> MLP:

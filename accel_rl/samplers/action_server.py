@@ -1,9 +1,11 @@
 """Serves actions to environments, and keeps what the learner needs of each step.
 
-The policy is anything with these two methods (the algorithms' networks have them):
+The policy is anything that offers this (the algorithms' networks do):
 
+    state_size: floats of recurrent state per environment; 0: it has none
     draw_noise(num_steps, num_envs, generator) -> [T, B, ...]
-    act(observation [b, ...], noise [b, ...] | None) -> action [b, ...], recorded {name: [b, ...]}
+    act(observation [b, ...], noise [b, ...] | None, memory | None)
+        -> action [b, ...], recorded {name: [b, ...]}, state [b, S] | None
 
 Here it acts on the CPU; device_server.py has what differs on a GPU.
 """
@@ -14,101 +16,162 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accel_rl.envs.batch import cut
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.samplers.rollout import Game, Rollout, blank
+from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
+
+Acted = tuple[Tensor, dict[str, Tensor], Tensor | None]
+
+# What a rollout consists of; only final_observation is looked at in few places.
+PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "truncated", "valid")
 
 
 class Policy(Protocol):
+    state_size: int
+
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor: ...
 
-    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted: ...
 
 
 class ActionServer:
     """Chooses the actions of T steps for B environments in two groups, from and into the arrays shared with them.
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
-    rollout is the shared memory itself.
+    rollout is the shared memory itself. window: rows in front of the rollout's, in which the last steps of those before
+    it stay, for `recent`; `arrays` has them, self.arrays does not.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, spec: EnvSpec, arrays: dict[str, Array], generator: torch.Generator):
-        self.spec, self.arrays, self.generator = spec, arrays, generator
-        self.horizon, self.num_envs = arrays["reward"].shape
+    def __init__(self, spec: EnvSpec, arrays: dict[str, Array], generator: torch.Generator, window: int = 0):
+        self.spec, self.generator, self.window = spec, generator, window
+        self.arrays = cut(arrays, slice(None), window)
+        self.horizon, self.num_envs = self.arrays["reward"].shape
         half = self.num_envs // 2
         self.groups = (slice(0, half), slice(half, self.num_envs))
         self.history = max(spec.frame_stack - 1, 0)
-        self.shared = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        self.shared = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        # With the window's rows in front:
+        self._rows = {name: torch.from_numpy(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._recorded: dict[str, Tensor] = {}
+        self._memory: Memory | None = None
         # What each group sees and does at each step, as views made once: making one costs as much as using it.
-        self._chosen = [list(arrays["action"][:, columns]) for columns in self.groups]
-        self._ages = [list(arrays["age"][:, columns]) for columns in self.groups]
+        self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
+        self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
         self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self._blanked = [torch.zeros_like(seen[0], memory_format=torch.contiguous_format) for seen in self._seen]
         self.steps_done = 0  # agent steps of all environments before this rollout
         self.bytes_moved = 0  # between host and device so far
         self.gpu_s = 0.0  # that a GPU has worked on actions so far
 
+    # ---- one rollout: begin; serve and record, T times for each group; finish ----
+
     def begin(self, policy: Policy, greedy: bool = False) -> None:
-        """Makes the last row the first one of the next rollout; before any environment writes to it."""
-        h, T, rows = self.history, self.horizon, self.shared["observation"]
-        rows[: h + 1] = rows[T : T + h + 1].clone() if T <= h else rows[T : T + h + 1]
+        """Makes the last rows the first ones of the next rollout; before any environment writes to them."""
+        if policy.state_size and self._memory is None:
+            self._memory = self._make_memory(policy.state_size)
         self._carry_over()
         self._policy, self._greedy = policy, greedy
         if not greedy:
-            noise = policy.draw_noise(T, self.num_envs, self.generator)
+            noise = policy.draw_noise(self.horizon, self.num_envs, self.generator)
             self._noise = [noise[:, columns].unbind() for columns in self.groups]
-
-    def _carry_over(self) -> None:
-        for name in ("reset", "age"):
-            self.arrays[name][0] = self.arrays[name][self.horizon]
 
     def serve(self, group: int, t: int) -> None:
         """Chooses the group's actions of step t; when it returns, the environments may take them."""
-        noise = None if self._greedy else self._noise[group][t]
-        action, recorded = self._policy.act(self._observe(group, t), noise)
+        noise, columns = None if self._greedy else self._noise[group][t], self.groups[group]
+        action, recorded, state = self._policy.act(self._observe(group, t), noise, self._recall(t, columns))
         self._chosen[group][t][...] = action.numpy()
-        self._newest = (t, self.groups[group], recorded)
+        self._newest = (t, columns, action, recorded, state)
 
     def record(self) -> None:
         """Keeps what `serve` has just computed; apart, so that the environments can step meanwhile."""
-        t, columns, recorded = self._newest
+        t, columns, action, recorded, state = self._newest
         for name, value in recorded.items():
-            self._record_of(name, value)[t, columns] = value
-
-    def _record_of(self, name: str, value: Tensor) -> Tensor:
-        """Where values like this one are kept [T, B, ...]."""
-        if name not in self._recorded:
-            shape = (self.horizon, self.num_envs, *value.shape[1:])
-            self._recorded[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
-        return self._recorded[name]
+            self._record_of(name, value)[self.window + t, columns] = value
+        if self._memory is not None and state is not None:
+            self._memory.state[self.window + t + 1, columns] = state
+            self._memory.previous_action[self.window + t + 1, columns] = action
 
     def finish(self) -> Rollout:
         """After the last step: the whole rollout, on the learner's device."""
-        here = self._arrays_here()
-        final_step, final_env = np.nonzero(self.arrays["truncated"] & ~self.arrays["terminated"])
-        steps, envs = (torch.from_numpy(index).to(self.device) for index in (final_step, final_env))
-        newest = torch.from_numpy(self.arrays["final_observation"][final_step, final_env]).to(self.device)
-        rollout = Rollout(
-            observation_rows=here["observation"],
-            age=here["age"],
-            frame_stack=self.spec.frame_stack,
-            action=here["action"],
-            recorded=self._recorded,
-            final_step=steps,
-            final_env=envs,
-            final_observation=self._final_observations(here, steps, envs, newest),
-            games=self._finished_games(),
-            first_step=self.steps_done,
-            **{name: here[name] for name in ("reward", "terminated", "truncated", "valid", "reset")},
-        )
+        self._bring_last_rows()
+        rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
         self.steps_done += self.horizon * self.num_envs
         return rollout
 
-    def _arrays_here(self) -> dict[str, Tensor]:
-        """The rollout's arrays, on the learner's device."""
-        return self.shared
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        """The num_steps <= window + t steps before step t; when both groups have been served that."""
+        return self._rollout(self.window + t - num_steps, num_steps, envs, [])
+
+    # ---- what differs on a GPU ----
+
+    def _carry_over(self) -> None:
+        """The last rows of everything become the first ones."""
+        ended = self._rows["truncated"][self.horizon :]  # of the window
+        self._rows["final_observation"][: self.window][ended] = self._rows["final_observation"][self.horizon :][ended]
+        for rows in self._all_rows():
+            carry(rows, self.horizon)
+
+    def _all_rows(self) -> list[Tensor]:
+        memory = [] if self._memory is None else list(self._memory[:-1])  # `fresh` is `reset`
+        return [*(self._rows[name] for name in PER_STEP), *self._recorded.values(), *memory]
+
+    def _make_memory(self, state_size: int) -> Memory:
+        """Rows [window + T + 1, B, ...] of zeros; whether a game is new says the shared memory."""
+        num_rows, B, action = self.window + self.horizon + 1, self.num_envs, self._rows["action"]
+        state, reward = torch.zeros(num_rows, B, state_size), torch.zeros(num_rows, B)
+        return Memory(state, action.new_zeros(num_rows, *action.shape[1:]), reward, self._rows["reset"])
+
+    def _recall(self, t: int, columns: slice) -> Memory | None:
+        """The policy's memory at row t."""
+        if self._memory is None:
+            return None
+        row = self.window + t
+        if t > 0:
+            self._memory.previous_reward[row, columns] = self.shared["reward"][t - 1, columns]
+        return Memory(*(rows[row, columns] for rows in self._memory))
+
+    def _bring_last_rows(self) -> None:
+        """Row T, upon which nobody acts."""
+        if self._memory is not None:
+            self._memory.previous_reward[-1] = self.shared["reward"][-1]
+
+    def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
+        """Some rows of an array, on the learner's device."""
+        return self._rows[name][rows, envs]
+
+    # ---- parts ----
+
+    def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
+        """The steps from row `first` on, counted with the window."""
+        steps, here = slice(first, first + num_steps), {}
+        for name in PER_STEP:
+            more = len(self._rows[name]) - self.window - self.horizon  # rows than steps
+            here[name] = self._rows_here(name, slice(first, first + num_steps + more), envs)
+        cut_off = self._rows["truncated"][steps, envs] & ~self._rows["terminated"][steps, envs]
+        final_step, final_env = (index.to(self.device) for index in cut_off.nonzero(as_tuple=True))
+        newest = self._rows["final_observation"][steps, envs][cut_off].to(self.device)
+        memory = self._memory and Memory(*(rows[first : first + num_steps + 1, envs] for rows in self._memory))
+        return Rollout(
+            observation_rows=here["observation"],
+            frame_stack=self.spec.frame_stack,
+            recorded={name: rows[steps, envs] for name, rows in self._recorded.items()},
+            final_step=final_step,
+            final_env=final_env,
+            final_observation=self._final_observations(here, final_step, final_env, newest),
+            games=games,
+            first_step=self.steps_done + (first - self.window) * self.num_envs,
+            memory=memory,
+            **{name: here[name] for name in PER_STEP if name != "observation"},
+        )
+
+    def _record_of(self, name: str, value: Tensor) -> Tensor:
+        """Where values like this one are kept [window + T, B, ...]."""
+        if name not in self._recorded:
+            shape = (self.window + self.horizon, self.num_envs, *value.shape[1:])
+            self._recorded[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
+        return self._recorded[name]
 
     def _view(self, t: int, columns: slice) -> Tensor:
         """What the network sees of row t [b, ...], were there no episode's start to blank."""
@@ -143,9 +206,10 @@ class ActionServer:
         """At a pause: what the next rollout continues from."""
         T = self.horizon
         return {
-            "rows": self._last_rows().cpu().clone(),
-            "reset": self.arrays["reset"][T].copy(),
-            "age": self.arrays["age"][T].copy(),
+            "rows": {name: self._rows_here(name, slice(T, None), slice(None)).cpu().clone() for name in PER_STEP},
+            "final_observation": self._rows["final_observation"][T:][self._rows["truncated"][T:]],
+            "recorded": {name: rows[T:].cpu().clone() for name, rows in self._recorded.items() if self.window},
+            "memory": self._memory and [rows[T:].cpu().clone() for rows in self._memory],
             "restarts": self.arrays["restarts"].copy(),
             "generator": self.generator.get_state(),
             "steps_done": self.steps_done,
@@ -153,16 +217,25 @@ class ActionServer:
 
     def set_state(self, state: dict[str, Any]) -> None:
         T = self.horizon
-        self.shared["observation"][T:] = state["rows"]
-        self.arrays["reset"][T] = state["reset"]
-        self.arrays["age"][T] = state["age"]
+        for name, rows in state["rows"].items():
+            self._rows[name][T:] = rows
+        self._rows["final_observation"][T:][state["rows"]["truncated"]] = state["final_observation"]
+        for name, rows in state["recorded"].items():
+            self._record_of(name, rows[0])[T:] = rows
+        if state["memory"] is not None:
+            self._memory = self._make_memory(state["memory"][0].shape[-1])
+            for kept, rows in zip(self._memory, state["memory"], strict=True):
+                kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
         self.generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]
 
-    def _last_rows(self) -> Tensor:
-        """The last stack of each environment [h + 1, B, ...]."""
-        return self.shared["observation"][self.horizon :]
-
     def close(self) -> None:
         pass
+
+
+def carry(rows: Tensor, horizon: int) -> None:
+    """The last rows become the first ones: as many as there are beyond the horizon."""
+    kept = len(rows) - horizon
+    if kept:
+        rows[:kept] = rows[horizon:].clone() if horizon < kept else rows[horizon:]

@@ -36,7 +36,8 @@ class AlternatingSampler:
     ):
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
-        train = Stage(rollout_layout(spec, config.horizon, config.num_envs), config.num_workers)
+        layout = rollout_layout(spec, config.horizon, config.num_envs, config.window)
+        train = Stage(layout, config.num_workers, config.window)
         evaluation = Stage(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
         self._evaluation = evaluation
         self._server = self._make_server(train, noise_generator(batch, self.device))
@@ -57,7 +58,8 @@ class AlternatingSampler:
         )
 
     def _make_server(self, stage: Stage, generator: torch.Generator) -> ActionServer:
-        return make_server(self.spec, stage.arrays, generator, self.device, stage.memory, self.config.cuda_graphs)
+        graphs = self.config.cuda_graphs
+        return make_server(self.spec, stage.arrays, generator, self.device, stage.window, stage.memory, graphs)
 
     @property
     def bytes_moved(self) -> int:
@@ -73,6 +75,9 @@ class AlternatingSampler:
             self._started = True
         return self._collect(self._server, greedy=False, on_step=on_step)
 
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        return self._server.recent(t, num_steps, envs)
+
     def _collect(self, server: ActionServer, greedy: bool, on_step: OnStep | None = None) -> Rollout:
         T = server.horizon
         server.begin(self.policy, greedy)
@@ -80,7 +85,9 @@ class AlternatingSampler:
         step = [0, 0]  # the row that each group will announce next
         while step != [T + 1, T + 1]:
             start = time.perf_counter()
-            group = self.pool.wait(prefer=0 if step[0] <= step[1] else 1)
+            behind = 0 if step[0] <= step[1] else 1
+            in_step = on_step is not None and step[0] != step[1]  # the other group has to wait for on_step
+            group = self.pool.wait((behind,) if in_step else (behind, 1 - behind))
             ready = time.perf_counter()
             t = step[group]
             if t < T:

@@ -35,6 +35,7 @@ class SamplerConfig:
     env_build_timeout_s: float = 60.0
     spin: bool = False  # the server has a processor of its own, and waits without sleeping
     cuda_graphs: bool = True
+    window: int = 0  # steps of the rollouts before that are kept for `recent`
     worker_cpus: tuple[int | None, ...] | None = None  # that each worker is pinned to; None: the default placement
 
     def __post_init__(self) -> None:
@@ -81,7 +82,12 @@ class Sampler(Protocol):
         """Training environments replaced by new ones so far (restart_on_error)."""
 
     def collect(self, on_step: OnStep | None = None) -> Rollout:
-        """The next rollout. on_step(t) runs once both groups have had their actions for step t."""
+        """The next rollout. on_step(t) runs once both groups have had their actions for step t, before either has
+        those for step t + 1: so what it changes in the policy shows from step t + 1 on, whoever is served first."""
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        """In on_step(t): the num_steps steps before step t of some environments; these may have begun in rollouts
+        before this one (config.window of their steps are kept). Steps before the first one of all are not valid."""
 
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
         """Whole games by environments and generators of their own; index: decides their seeds."""

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.rollout import blank
+from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
+from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
 from accel_rl.samplers.shared import SharedArrays
 
 logger = logging.getLogger("accel_rl")
 
-KEPT_HERE = ("observation", "age", "action")  # the rest goes up when the rollout is over:
-SENT_AT_THE_END = ("reward", "terminated", "truncated", "valid", "reset")
+KEPT_HERE = ("observation", "age", "action")  # the rest of a rollout goes up when the learner wants it
 
 
 class _Group:
@@ -53,14 +52,16 @@ class DeviceServer(ActionServer):
         arrays: dict[str, Array],
         generator: torch.Generator,
         device: torch.device,
+        window: int = 0,
         memory: SharedArrays | None = None,
         graphs: bool = True,
     ):
-        super().__init__(spec, arrays, generator)
+        super().__init__(spec, arrays, generator, window)
         self.device = device
         self._pinned = _pin(memory) if memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
-        self._here = {name: torch.zeros_like(self.shared[name], device=device) for name in KEPT_HERE}
+        self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in KEPT_HERE}
+        self._here = {name: rows[window:] for name, rows in self._kept.items()}
         self._history_rows = torch.arange(self.history + 1, device=device)
         self._noise_here: Tensor | None = None
         self._on_device = [_Group(columns, device) for columns in self.groups]
@@ -72,29 +73,37 @@ class DeviceServer(ActionServer):
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         if self._uploaded:
             self._uploaded.synchronize()  # what is about to be overwritten has gone up
-        h, T, rows = self.history, self.horizon, self._here["observation"]
-        rows[: h + 1] = rows[T:].clone() if T <= h else rows[T:]
-        self.shared["observation"][h] = self.shared["observation"][h + T]
+        if policy.state_size and self._memory is None:
+            self._memory = self._make_memory(policy.state_size)
         self._carry_over()
+        self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
         if self._has_last_rows:
             self._first_rows = (self.arrays["reset"][0].copy(), self.arrays["restarts"].copy())
         self._policy, self._greedy = policy, greedy
         if not greedy:
-            noise = policy.draw_noise(T, self.num_envs, self.generator).to(self.device)
+            noise = policy.draw_noise(self.horizon, self.num_envs, self.generator).to(self.device)
             self._noise_here = noise if self._noise_here is None else self._noise_here.copy_(noise)
         for group in self._on_device:
             group.step.zero_()
-            if group.stream:
-                group.stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._wait_for_learner()
         if self._is_warm and self._use_graphs and not self._on_device[0].graph:
             self._capture()
 
+    def _wait_for_learner(self) -> None:
+        """What the learner has enqueued comes before what the groups do from now on."""
+        for group in self._on_device:
+            if group.stream:
+                group.stream.wait_stream(torch.cuda.current_stream(self.device))
+
     def serve(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
+        if self.window:
+            self._wait_for_learner()  # it may have learned since the last step
         with on_device.on_stream():
             if t > 0 or self._first_row_is_new(on_device.columns):
                 self._upload("observation", self.history + t, on_device.columns)
             self._upload("age", t, on_device.columns)
+            self._upload_memory(t, on_device.columns)
             with on_device.clock:
                 if on_device.graph:
                     on_device.graph.replay()
@@ -112,7 +121,7 @@ class DeviceServer(ActionServer):
     @torch.no_grad()
     def _act(self, group: _Group) -> None:
         """The group's next step, without a look at any value: what is enqueued is the same for every step."""
-        columns, step = group.columns, group.step
+        columns, step, W = group.columns, group.step, self.window
         frames = self._here["observation"][:, columns].index_select(0, step + self._history_rows)
         if self.spec.frame_stack:
             age = self._here["age"][:, columns].index_select(0, step)[0]
@@ -120,13 +129,17 @@ class DeviceServer(ActionServer):
         else:
             observation = frames[0]
         noise = None if self._greedy else self._noise_here[:, columns].index_select(0, step)[0]  # type: ignore[index]
-        action, recorded = self._policy.act(observation, noise)
+        memory = self._memory and Memory(*(rows[W:, columns].index_select(0, step)[0] for rows in self._memory))
+        action, recorded, state = self._policy.act(observation, noise, memory)
         for name, value in recorded.items():
-            self._record_of(name, value)[:, columns].index_copy_(0, step, value.unsqueeze(0))
+            self._record_of(name, value)[W:, columns].index_copy_(0, step, value.unsqueeze(0))
         action = action.to(self._here["action"].dtype)
         self._here["action"][:, columns].index_copy_(0, step, action.unsqueeze(0))
         group.action = action
         step += 1
+        if self._memory is not None and state is not None:
+            self._memory.state[W:, columns].index_copy_(0, step, state.unsqueeze(0))
+            self._memory.previous_action[W:, columns].index_copy_(0, step, action.unsqueeze(0))
 
     def _capture(self) -> None:
         for group in self._on_device:
@@ -157,28 +170,54 @@ class DeviceServer(ActionServer):
         self._here[name][row, columns].copy_(newest, non_blocking=True)
         self.bytes_moved += newest.nbytes
 
-    def _arrays_here(self) -> dict[str, Tensor]:
+    def _upload_memory(self, t: int, columns: slice) -> None:
+        """What a recurrent policy needs of the step before t."""
+        if self._memory is None:
+            return
+        row = self.window + t
+        self._memory.fresh[row, columns].copy_(self.shared["reset"][t, columns], non_blocking=True)
+        if t > 0:
+            reward = self.shared["reward"][t - 1, columns]
+            self._memory.previous_reward[row, columns].copy_(reward, non_blocking=True)
+
+    def _bring_last_rows(self) -> None:
         for group in self._on_device:
             with group.on_stream():
                 self._upload("observation", self.history + self.horizon, group.columns)
                 self._upload("age", self.horizon, group.columns)
+                self._upload_memory(self.horizon, group.columns)
             if group.stream:
                 torch.cuda.current_stream(self.device).wait_stream(group.stream)
             self.gpu_s += group.clock.read()
-        here = {name: self.shared[name].to(self.device, non_blocking=True) for name in SENT_AT_THE_END}
-        self.bytes_moved += sum(tensor.nbytes for tensor in here.values())
         self._has_last_rows = self._is_warm = True
+
+    def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
+        rollout = super()._rollout(first, num_steps, envs, games)
         if self.device.type == "cuda":
             self._uploaded = torch.cuda.current_stream(self.device).record_event()
-        return {**self._here, **here}
+        return rollout
+
+    def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
+        if name in self._kept:
+            return self._kept[name][rows, envs]
+        sent = self._rows[name][rows, envs].to(self.device, non_blocking=True)
+        self.bytes_moved += sent.nbytes
+        return sent
+
+    def _all_rows(self) -> list[Tensor]:
+        on_host = [self._rows[name] for name in PER_STEP if name != "observation"]
+        return [*on_host, *self._kept.values(), *self._recorded.values(), *(self._memory or ())]
+
+    def _make_memory(self, state_size: int) -> Memory:
+        memory = super()._make_memory(state_size)
+        fresh = torch.zeros_like(memory.fresh)
+        return Memory(*(rows.to(self.device) for rows in (*memory[:-1], fresh)))
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self._here["observation"][self.horizon :] = state["rows"].to(self.device)
+        for name, rows in self._kept.items():
+            rows[self.horizon :] = state["rows"][name].to(self.device)
         self._has_last_rows = True
-
-    def _last_rows(self) -> Tensor:
-        return self._here["observation"][self.horizon :]
 
     def close(self) -> None:
         if self._pinned:
@@ -192,13 +231,14 @@ def make_server(
     arrays: dict[str, Array],
     generator: torch.Generator,
     device: torch.device,
+    window: int = 0,
     memory: SharedArrays | None = None,
     graphs: bool = True,
 ) -> ActionServer:
     """The one for this device."""
     if device.type == "cpu":
-        return ActionServer(spec, arrays, generator)
-    return DeviceServer(spec, arrays, generator, device, memory, graphs)
+        return ActionServer(spec, arrays, generator, window)
+    return DeviceServer(spec, arrays, generator, device, window, memory, graphs)
 
 
 class GpuClock:

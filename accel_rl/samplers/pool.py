@@ -54,20 +54,23 @@ def share_out(num_envs: int, num_workers: int) -> list[tuple[Share, Share]]:
 
 
 class Stage:
-    """Shared arrays for a number of environments, and which of them each worker has."""
+    """Shared arrays for a number of environments, and which of them each worker has.
 
-    def __init__(self, layout: Layout, num_workers: int):
-        self.layout = layout
+    window: rows of each array that are the learner's alone, in front of the rollout's."""
+
+    def __init__(self, layout: Layout, num_workers: int, window: int = 0):
+        self.layout, self.window = layout, window
         self.memory = SharedArrays(layout)
         self.arrays = self.memory.arrays
-        self.horizon, self.num_envs = self.arrays["reward"].shape
+        self.num_envs = self.arrays["reward"].shape[1]
+        self.horizon = len(self.arrays["reward"]) - window
         self.shares = share_out(self.num_envs, num_workers)
         # [worker, group]: whether it has environments of that group
         self.has = np.array([[num > 0 for _, num in shares] for shares in self.shares])
         self.members = [np.flatnonzero(self.has[:, group]).tolist() for group in range(NUM_GROUPS)]
 
     def setup(self, worker: int) -> StageSetup:
-        return StageSetup(self.layout, self.memory.fd, self.shares[worker])
+        return StageSetup(self.layout, self.memory.fd, self.shares[worker], self.window)
 
     def envs(self, worker: int) -> list[int]:
         """The worker's environments, by index."""
@@ -145,12 +148,12 @@ class WorkerPool:
         for group in range(NUM_GROUPS):
             self._wake(group)
 
-    def wait(self, prefer: int) -> int:
+    def wait(self, groups: tuple[int, ...]) -> int:
         """Waits for every worker of a group; when it returns, that group's newest rows are safe to read.
 
-        Returns the group that is ready first, `prefer` if both are."""
+        Returns the one of these groups that is ready first, the first of them if both are."""
         while True:
-            for group in (prefer, 1 - prefer):
+            for group in groups:
                 if self._ready[group]:
                     self._ready[group] = False
                     self._rows_read[group] += 1

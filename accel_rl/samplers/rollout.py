@@ -15,6 +15,19 @@ class Game(NamedTuple):
     length: int
 
 
+class Memory(NamedTuple):
+    """What a recurrent policy is given beside its observation.
+
+    state [..., S]: what it has carried on; previous_action [..., ...], previous_reward [...]: of the step before, the
+    reward as the learner sees it; fresh [...] bool: a new game starts here, so that none of these count.
+    """
+
+    state: Tensor
+    previous_action: Tensor
+    previous_reward: Tensor
+    fresh: Tensor
+
+
 @dataclass
 class Rollout:
     """T steps of B environments, time first, group 0's environments first; valid until the next `collect`.
@@ -26,6 +39,7 @@ class Rollout:
     recorded: name -> [T, B, ...], what the policy returned when it acted.
     final_step, final_env [K], final_observation [K, ...]: the true last observation of each truncated episode.
     first_step: agent steps of the whole run before this rollout.
+    memory [T + 1, B, ...]: of a recurrent policy, what it was given with each row; state[t + 1] is what step t left.
     """
 
     observation_rows: Tensor
@@ -43,6 +57,7 @@ class Rollout:
     final_observation: Tensor
     games: list[Game]
     first_step: int
+    memory: Memory | None = None
 
     @property
     def horizon(self) -> int:
@@ -57,6 +72,13 @@ class Rollout:
         """[T, B] bool: the learner's episode ends here, whatever the reason."""
         return self.terminated | self.truncated
 
+    def memory_of(self, start: int, stop: int) -> Memory | None:
+        """What `ActorCritic.unroll` takes for rows start ... stop - 1: the state [B, S] is that of the first one."""
+        if self.memory is None:
+            return None
+        state, *others = self.memory
+        return Memory(state[start], *(rows[start:stop] for rows in others))
+
     def observations(self, start: int, stop: int) -> Tensor:
         """What the network sees at rows start ... stop - 1: [stop - start, B, ...], stacks oldest first."""
         if not self.frame_stack:
@@ -66,6 +88,13 @@ class Rollout:
         if age.device.type == "cpu" and int(age.min()) >= self.frame_stack - 1:
             return stacks  # a view: nothing to blank
         return blank(stacks, age)
+
+    def observations_at(self, steps: Tensor, envs: Tensor) -> Tensor:
+        """What the network sees at these rows of these environments [N, ...]; steps, envs [N]."""
+        if not self.frame_stack:
+            return self.observation_rows[steps, envs]
+        rows = steps.unsqueeze(1) + torch.arange(self.frame_stack, device=steps.device)  # [N, S]
+        return blank(self.observation_rows[rows, envs.unsqueeze(1)], self.age[steps, envs])
 
 
 def blank(stacks: Tensor, age: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.batch import BatchConfig, BatchSimulator, cut, rollout_layout
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
 from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
@@ -28,9 +28,9 @@ class SerialSampler:
     ):
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
-        arrays = _arrays(spec, config.horizon, config.num_envs)
-        self._server = make_server(spec, arrays, noise_generator(batch, self.device), self.device)
-        self._envs = BatchSimulator(batch, arrays, first_env=0)
+        arrays = _arrays(spec, config.horizon, config.num_envs, config.window)
+        self._server = make_server(spec, arrays, noise_generator(batch, self.device), self.device, window=config.window)
+        self._envs = BatchSimulator(batch, cut(arrays, slice(None), config.window), first_env=0)
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 
@@ -47,6 +47,9 @@ class SerialSampler:
             self._envs.start()
             self._started = True
         return self._collect(self._server, self._envs, greedy=False, on_step=on_step)
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        return self._server.recent(t, num_steps, envs)
 
     def _collect(
         self, server: ActionServer, envs: BatchSimulator, greedy: bool, on_step: OnStep | None = None
@@ -91,6 +94,6 @@ class SerialSampler:
         self._envs.close()
 
 
-def _arrays(spec: EnvSpec, horizon: int, num_envs: int) -> dict[str, Array]:
-    layout = rollout_layout(spec, horizon, num_envs)
+def _arrays(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> dict[str, Array]:
+    layout = rollout_layout(spec, horizon, num_envs, window)
     return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}

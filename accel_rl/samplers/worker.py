@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, Layout
+from accel_rl.envs.batch import BatchConfig, BatchSimulator, Layout, cut
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.samplers.shared import SharedArrays, Signal, poller
@@ -53,6 +53,7 @@ class StageSetup:
     layout: Layout
     fd: int
     shares: tuple[Share, Share]
+    window: int
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,7 @@ class Worker:
         batches = {}
         for group, (first_env, num_envs) in enumerate(stage.shares):
             if num_envs:
-                columns = slice(first_env, first_env + num_envs)
-                own = {name: a[columns] if name == "restarts" else a[:, columns] for name, a in arrays.items()}
+                own = cut(arrays, slice(first_env, first_env + num_envs), stage.window)
                 batches[group] = BatchSimulator(config, own, first_env, self._heartbeat)
         return batches
 

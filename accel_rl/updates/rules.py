@@ -11,10 +11,9 @@ Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unle
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -23,11 +22,14 @@ State = dict[str, Tensor]
 
 
 class Rule(Protocol):
+    capturable: ClassVar[bool]
+    """Whether a CUDA graph can repeat `apply`: it then takes the learning rate as a tensor and looks at no value."""
+
     def init(self, flat: Tensor) -> State:
         """The state before the first update of `flat` [P]."""
 
-    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
-        """Updates parameters [P] and state in place; leaves gradient [P] as it is."""
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
+        """Updates parameters [P] and state in place; leaves gradient [P] as it is. learning_rate: number or 0-d."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class RMSProp:
     Source: Mnih et al. 2016 (A3C), supplement, equations S1 and S2; the momentum is TensorFlow's.
     """
 
+    capturable: ClassVar[bool] = True
     decay: float = 0.99
     epsilon: float = 1e-5
     momentum: float = 0.0
@@ -50,14 +53,15 @@ class RMSProp:
             state["delta"] = torch.zeros_like(flat)
         return state
 
-    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
         square = state["square"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
         root = square.add(self.epsilon).sqrt_()
         if self.momentum:
-            delta = state["delta"].mul_(self.momentum).addcdiv_(gradient, root, value=learning_rate)
+            delta = state["delta"].mul_(self.momentum)
+            _add_ratio(delta, gradient, root, learning_rate)
             parameters.sub_(delta)
         else:
-            parameters.addcdiv_(gradient, root, value=-learning_rate)
+            _add_ratio(parameters, gradient, root, -learning_rate)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Adam:
     Source: Kingma & Ba 2015, end of section 2; Stooke & Abbeel 2018, appendix A.
     """
 
+    capturable: ClassVar[bool] = True
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-5
@@ -77,16 +82,16 @@ class Adam:
         return {
             "mean": torch.zeros_like(flat),
             "square": torch.zeros_like(flat),
-            # On the CPU, so that reading it never waits for a GPU.
-            "step": torch.zeros((), dtype=torch.float64, device="cpu"),
+            "step": torch.zeros((), dtype=torch.float64, device=flat.device),
         }
 
-    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
-        step = float(state["step"].add_(1))
-        step_size = learning_rate * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
+        count = state["step"].add_(1)
+        step = float(count) if count.device.type == "cpu" else count  # to read it from a GPU would be to wait for it
+        step_size = learning_rate * (1 - self.beta2**step) ** 0.5 / (1 - self.beta1**step)
         mean = state["mean"].lerp_(gradient, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        parameters.addcdiv_(mean, square.sqrt().add_(self.epsilon), value=-step_size)
+        _add_ratio(parameters, mean, square.sqrt().add_(self.epsilon), -step_size)
 
 
 @dataclass(frozen=True)
@@ -97,25 +102,44 @@ class MomentumSGD:
     Source: Mnih et al. 2016 (A3C), supplement, section 1.
     """
 
+    capturable: ClassVar[bool] = True
     momentum: float = 0.9
 
     def init(self, flat: Tensor) -> State:
         return {"mean": torch.zeros_like(flat)}
 
-    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
         mean = state["mean"].lerp_(gradient, 1 - self.momentum)
-        parameters.sub_(mean, alpha=learning_rate)
+        _subtract(parameters, mean, learning_rate)
 
 
 @dataclass(frozen=True)
 class SGD:
     """theta -= lr * g."""
 
+    capturable: ClassVar[bool] = True
+
     def init(self, flat: Tensor) -> State:
         return {}
 
-    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
-        parameters.sub_(gradient, alpha=learning_rate)
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
+        _subtract(parameters, gradient, learning_rate)
+
+
+def _add_ratio(target: Tensor, numerator: Tensor, denominator: Tensor, factor: float | Tensor) -> None:
+    """target += factor * numerator / denominator."""
+    if isinstance(factor, Tensor):
+        target.add_(numerator.div(denominator).mul_(factor))
+    else:
+        target.addcdiv_(numerator, denominator, value=factor)
+
+
+def _subtract(target: Tensor, direction: Tensor, factor: float | Tensor) -> None:
+    """target -= factor * direction."""
+    if isinstance(factor, Tensor):
+        target.sub_(direction * factor)
+    else:
+        target.sub_(direction, alpha=factor)
 
 
 class TorchRule:
@@ -126,6 +150,8 @@ class TorchRule:
     Raises ValueError for options that the optimizer refuses, and for optimizers that need more than a flat
     vector and its gradient (LBFGS, Muon, SparseAdam).
     """
+
+    capturable: ClassVar[bool] = False
 
     def __init__(self, name: str, **options: Any) -> None:
         if name not in _torch_names():
@@ -144,10 +170,10 @@ class TorchRule:
         # Any rate will do: none enters the state before the first update.
         return dict(self._optimizer(flat, 1e-3).state[flat])
 
-    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float, state: State) -> None:
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
         vector = parameters.detach()  # the same memory, but the caller's tensor gets no .grad
         vector.grad = gradient
-        optimizer = self._optimizer(vector, learning_rate)
+        optimizer = self._optimizer(vector, float(learning_rate))
         optimizer.state[vector] = state
         optimizer.step()
 

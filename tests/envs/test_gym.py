@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spaces import parts_of
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 
@@ -133,20 +134,100 @@ def test_out_of_bounds():
     assert row.tolist() == [-100, -99]
 
 
-@pytest.mark.parametrize(("observations", "word"), [(True, "Dict"), (False, "MultiDiscrete")])
-def test_unsupported_spaces(observations, word):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"observation": "Text"}, "observations of type Text are not supported; use Box, Discrete, .* Dict or Tuple"),
+        ({"observation": "Graph"}, "Graph .* use Box"),
+        ({"observation": "Sequence"}, "Sequence .* use Box"),
+        ({"observation": "OneOf"}, "OneOf .* use Box"),
+        ({"observation": "Dict with a Text"}, "Text .part 'arm/1'. .*FilterObservation"),
+        ({"observation": "empty Dict"}, "nothing to observe in an empty Dict"),
+        ({"observation": "Dict with an empty Tuple"}, "nothing to observe in an empty Tuple .part 'b'"),
+        ({"observation": "empty Box"}, "nothing to observe"),
+        ({"action": "Dict"}, "actions of type Dict are not supported; use Discrete, MultiDiscrete, MultiBinary or Box"),
+        ({"action": "integer Box"}, "actions in a Box of type int64 .* use MultiDiscrete"),
+        ({"action": "empty Box"}, "nothing to choose"),
+    ],
+)
+def test_unsupported_spaces(options, words):
     """Catches spaces that nobody checked, and that would fail much later."""
-    with pytest.raises(UsageError, match=f"Unsupported.*{word}.*use Box or Discrete"):
-        make("Unsupported", observations=observations)
+    with pytest.raises(UsageError, match=f"Unsupported: .*{words}"):
+        make("Unsupported", **options)
+
+
+def test_nested_observations():
+    """Catches parts in another order than gymnasium's, one-hots that forget where a space starts, double precision."""
+    simulator, row = make("Nested")
+    spec, nested = simulator.spec, simulator._env.observation_space
+    assert (spec.row_shape, spec.row_dtype, spec.nested_space) == ((2 + 3 + 24 * 32 * 3 + 9,), np.float32, nested)
+    simulator.reset(row)
+    assert simulator.step(np.array([0, 2, 3]), row).reward == 1
+    seen = gymnasium.spaces.unflatten(nested, row)
+    assert seen["arm"]["angles"][0] == np.float32(1 / 3) and seen["arm"]["grip"] == 2
+    assert seen["switches"].tolist() == [0, 1, 8]  # in the environment's own numbering
+    expected = [[[(y + 2 * x + 50 * c + 1) % 256 for c in range(3)] for x in range(32)] for y in range(24)]
+    assert seen["camera"].tolist() == expected
+    parts = {part.name: part.columns for part in parts_of(nested)}
+    assert [*parts] == ["arm/angles", "arm/grip", "camera", "switches"]
+    assert row[parts["arm/grip"]].tolist() == [0, 1, 0]
+    assert row[parts["switches"]].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("nan", ["part 'arm/angles'", "not finite"]),
+        ("missing", ["part 'arm'", "['angles']", "['angles', 'grip']"]),
+        ("out_of_range", ["part 'switches'", "not in MultiDiscrete"]),
+        ("wrong_shape", ["part 'camera'", "shape (23, 32, 3)", "(24, 32, 3)"]),
+    ],
+)
+def test_bad_values_name_the_part(how, words):
+    """Catches a part that is not checked, such as a number that would be one-hot in its neighbour's columns."""
+    simulator, row = make("Nested", how=how, spoil_at=2)
+    simulator.reset(row)
+    simulator.step(np.zeros(3, int), row)
+    with pytest.raises(RunError) as raised:
+        simulator.step(np.zeros(3, int), row)
+    assert all(word in str(raised.value) for word in [*words, "step 2"])
+
+
+def test_a_part_out_of_bounds():
+    """Catches bounds that are no longer checked once an observation is flat."""
+    simulator, row = make("Nested", how="out_of_bounds", spoil_at=0)
+    with pytest.raises(RunError, match="episode, part 'arm/angles', is out of the declared bounds"):
+        simulator.reset(row)
+
+
+def test_multi_binary():
+    """Catches actions of the wrong type or shape, which the toy refuses, and observations that stay a matrix."""
+    simulator, row = make("Switches")
+    simulator.reset(row)
+    action = np.array([[1, 0, 1], [0, 0, 1]])
+    assert simulator.step(action, row).reward == 3
+    assert row.tolist() == [1, 0, 1, 0, 0, 1] and row.dtype == np.float32
+
+
+def test_unbounded_spaces():
+    """Catches infinite bounds that are refused or make nan, and an action without dimensions of the wrong type."""
+    simulator, row = make("Unbounded")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        simulator.reset(row)
+        assert simulator.step(np.float32(1e30), row).reward == pytest.approx(1e30)
+        assert simulator.step(np.float32(-7), row).reward == -1
+    assert row.tolist() == [2, 2, 0, 0, 1, 0]
 
 
 def trace(simulator, row, steps, seed=0):
     """What the next steps look like, with resets."""
     rng = np.random.default_rng(seed)
-    num_actions = simulator.spec.action_space.n
+    space = simulator.spec.action_space
     found = []
     for _ in range(steps):
-        outcome = simulator.step(rng.integers(num_actions), row)
+        action = rng.integers(getattr(space, "nvec", getattr(space, "n", None)))
+        outcome = simulator.step(action, row)
         found.append((outcome, row.tobytes()))
         if outcome.game_over:
             simulator.reset(row)
@@ -186,6 +267,7 @@ def test_factory_gets_the_seed():
         ("Counting", {"lengths": (7, -4), "seeded": True}),
         ("Hooked", {"lengths": (7, -4)}),
         ("limited_hooked", {"lengths": (7, 0), "max_steps": 9}),
+        ("Nested", {"lengths": (7, -4)}),
     ],
 )
 @pytest.mark.parametrize("steps", [0, 1, 30])

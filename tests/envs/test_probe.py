@@ -41,7 +41,10 @@ def nothing_left_behind():
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.parametrize(("name", "options"), [("Counting", {}), ("Picture", {"height": 210, "width": 160})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("Counting", {}), ("Picture", {"height": 210, "width": 160}), ("Nested", {}), ("Switches", {})],
+)
 def test_same_as_in_this_process(name, options):
     """Catches a spec that is lost on its way, as the bounds of large pictures were: they overfilled a pipe."""
     config = EnvConfig(f"{TOYS}:{name}", options=options)
@@ -72,7 +75,7 @@ def test_environments_that_break(how, timeout_s, words):
         (f"{TOYS}:Countin", {}, "mean Counting"),
         ("CartPol-v1", {}, "CartPole-v1"),
         (f"{TOYS}:Counting", {"no_such_option": 1}, "no_such_option"),
-        (f"{TOYS}:Unsupported", {}, "Dict"),
+        (f"{TOYS}:Unsupported", {}, "Text"),
     ],
 )
 def test_usage_errors(env_id, options, word):

@@ -9,13 +9,17 @@ from torch import Tensor
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.envs.probe import probe_spec
+from accel_rl.samplers.action_server import Acted
 from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.rollout import Memory
 
 TOYS = "tests.helpers.toy_envs"
 
 
 class Echo:
     """Acts by the observation and the noise together, and records both: a wrong row or a wrong noise shows at once."""
+
+    state_size = 0
 
     def __init__(self, num_actions: int):
         self.num_actions = num_actions
@@ -24,12 +28,12 @@ class Echo:
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         return torch.rand(num_steps, num_envs, generator=generator, device=generator.device)
 
-    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
         self.observations.append(tuple(observation.shape))
         digest = observation.flatten(1).double().sum(1)
         noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
         action = (digest + 1000 * noise).long() % self.num_actions
-        return action, {"digest": digest, "noise": noise}
+        return action, {"digest": digest, "noise": noise}, None
 
 
 def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:

@@ -240,15 +240,126 @@ class Deceptive(Counting):
         return np.array([self.game, self.steps, Deceptive._outside], np.float32)
 
 
-class Unsupported(Counting):
-    """Spaces that the framework does not support."""
+UNSUPPORTED = {
+    "Text": spaces.Text(5),
+    "Dict with a Text": spaces.Dict({"arm": spaces.Tuple((spaces.Discrete(2), spaces.Text(5)))}),
+    "Graph": spaces.Graph(spaces.Discrete(2), None),
+    "Sequence": spaces.Sequence(spaces.Discrete(2)),
+    "OneOf": spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
+    "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
+    "empty Dict": spaces.Dict({}),
+    "Dict with an empty Tuple": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple(())}),
+    "empty Box": spaces.Box(-1, 1, (0,)),
+    "integer Box": spaces.Box(0, 3, (2,), np.int64),
+}
 
-    def __init__(self, observations: bool = True):
+
+class Unsupported(Counting):
+    """An observation space, or else an action space, of UNSUPPORTED."""
+
+    def __init__(self, observation: str | None = "Text", action: str | None = None):
         super().__init__()
-        if observations:
-            self.observation_space = spaces.Dict({"a": spaces.Discrete(2)})
-        else:
-            self.action_space = spaces.MultiDiscrete([2, 2])
+        if action:
+            self.action_space = UNSUPPORTED[action]
+        elif observation:
+            self.observation_space = UNSUPPORTED[observation]
+
+
+class Nested(Counting):
+    """A Dict with a picture, and actions of three choices, MultiDiscrete([2, 3, 4]) from [0, -1, 5] on.
+
+    "camera": uint8 [24, 32, 3], the pixel at y, x of channel c is (y + 2 * x + 50 * c + step) % 256; "arm": a Dict of
+    "angles" float64 [2], [game % 3 + 1/3, 6 * goal - 3], and "grip" Discrete(3) from 1 on, 1 + step % 3; "switches":
+    the last action, MultiDiscrete like it. The reward counts the choices that are 0, -1, and 5 + goal; the goal is 0
+    or 1, by the generator that reset(seed) seeds. Spoilt at step spoil_at: how is nan | missing | out_of_range |
+    wrong_shape | out_of_bounds.
+    """
+
+    def __init__(self, lengths: Sequence[int] = (5,), spoil_at: int = -1, how: str = "nan"):
+        super().__init__(lengths)
+        self._spoil_at, self._how = spoil_at, how
+        y, x, channel = np.ogrid[:24, :32, :3]
+        self._still = y + 2 * x + 50 * channel
+        self._start = np.array([0, -1, 5])
+        self.action_space = spaces.MultiDiscrete([2, 3, 4], start=self._start)
+        self.observation_space = spaces.Dict(
+            {
+                "arm": spaces.Dict(
+                    {"angles": spaces.Box(-9, 1000, (2,), np.float64), "grip": spaces.Discrete(3, start=1)}
+                ),
+                "camera": spaces.Box(0, 255, (24, 32, 3), np.uint8),
+                "switches": spaces.MultiDiscrete([2, 3, 4], start=self._start),
+            }
+        )
+        self._action, self._goal = self._start, 0
+
+    def _observe(self) -> Any:
+        seen: Any = {
+            "camera": ((self._still + self.steps) % 256).astype(np.uint8),
+            "arm": {"angles": np.array([self.game % 3 + 1 / 3, 6 * self._goal - 3]), "grip": 1 + self.steps % 3},
+            "switches": self._action,
+        }
+        if self.steps == self._spoil_at:
+            if self._how == "nan":
+                seen["arm"]["angles"][1] = np.nan
+            elif self._how == "missing":
+                del seen["arm"]["grip"]
+            elif self._how == "out_of_range":
+                seen["switches"] = self._action + np.array([0, 3, 0])
+            elif self._how == "wrong_shape":
+                seen["camera"] = seen["camera"][:-1]
+            elif self._how == "out_of_bounds":
+                seen["arm"]["angles"][0] = -10
+        return seen
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        _, info = super().reset(seed=seed)
+        self._action, self._goal = self._start, int(self.np_random.integers(2))
+        return self._observe(), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self._action = action
+        _, _, terminated, truncated, info = super().step(0)
+        reward = float((action == self._start + np.array([0, 0, self._goal])).sum())
+        return self._observe(), reward, terminated, truncated, info
+
+
+class Switches(Counting):
+    """MultiBinary([2, 3]) actions, observed as they arrive (MultiBinary); the reward is how many are on."""
+
+    def __init__(self, lengths: Sequence[int] = (7,)):
+        super().__init__(lengths)
+        self.action_space = self.observation_space = spaces.MultiBinary([2, 3])
+        self._action = np.zeros((2, 3), np.int8)
+
+    def _observe(self) -> Any:
+        return self._action
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self._action = action
+        _, _, terminated, truncated, info = super().step(0)
+        return action, float(action.sum()), terminated, truncated, info
+
+
+class Unbounded(Counting):
+    """A Tuple of unbounded numbers and the step modulo 4; one action without bounds above, of no dimensions.
+
+    The reward is the action as it arrives."""
+
+    def __init__(self, lengths: Sequence[int] = (7,)):
+        super().__init__(lengths)
+        self.observation_space = spaces.Tuple((spaces.Box(-np.inf, np.inf, (2, 1)), spaces.Discrete(4)))
+        self.action_space = spaces.Box(-1, np.inf, (), np.float64)
+
+    def _observe(self) -> Any:
+        return np.full((2, 1), self.steps, np.float32), self.steps % 4
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        observation, _, terminated, truncated, info = super().step(0)
+        return observation, float(action), terminated, truncated, info
 
 
 def with_seed(seed: int, lengths: Sequence[int] = (3,)) -> Counting:

@@ -1,15 +1,24 @@
 """Shapes, sizes and initialisation of the networks, as the papers print them."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
+from accel_rl.envs.spaces import parts_of, row_space, to_row
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.trunks import NETWORKS, conv, linear
+from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
+
+
+def flat(nested: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> EnvSpec:
+    """The specification of an environment with such observations."""
+    return EnvSpec(row_space(nested), action_space, nested_space=nested)
 
 
 def atari(height: int, width: int) -> EnvSpec:
@@ -36,11 +45,11 @@ def test_networks_have_the_papers_number_of_parameters(
 
 def test_pictures_are_scaled_to_one() -> None:
     """Would catch bytes that reach the network as 0 ... 255, or are divided twice."""
-    policy = ActorCritic(atari(104, 80))
-    seen: list[torch.Tensor] = []
-    policy.trunk.convolutions[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    policy(torch.full((1, 4, 104, 80), 255, dtype=torch.uint8))
-    assert seen[0].unique().item() == pytest.approx(1.0)
+    trunk = ActorCritic(atari(104, 80)).trunk
+    layer = trunk.convolutions[0]
+    picture = torch.randint(0, 256, (2, 4, 104, 80), dtype=torch.uint8)
+    expected = torch.nn.functional.conv2d(picture / 255, layer.weight, layer.bias, layer.stride)
+    torch.testing.assert_close(layer(picture), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_initialisation() -> None:
@@ -61,8 +70,11 @@ def test_initialisation() -> None:
         EnvSpec(Box(-1, 1, (3, 2), np.float32), Box(-1, 1, (2,), np.float32)),
         EnvSpec(Discrete(5, start=2), Discrete(3)),
         EnvSpec(Box(0, 255, (3, 64, 48), np.uint8), Box(-1, 1, (2, 2), np.float32)),
+        flat(spaces.MultiBinary(3), spaces.MultiDiscrete([[2, 3], [4, 5]])),
+        flat(spaces.Dict({"a": Box(0, 255, (24, 32, 3), np.uint8)}), spaces.MultiBinary([2, 3])),
+        flat(spaces.Tuple((Discrete(2), Box(-1, 1, (2,)))), Box(-np.inf, np.inf, ())),
     ],
-    ids=["vector", "matrix", "discrete", "picture"],
+    ids=["vector", "matrix", "discrete", "picture", "binary", "only_a_picture", "tuple"],
 )
 def test_every_space_can_be_acted_in(spec: EnvSpec) -> None:
     """Would catch spaces for which no network or no action of the right shape comes out."""
@@ -70,7 +82,7 @@ def test_every_space_can_be_acted_in(spec: EnvSpec) -> None:
     observation = np.stack([spec.observation_space.sample() for _ in range(5)])
     noise = policy.draw_noise(1, 5, torch.Generator())[0]
     for given in (noise, None):
-        action, recorded = policy.act(torch.from_numpy(observation), given)
+        action, recorded, _ = policy.act(torch.from_numpy(observation), given)
         assert action.shape == (5, *spec.action_shape)
         assert recorded["value"].shape == (5,)
 
@@ -87,4 +99,43 @@ def test_separate_value_shares_nothing() -> None:
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, separate_value=True)
     policy(torch.randn(4, 3))[1].sum().backward()
-    assert all(p.grad is None for p in policy.trunk.parameters())
+    assert all(p.grad is None for p in policy.body.trunk.parameters())
+
+
+def test_nested_observations_are_taken_apart() -> None:
+    """Would catch a picture whose axes are mixed up, a part that is left out, or one that goes to the wrong network."""
+    nested = spaces.Dict(
+        {
+            "back": Box(0, 255, (2, 20, 21), np.uint8),  # channels first
+            "front": Box(0, 255, (24, 32, 3), np.uint8),
+            "map": Box(0, 255, (7, 7, 3), np.uint8),  # too small for convolutions
+            "speed": Box(-1, 1, (2,), np.float32),
+            "tool": Discrete(3, start=1),
+        }
+    )
+    nested.seed(0)
+    net = make_trunk(flat(nested, Discrete(2)))
+    assert isinstance(net, NestedNet) and net.num_features == 256 + 256 + 64
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in [("back", net.nets[0].convolutions), ("front", net.nets[1].convolutions), ("rest", net.mlp)]:
+        module.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
+    samples = [nested.sample() for _ in range(4)]
+    rows = torch.from_numpy(np.stack([to_row(sample, nested) for sample in samples]).astype(np.float32))
+    assert net(rows).shape == (4, net.num_features)
+    for index, sample in enumerate(samples):
+        assert np.allclose(seen["back"][index].numpy() * 255, sample["back"], atol=1e-3)
+        assert np.allclose(seen["front"][index].numpy() * 255, sample["front"].transpose(2, 0, 1), atol=1e-3)
+        rest = [*(sample["map"].flatten() / 255), *sample["speed"], *(np.arange(1, 4) == sample["tool"])]
+        assert np.allclose(seen["rest"][index].numpy(), rest, atol=1e-6)
+    rows.requires_grad_()
+    net(rows).sum().backward()
+    assert rows.grad is not None
+    for part in parts_of(nested):
+        assert rows.grad[:, part.columns].any(), part.name
+
+
+def test_flat_spaces_need_no_convolutions() -> None:
+    """Would catch a Dict of numbers that is not simply one vector."""
+    nested = spaces.Dict({"a": Box(-1, 1, (2,)), "b": spaces.MultiDiscrete([2, 3])})
+    net = make_trunk(flat(nested, Discrete(2)))
+    assert isinstance(net, MLP) and net.layers[0].in_features == 7

@@ -9,8 +9,10 @@ from torch import Tensor
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler
+from accel_rl.samplers.action_server import Acted
 from accel_rl.samplers.common import SamplerConfig
 from accel_rl.samplers.device_server import DeviceServer, GpuClock
+from accel_rl.samplers.rollout import Memory
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -36,7 +38,7 @@ class Network(SameNoise):
         torch.manual_seed(0)
         self.network = ActorCritic(spec).to(device)
 
-    def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
         return self.network.act(observation, noise)
 
 
@@ -52,7 +54,13 @@ def on_device(
     sampler = make(AlternatingSampler, env, config, policy, **b)
     server = sampler._server
     sampler._server = DeviceServer(
-        sampler.spec, server.arrays, server.generator, device, sampler.pool._train.memory, graphs=graphs
+        sampler.spec,
+        sampler.pool._train.arrays,
+        server.generator,
+        device,
+        config.window,
+        sampler.pool._train.memory,
+        graphs,
     )
     return sampler
 
@@ -147,7 +155,7 @@ def test_a_network_that_can_not_be_captured() -> None:
     """Would catch a run that ends because of a network that looks at its values."""
 
     class Looks(SameNoise):
-        def act(self, observation: Tensor, noise: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
             assert float(observation.float().mean()) >= 0
             return super().act(observation, noise)
 

@@ -1,0 +1,109 @@
+"""States of gymnasium environments: what has to be kept so that a resumed run takes the same course.
+
+By order of preference: the environment's own `get_state` and `set_state`; MuJoCo's simulation data with the other
+attributes of the environment (its pickle would begin anew); the pickle of the whole. The latter two are tried out
+before they are trusted.
+"""
+
+import pickle
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.utils.env_checker import data_equivalence
+
+Env = gymnasium.Env[Any, Any]
+State = dict[str, Any]
+
+
+def has_hook(env: Env) -> bool:
+    return hasattr(env.unwrapped, "get_state") and hasattr(env.unwrapped, "set_state")
+
+
+def capture(env: Env) -> State:
+    """Everything that decides env's future; raises whatever an environment that can't be pickled does."""
+    inner: Any = env.unwrapped
+    if has_hook(env):
+        return {"hook": inner.get_state(), "wrappers": pickle.dumps(_wrapper_states(env))}
+    if _is_mujoco(inner):
+        data = zlib.compress(pickle.dumps(inner.data), 1)  # from 700 KB to 35
+        attributes = {name: value for name, value in vars(inner).items() if name not in _MUJOCO_OBJECTS}
+        return {
+            "mujoco": data,
+            "attributes": pickle.dumps(attributes),
+            "wrappers": pickle.dumps(_wrapper_states(env)),
+        }
+    return {"pickle": pickle.dumps(env)}
+
+
+def restore(state: State, same_kind: Callable[[], Env]) -> Env:
+    """An environment in that state: the one that same_kind() gives, or a new one."""
+    if "pickle" in state:
+        unpickled: Env = pickle.loads(state["pickle"])
+        return unpickled
+    env = same_kind()
+    inner: Any = env.unwrapped
+    env.reset(seed=0)  # wrappers want to have seen a reset
+    if "hook" in state:
+        inner.set_state(state["hook"])
+    else:
+        import mujoco
+
+        mujoco.mj_copyData(inner.data, inner.model, pickle.loads(zlib.decompress(state["mujoco"])))
+        vars(inner).update(pickle.loads(state["attributes"]))
+    for wrapper, wrapper_state in zip(_wrappers(env), pickle.loads(state["wrappers"]), strict=True):
+        vars(wrapper).update(wrapper_state)
+    return env
+
+
+def is_exact(build: Callable[[], Env]) -> bool:
+    """True if an environment and one restored from its state take the same course."""
+    original = build()
+    try:
+        original.reset(seed=0)
+        original.action_space.seed(0)
+        original.step(original.action_space.sample())
+        copy = restore(capture(original), build)
+        try:
+            return _same_course(original, copy)
+        finally:
+            copy.close()
+    except Exception:  # whatever keeps it from being pickled: then it has no state to offer
+        return False
+    finally:
+        original.close()
+
+
+def _same_course(first: Env, second: Env, num_steps: int = 5) -> bool:
+    """Whether two environments show the same in some steps and in the episode after."""
+    for _ in range(num_steps):
+        action = first.action_space.sample()
+        one, other = first.step(action)[:4], second.step(action)[:4]
+        if not data_equivalence(one, other, exact=True):
+            return False
+        if one[2] or one[3]:
+            break
+    return data_equivalence(first.reset()[0], second.reset()[0], exact=True)
+
+
+_MUJOCO_OBJECTS = ("model", "data", "mujoco_renderer")  # the model is the same in all of a kind
+
+
+def _is_mujoco(env: Any) -> bool:
+    module = sys.modules.get("gymnasium.envs.mujoco.mujoco_env")  # not imported: who has no such environment needs none
+    return module is not None and isinstance(env, module.MujocoEnv)
+
+
+def _wrappers(env: Env) -> list[gymnasium.Wrapper[Any, Any, Any, Any]]:
+    """From the outermost one inwards; a time limit counts its steps in there."""
+    wrappers = []
+    while isinstance(env, gymnasium.Wrapper):
+        wrappers.append(env)
+        env = env.env
+    return wrappers
+
+
+def _wrapper_states(env: Env) -> list[State]:
+    return [{name: value for name, value in vars(w).items() if name != "env"} for w in _wrappers(env)]

@@ -1,0 +1,137 @@
+"""Schedules: their values at and around every corner, their text, and runs that resume beyond their end."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel_rl
+from accel_rl.algos import AlgoSettings
+from accel_rl.algos.a2c import A2CSettings
+from accel_rl.algos.schedules import ends, schedule, schedule_setting
+from accel_rl.errors import UsageError
+from accel_rl.settings import build
+
+PIECEWISE = "1e6:1 2e6:0.5 5e6:0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("constant", {0: 2.0, 1: 2.0, 10**9: 2.0}),
+        ("linear", {0: 2.0, 1: 1.98, 50: 1.0, 99: 0.02, 100: 0.0, 101: 0.0, 10**9: 0.0}),
+        ("linear:0.1", {0: 2.0, 50: 1.1, 99: 0.218, 100: 0.2, 101: 0.2, 10**9: 0.2}),
+        ("linear:2", {0: 2.0, 50: 3.0, 100: 4.0, 101: 4.0}),
+        (PIECEWISE, {0: 2.0, 999_999: 2.0, 1_000_000: 2.0, 1_000_001: 1.999999, 1_500_000: 1.5, 1_999_999: 1.000001}),
+        (
+            PIECEWISE,
+            {2_000_000: 1.0, 3_500_000: 0.6, 4_999_999: 0.20000027, 5_000_000: 0.2, 5_000_001: 0.2, 10**9: 0.2},
+        ),
+        ("0:0 10:1 11:0.25 20:0.25", {0: 0.0, 5: 1.0, 10: 2.0, 11: 0.5, 15: 0.5, 20: 0.5, 21: 0.5}),
+    ],
+)
+def test_values_at_and_around_every_point(text: str, expected: dict[int, float]) -> None:
+    """Would catch a schedule that goes on beyond its end, jumps at a corner, or counts from somewhere else than 0."""
+    for step, value in expected.items():
+        assert schedule(text, 2.0, step, schedule_steps=100) == pytest.approx(value, rel=1e-7, abs=1e-12), step
+
+
+def test_corners_are_exact() -> None:
+    """Would catch an end that is only nearly 0, or an initial value that is rounded."""
+    assert [schedule("linear", 0.7, step, 3) for step in (0, 3, 4)] == [0.7, 0.0, 0.0]
+    assert [schedule("0:1 7:0.5 9:0.1", 0.7, step, 3) for step in (0, 7, 9)] == [0.7, 0.35, 0.7 * 0.1]
+
+
+def test_against_numpy() -> None:
+    """Would catch a wrong segment."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        steps, factors = np.sort(random.choice(1000, 5, replace=False)), random.random(5)
+        text = " ".join(f"{step}:{factor}" for step, factor in zip(steps, factors, strict=True))
+        for step in range(0, 1000, 7):
+            assert schedule(text, 3.0, step, 1) == pytest.approx(3 * np.interp(step, steps, factors))
+
+
+def test_nothing_but_the_step_counts() -> None:
+    """Would catch a schedule that remembers where it has been, or that a longer run stretches."""
+    for text in ("linear:0.3", PIECEWISE):
+        forward = [schedule(text, 1.0, step, 4_000_000) for step in range(0, 6_000_000, 500_000)]
+        backward = [schedule(text, 1.0, step, 4_000_000) for step in reversed(range(0, 6_000_000, 500_000))]
+        assert forward == backward[::-1]
+    assert schedule(PIECEWISE, 1.0, 3_000_000, 10) == schedule(PIECEWISE, 1.0, 3_000_000, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("", "two points or more"),
+        ("cosine", "must be constant, linear, linear:SHARE, or points STEP:FACTOR"),
+        ("Linear", "must be constant"),
+        ("linear:", "must name a share that is at least 0, as in linear:0.1"),
+        ("linear:-0.1", "at least 0"),
+        ("linear:nan", "at least 0"),
+        ("linear:x", "at least 0"),
+        ("0:1", "two points or more"),
+        ("0:1 5", "must be constant"),
+        ("0:1 5:", "must be constant"),
+        ("0:1 5:1:2", "must be constant"),
+        ("0:1, 5:0", "must be constant"),
+        ("0:1 5:-1", "numbers not below 0"),
+        ("-5:1 5:1", "numbers not below 0"),
+        ("0:1 inf:0", "must be constant"),
+        ("0:1 5:nan", "must be constant"),
+        ("5:1 0:0.5", "rising agent steps"),
+        ("0:1 5:0.5 5:0.1", "rising agent steps"),
+    ],
+)
+def test_bad_texts(text: str, rule: str) -> None:
+    """Would catch a text that is taken for something else, or refused without its name, the rule and the way out."""
+    with pytest.raises(UsageError, match=rule) as caught:
+        build(A2CSettings, {"learning_rate_schedule": text})
+    assert f"learning_rate_schedule={text!r} must" in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Clipped(AlgoSettings):
+    clip_schedule: str = schedule_setting("linear", "course of the clip")
+    plain: str = "linear"
+
+
+def test_ends_of_an_algorithms_schedules() -> None:
+    """Would catch an algorithm's own schedule that is forgotten, or one that never changes being reported."""
+    settings = build(Clipped, {})
+    assert ends(settings, 100) == {"clip_schedule": (100, 0)}
+    settings = build(Clipped, {"learning_rate_schedule": PIECEWISE, "clip_schedule": "linear:0.5"})
+    assert ends(settings, 100) == {"learning_rate_schedule": (5e6, 0.1), "clip_schedule": (100, 0.5)}
+    with pytest.raises(UsageError, match="clip_schedule='x' must be"):
+        build(Clipped, {"clip_schedule": "x"})
+
+
+RUN: dict[str, Any] = {"env": "CartPole-v1", "device": "cpu", "sampler": "serial", "envs": 4, "horizon": 5}
+RUN |= {"eval_interval_steps": 0, "log_interval_steps": 20, "tensorboard": False}
+
+
+def test_a_resumed_run_beyond_the_end_says_so(tmp_path: Path) -> None:
+    """Would catch points that config.yaml does not bring back, a longer run that moves them, or silence at the end."""
+    run = accel_rl.train(**RUN, steps=80, learning_rate_schedule="0:1 100:0.5 200:0", out=tmp_path / "run")
+    accel_rl.train(resume=run, steps=200)
+    assert "WARNING" not in (run / "log.txt").read_text()
+    accel_rl.train(resume=run, steps=300)
+    warning = "learning_rate_schedule ends at step 200: from there on 0 of its base value"
+    assert warning in (run / "log.txt").read_text()
+    with (run / "progress.csv").open() as file:
+        assert [int(row["time/total_timesteps"]) for row in csv.DictReader(file)] == list(range(20, 301, 20))
+
+    run = accel_rl.train(**RUN, steps=40, learning_rate_schedule="constant", out=tmp_path / "constant")
+    accel_rl.train(resume=run, steps=60)
+    assert "WARNING" not in (run / "log.txt").read_text()
+
+
+def test_a_bad_schedule_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Would catch a folder that is made, or a run that begins, before the text is looked at."""
+    with pytest.raises(UsageError, match="learning_rate_schedule='sometimes' must be constant"):
+        accel_rl.train(**RUN, steps=80, learning_rate_schedule="sometimes", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,67 @@
+"""Algorithms that go wrong on purpose, unless their learning rate is low."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.samplers.rollout import Rollout
+from accel_rl.settings import setting
+
+TAME = 1e-3  # up to this learning rate nothing goes wrong
+
+
+@dataclass(frozen=True)
+class ExplodingSettings(A2CSettings):
+    learning_rate: float = setting(2e-3, "step size", above=0)
+    at_rollout: int = setting(7, "the rollout that goes wrong, counted from 1", least=1)
+    how: str = setting("loss", "what goes wrong", choices=("loss", "gradient", "several", "raise"))
+    silent: bool = setting(False, "no statistics")
+
+
+class InfiniteGradient:
+    """An update whose loss is finite, and whose gradient is not."""
+
+    def __init__(self, update: Any, parameter: Tensor):
+        self.update, self.parameter = update, parameter
+
+    def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
+        zero = (self.parameter - self.parameter.detach()).sum()
+        norm: Tensor = self.update.step(loss_sum + zero.sqrt(), weight, learning_rate)
+        return norm
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value
+
+
+class Exploding(A2C):
+    """how: loss: rewards turn nan; gradient: infinite with a finite loss; several: of three updates of each rollout the
+    second one's loss turns nan; raise: an infinite gradient, after which `learn` fails."""
+
+    Settings = ExplodingSettings
+    settings: ExplodingSettings
+
+    def learn(self, rollout: Rollout, update: Any) -> dict[str, Tensor]:
+        number = rollout.first_step // rollout.reward.numel() + 1
+        settings, update_here = self.settings, update
+        goes_wrong = number == settings.at_rollout and settings.learning_rate > TAME
+        if goes_wrong and settings.how in ("gradient", "raise"):
+            update_here = InfiniteGradient(update, self.policy.policy_head.bias)
+        if settings.how == "several":
+            each = []
+            for index in range(3):
+                this = self._without_rewards(rollout) if goes_wrong and index == 1 else rollout
+                each.append(super().learn(this, update_here))
+            stats = {name: torch.stack([one[name] for one in each]) for name in each[0]}  # [U]
+            stats["last"] = each[-1]["loss"]
+        else:
+            wrong_loss = goes_wrong and settings.how == "loss"
+            stats = super().learn(self._without_rewards(rollout) if wrong_loss else rollout, update_here)
+        if goes_wrong and settings.how == "raise":
+            raise ValueError("cannot go on")
+        return {} if settings.silent else stats
+
+    def _without_rewards(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, reward=torch.full_like(rollout.reward, torch.nan))

@@ -1,0 +1,190 @@
+"""Action distributions against torch's own, by sampling, and where numbers become extreme."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal
+
+from accel_rl.errors import UsageError
+from accel_rl.models.distributions import (
+    MIN_VARIANCE,
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    SphericalGaussian,
+    make_distribution,
+)
+
+KINDS: dict[str, Any] = {
+    "categorical": lambda: Categorical(4),
+    "multi_categorical": lambda: MultiCategorical([2, 5, 1, 3]),
+    "diagonal": lambda: DiagonalGaussian(3, initial_log_std=-0.3),
+    "spherical": lambda: SphericalGaussian(3),
+}
+
+
+def reference(distribution: Any, parameters: Tensor) -> list[Any]:
+    """torch's distributions, whose log-probabilities and entropies are to be added; one for each choice."""
+    if isinstance(distribution, Categorical):
+        return [TorchCategorical(logits=parameters)]
+    if isinstance(distribution, MultiCategorical):
+        return [TorchCategorical(logits=logits) for logits in parameters.split([2, 5, 1, 3], -1)]
+    if isinstance(distribution, DiagonalGaussian):
+        mean, log_std = parameters.chunk(2, -1)
+        return [Independent(Normal(mean, log_std.exp()), 1)]
+    mean, variance = parameters[..., :-1], parameters[..., -1:]
+    return [Independent(Normal(mean, variance.sqrt().expand_as(mean)), 1)]
+
+
+def make(kind: str, shape: tuple[int, ...] = (50,), scale: float = 2.0) -> tuple[Any, Tensor, Tensor]:
+    """A distribution, random parameters of it, and actions sampled from these."""
+    generator = torch.Generator().manual_seed(4)
+    distribution = KINDS[kind]()
+    output = scale * torch.randn((*shape, distribution.num_outputs), generator=generator)
+    parameters = distribution.parameters_of(output)
+    return distribution, parameters, distribution.sample(parameters, distribution.draw_noise(shape, generator))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(50,), (3, 7)])
+def test_against_torch(kind: str, shape: tuple[int, ...]) -> None:
+    """Would catch a wrong formula, a mean in place of a sum over dimensions, or logits of a neighbour's choice."""
+    distribution, parameters, action = make(kind, shape)
+    references = reference(distribution, parameters)
+    actions = action.unbind(-1) if isinstance(distribution, MultiCategorical) else [action]
+    log_p = sum(ref.log_prob(a) for ref, a in zip(references, actions, strict=True))
+    torch.testing.assert_close(distribution.log_probability(parameters, action), log_p, rtol=1e-4, atol=1e-5)
+    entropy = sum(ref.entropy() for ref in references)
+    torch.testing.assert_close(distribution.entropy(parameters), entropy, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entropy_is_that_of_samples(kind: str) -> None:
+    """Would catch an entropy, a log-probability and samples that do not belong together: H = -E[log p]."""
+    distribution, parameters, _ = make(kind, (1,), scale=0.7)
+    generator = torch.Generator().manual_seed(1)
+    many = parameters.expand(200_000, -1)
+    action = distribution.sample(many, distribution.draw_noise((len(many),), generator))
+    log_p = distribution.log_probability(many, action)
+    error = 5 * log_p.std().item() / len(many) ** 0.5  # five standard errors
+    assert -log_p.mean().item() == pytest.approx(distribution.entropy(parameters).item(), abs=error + 1e-6)
+
+
+def test_frequencies() -> None:
+    """Would catch choices that follow another's probabilities, or one another."""
+    distribution, parameters, _ = make("multi_categorical", (1,), scale=1.0)
+    generator = torch.Generator().manual_seed(2)
+    num = 200_000
+    noise = distribution.draw_noise((num,), generator)
+    action = distribution.sample(parameters.expand(num, -1), noise)
+    for d, ref in enumerate(reference(distribution, parameters)):
+        found = torch.bincount(action[:, d], minlength=ref.probs.shape[-1]) / num
+        torch.testing.assert_close(found, ref.probs[0], rtol=0, atol=0.005)
+    joint = torch.bincount(action[:, 0] * 5 + action[:, 1], minlength=10).view(2, 5) / num
+    first, second, *_ = reference(distribution, parameters)
+    torch.testing.assert_close(joint, first.probs[0, :, None] * second.probs[0], rtol=0, atol=0.005)
+
+
+def test_gaussian_moments() -> None:
+    """Would catch a variance that is taken for a standard deviation, or one that differs between dimensions."""
+    distribution = SphericalGaussian(3)
+    parameters = distribution.parameters_of(torch.tensor([[1.0, -2.0, 0.0, 3.0]]))
+    variance = math.log1p(math.exp(3.0)) + MIN_VARIANCE
+    num = 200_000
+    noise = distribution.draw_noise((num,), torch.Generator().manual_seed(3))
+    action = distribution.sample(parameters.expand(num, -1), noise)
+    torch.testing.assert_close(action.mean(0), torch.tensor([1.0, -2.0, 0.0]), rtol=0, atol=0.03)
+    torch.testing.assert_close(action.var(0), torch.full((3,), variance), rtol=0.02, atol=0)
+    assert distribution.mode(parameters).tolist() == [[1, -2, 0]]
+    assert distribution.entropy(parameters).item() == pytest.approx(1.5 * (math.log(2 * math.pi * variance) + 1))
+
+
+def test_noise_at_its_ends() -> None:
+    """Would catch a choice that does not exist, where rounding leaves the sum of probabilities below the noise."""
+    distribution = MultiCategorical([2, 5, 1, 3])
+    logits = torch.randn(1000, distribution.num_outputs, generator=torch.Generator().manual_seed(0))
+    last = distribution.sample(logits, torch.full((1000, 4), 1 - 2**-24))
+    assert (last == torch.tensor([1, 4, 0, 2])).all()
+    assert not distribution.sample(logits, torch.zeros(1000, 4)).any()
+    sure = torch.zeros(1, 11)
+    sure[0, [0, 6, 7, 9]] = 50.0
+    assert distribution.sample(sure, torch.full((1, 4), 0.5)).tolist() == [[0, 4, 0, 1]]
+    assert distribution.mode(sure).tolist() == [[0, 4, 0, 1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("extreme", [1e4, -1e4, 1e6])
+def test_extreme_outputs_stay_finite(kind: str, extreme: float) -> None:
+    """Would catch nan in a gradient: 0 * log 0, the logits of actions that do not exist, a variance of 0."""
+    distribution = KINDS[kind]()
+    output = torch.zeros(2, distribution.num_outputs)
+    output[0, -1] = output[1, 0] = extreme
+    output[1, -1] = -extreme
+    output.requires_grad_()
+    parameters = distribution.parameters_of(output)
+    noise = distribution.draw_noise((2,), torch.Generator().manual_seed(0))
+    action = distribution.sample(parameters, noise).detach()
+    log_p, entropy = distribution.log_probability(parameters, action), distribution.entropy(parameters)
+    (log_p.sum() + entropy.sum()).backward()
+    assert log_p.isfinite().all() and entropy.isfinite().all() and action.isfinite().all()
+    assert output.grad is not None and output.grad.isfinite().all()
+
+
+def test_the_variance_depends_on_the_observation_and_has_a_gradient() -> None:
+    """Would catch a variance that is cut off from what it is learned from, or 0 where softplus underflows."""
+    distribution = SphericalGaussian(2)
+    output = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -200.0]], requires_grad=True)
+    parameters = distribution.parameters_of(output)
+    assert parameters[0, -1].item() == pytest.approx(math.log1p(math.e) + MIN_VARIANCE)
+    assert parameters[1, -1].item() == pytest.approx(MIN_VARIANCE)
+    distribution.entropy(parameters).sum().backward()
+    assert output.grad is not None and output.grad[0, -1] > 0
+
+
+def test_encode() -> None:
+    """Would catch one-hots in a neighbour's columns, and actions of several axes that are torn apart."""
+    assert Categorical(3).encode(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    multi = MultiCategorical([2, 3])
+    assert multi.encode(torch.tensor([[1, 0], [0, 2]])).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
+    matrix = make_distribution(spaces.MultiBinary([2, 1])).encode(torch.tensor([[[1], [0]]]))
+    assert matrix.tolist() == [[0, 1, 1, 0]]
+    for kind in ("diagonal", "spherical"):
+        assert KINDS[kind]().encode(torch.tensor([[0.5, -7.0, 2.0]])).tolist() == [[0.5, -7, 2]]
+    for kind in KINDS:
+        distribution, _, action = make(kind)
+        code = distribution.encode(action)
+        assert code.shape == (50, distribution.num_previous) and code.dtype == torch.float32
+
+
+def test_make_distribution() -> None:
+    """Would catch a space whose distribution has the wrong size, and a misspelt Gaussian that is ignored."""
+    box = spaces.Box(-1, 1, (2, 3))
+    assert make_distribution(spaces.Discrete(5, start=3)).num_outputs == 5
+    assert make_distribution(spaces.MultiDiscrete([[2, 3], [4, 5]])).num_outputs == 14
+    assert make_distribution(spaces.MultiBinary([2, 3])).num_outputs == 12
+    assert make_distribution(box).num_outputs == 6
+    assert make_distribution(box, "spherical").num_outputs == 7
+    assert make_distribution(spaces.Box(-np.inf, 1, ())).num_outputs == 1
+    with pytest.raises(UsageError, match="unknown gaussian 'sperical'; did you mean spherical"):
+        make_distribution(box, "sperical")
+    with pytest.raises(UsageError, match="Text are not supported; use Discrete, MultiDiscrete, MultiBinary or Box"):
+        make_distribution(spaces.Text(3))
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([[2, 3], [4, 5]]), spaces.Box(-1, 1, (2, 2)), spaces.Box(0, 1, ())]
+)
+@pytest.mark.parametrize("gaussian", ["diagonal", "spherical"])
+def test_actions_in_the_shape_of_their_space(space: Any, gaussian: str) -> None:
+    """Would catch a log-probability that only takes flat actions, though rollouts hold them in the space's shape."""
+    distribution = make_distribution(space, gaussian)
+    parameters = distribution.parameters_of(torch.randn(6, distribution.num_outputs))
+    action = distribution.sample(parameters, distribution.draw_noise((6,), torch.Generator()))
+    shaped = distribution.log_probability(parameters, action.reshape(6, *space.shape))
+    assert shaped.shape == (6,) and torch.equal(shaped, distribution.log_probability(parameters, action))

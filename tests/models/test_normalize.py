@@ -1,0 +1,278 @@
+"""Running moments, and what is normalised by them, against numpy over all the data at once."""
+
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.normalize import ObservationNorm, ReturnScale, RunningMoments
+
+DISCOUNT = 0.9
+
+
+def alone(value: Tensor) -> Tensor:
+    return value
+
+
+class Together:
+    """The sum over learners that are threads: each gets the sum of what all have given."""
+
+    def __init__(self, num_learners: int):
+        self._given: list[Any] = [None] * num_learners
+        self._barrier = threading.Barrier(num_learners, timeout=20)
+
+    def of(self, learner: int) -> Callable[[Tensor], Tensor]:
+        def total(value: Tensor) -> Tensor:
+            self._given[learner] = value
+            self._barrier.wait()
+            result = torch.stack(self._given).sum(0)
+            self._barrier.wait()
+            return result
+
+        return total
+
+    def run(self, work: Callable[[int], None]) -> None:
+        threads = [threading.Thread(target=work, args=(learner,)) for learner in range(len(self._given))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def spec(space: Any, frame_stack: int = 0) -> EnvSpec:
+    return EnvSpec(space, gymnasium.spaces.Discrete(2), frame_stack)
+
+
+def vectors(*shape: int) -> EnvSpec:
+    return spec(gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32))
+
+
+def batches(seed: int, *shape: int) -> list[Tensor]:
+    """Batches of several sizes whose scales and offsets differ, some far from 0."""
+    random = np.random.default_rng(seed)
+    sizes = (1, 7, 64, 2, 30)
+    return [
+        torch.from_numpy((random.normal(1e4 * i, i + 1, (n, *shape))).astype(np.float32)) for i, n in enumerate(sizes)
+    ]
+
+
+def copy_of(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Through a file, as a checkpoint goes."""
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer))
+
+
+class TestRunningMoments:
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
+    def test_against_numpy(self, shape: tuple[int, ...]) -> None:
+        """Would catch a wrong merge, the variance of a sample, or squares that cancel in float32."""
+        moments, seen = RunningMoments(shape), []
+        for batch in batches(0, *shape):
+            moments.update(batch, alone)
+            seen.append(batch.double().numpy())
+            data = np.concatenate(seen)
+            assert moments.count.item() == len(data)
+            np.testing.assert_allclose(moments.mean.numpy(), data.mean(0), rtol=1e-13)
+            np.testing.assert_allclose(moments.variance.numpy(), data.var(0), rtol=1e-11, atol=1e-9)
+        assert {value.dtype for value in moments.state_dict().values()} == {torch.float64}
+
+    def test_a_mean_far_from_zero(self) -> None:
+        """Would catch E[x^2] - E[x]^2, which is 0 or negative here."""
+        moments = RunningMoments()
+        data = 1e9 + np.random.default_rng(0).normal(0, 1, 10_000)
+        for part in np.split(data, 100):
+            moments.update(torch.from_numpy(part), alone)
+        np.testing.assert_allclose(moments.variance.item(), data.var(), rtol=1e-6)
+
+    def test_what_is_not_valid_does_not_count(self) -> None:
+        """Would catch a nan that gets in through a weight of 0, or a batch of nothing that divides by it."""
+        moments, seen = RunningMoments((2,)), []
+        for index, batch in enumerate(batches(1, 2)):
+            valid = torch.arange(len(batch)) % 3 != index % 3
+            moments.update(torch.where(valid[:, None], batch, torch.nan), alone, valid)
+            seen.append(batch[valid].double().numpy())
+        nothing = torch.full((4, 2), torch.inf)
+        moments.update(nothing, alone, torch.zeros(4, dtype=torch.bool))
+        data = np.concatenate(seen)
+        assert moments.count.item() == len(data)
+        np.testing.assert_allclose(moments.mean.numpy(), data.mean(0), rtol=1e-13)
+        np.testing.assert_allclose(moments.variance.numpy(), data.var(0), rtol=1e-11)
+
+        empty = RunningMoments((2,))
+        empty.update(nothing, alone, torch.zeros(4, dtype=torch.bool))
+        assert empty.count.item() == 0 and not empty.mean.any() and not empty.variance.any()
+
+    def test_two_learners_are_one(self) -> None:
+        """Would catch moments that differ between learners, or that unequal parts of a batch distort."""
+        whole, halves, together = RunningMoments((3,)), [RunningMoments((3,)) for _ in range(2)], Together(2)
+        data = batches(2, 3)
+        for batch in data:
+            whole.update(batch, alone, torch.arange(len(batch)) != 5)
+
+        def work(learner: int) -> None:
+            part = slice(0, 4) if learner == 0 else slice(4, None)  # the second one's first batch is empty
+            for batch in data:
+                valid = torch.arange(len(batch)) != 5
+                halves[learner].update(batch[part], together.of(learner), valid[part])
+
+        together.run(work)
+        for name, value in whole.state_dict().items():
+            assert torch.equal(halves[0].state_dict()[name], halves[1].state_dict()[name])
+            torch.testing.assert_close(halves[0].state_dict()[name], value, rtol=1e-12, atol=1e-9)
+
+
+class TestObservationNorm:
+    def test_against_numpy(self) -> None:
+        """Would catch a wrong moment, a missing clip, or an identity that is none."""
+        norm, data = ObservationNorm(vectors(3)), batches(3, 3)
+        assert torch.equal(norm(data[1]), data[1])
+        for batch in data:
+            norm.update(batch, alone)
+        every = np.concatenate([batch.double().numpy() for batch in data])
+        probe = torch.tensor([[0.0, 2e4, 5e4], [1e9, -1e9, 3.0]])
+        expected = ((probe.double().numpy() - every.mean(0)) / np.sqrt(every.var(0) + 1e-8)).clip(-10, 10)
+        seen = norm(probe)
+        assert seen.dtype == torch.float32 and seen[1, :2].tolist() == [10, -10]
+        np.testing.assert_allclose(seen.numpy(), expected, rtol=1e-6)
+        assert not list(norm.parameters())
+
+    def test_what_never_varies_is_finite(self) -> None:
+        """Would catch a division by zero for a constant entry."""
+        norm = ObservationNorm(vectors(2))
+        norm.update(torch.tensor([[1.0, 5.0], [2.0, 5.0]]), alone)
+        assert norm(torch.tensor([[1.5, 5.0], [1.5, 6.0]])).tolist() == [[0, 0], [0, 10]]
+
+    def test_resume(self) -> None:
+        """Would catch anything that a checkpoint forgets."""
+        norm, other = ObservationNorm(vectors(3)), ObservationNorm(vectors(3))
+        first, *rest = batches(4, 3)
+        norm.update(first, alone)
+        copy_of(norm, other)
+        for batch in rest:
+            norm.update(batch, alone)
+            other.update(batch, alone)
+        assert torch.equal(norm(rest[0]), other(rest[0]))
+
+    def test_values_are_read_when_they_are_used(self) -> None:
+        """Would catch buffers that an update replaces: a captured graph would go on with the old ones."""
+        norm = ObservationNorm(vectors(3))
+        before = [value.data_ptr() for value in norm.buffers()]
+        norm.update(batches(5, 3)[2], alone)
+        assert [value.data_ptr() for value in norm.buffers()] == before
+
+    @pytest.mark.parametrize(
+        ("of", "what"),
+        [
+            (spec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), 4), r"pictures of shape \(4, 84, 84\)"),
+            (spec(gymnasium.spaces.Box(0, 255, (3, 10, 10), np.uint8)), r"pictures of shape \(3, 10, 10\)"),
+            (spec(gymnasium.spaces.Discrete(5)), r"Discrete\(5\)"),
+        ],
+    )
+    def test_pictures_are_refused(self, of: EnvSpec, what: str) -> None:
+        """Would catch moments of every pixel, or of the number of a state."""
+        with pytest.raises(UsageError, match=f"observations are {what}; only vectors"):
+            ObservationNorm(of)
+
+    def test_bytes_are_numbers(self) -> None:
+        """Would catch a vector of bytes, such as Atari's memory, that is taken for a picture."""
+        norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 255, (2,), np.uint8)))
+        norm.update(torch.tensor([[0, 250], [10, 254]], dtype=torch.uint8), alone)
+        assert norm(torch.tensor([[0, 254]], dtype=torch.uint8)).tolist() == [[-1, 1]]
+
+
+def rollouts(seed: int, num_envs: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """reward, done, valid of several rollouts of unequal length."""
+    random = np.random.default_rng(seed)
+    made = []
+    for horizon in (5, 1, 8, 20):
+        reward = torch.from_numpy(random.normal(0.5, 3, (horizon, num_envs)).astype(np.float32))
+        done, valid = (torch.from_numpy(random.random((horizon, num_envs)) < p) for p in (0.2, 0.8))
+        made.append((torch.where(valid, reward, torch.nan), done, valid))
+    return made
+
+
+def returns_of(data: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
+    """Every valid step's discounted return since its episode began, by plain loops."""
+    reward, done, valid = (torch.cat([part[i] for part in data]).numpy() for i in range(3))
+    found = []
+    for env in range(reward.shape[1]):
+        total = 0.0
+        for t in range(len(reward)):
+            total = DISCOUNT * total + (float(reward[t, env]) if valid[t, env] else 0.0)
+            if valid[t, env]:
+                found.append(total)
+            if done[t, env]:
+                total = 0.0
+    return np.array(found)
+
+
+class TestReturnScale:
+    def test_against_plain_loops(self) -> None:
+        """Would catch a return across an episode's end, one that a rollout's end cuts, or a step that is not valid."""
+        scale, data = ReturnScale(3, DISCOUNT), rollouts(0, 3)
+        reward = torch.tensor([[1.0, -2.0, 1e6]])
+        assert torch.equal(scale.scale(reward), reward)
+        for part in data:
+            scale.update(*part, alone)
+        deviation = returns_of(data).std()
+        np.testing.assert_allclose(scale.scale(reward).numpy(), [[1 / deviation, -2 / deviation, 10]], rtol=1e-6)
+        assert scale.moments.count.item() == sum(part[2].sum().item() for part in data)
+
+    def test_returns_that_are_all_the_same_scale_nothing(self) -> None:
+        """Would catch rewards that become 10 because none has come so far."""
+        scale, nothing = ReturnScale(2, DISCOUNT), torch.zeros(4, 2)
+        scale.update(nothing, nothing.bool(), ~nothing.bool(), alone)
+        assert scale.scale(torch.tensor([0.5])).tolist() == [0.5]
+
+    def test_resume(self) -> None:
+        """Would catch running returns that start anew, and anything else that a checkpoint forgets."""
+        scale, other = ReturnScale(3, DISCOUNT), ReturnScale(3, DISCOUNT)
+        first, *rest = rollouts(1, 3)
+        scale.update(*first, alone)
+        copy_of(scale, other)
+        for part in rest:
+            scale.update(*part, alone)
+            other.update(*part, alone)
+        for name, value in scale.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+
+    def test_two_learners_are_one(self) -> None:
+        """Would catch a deviation of a learner's own returns only."""
+        whole, together = ReturnScale(5, DISCOUNT), Together(2)
+        halves, columns = [ReturnScale(2, DISCOUNT), ReturnScale(3, DISCOUNT)], [slice(0, 2), slice(2, 5)]
+        data = rollouts(2, 5)
+        for part in data:
+            whole.update(*part, alone)
+
+        def work(learner: int) -> None:
+            for reward, done, valid in data:
+                mine = columns[learner]
+                halves[learner].update(reward[:, mine], done[:, mine], valid[:, mine], together.of(learner))
+
+        together.run(work)
+        assert halves[0].moments.variance == halves[1].moments.variance
+        torch.testing.assert_close(halves[0].moments.variance, whole.moments.variance, rtol=1e-12, atol=0)
+        assert torch.equal(torch.cat([half.running for half in halves]), whole.running)
+
+
+def test_no_value_is_asked_for() -> None:
+    """Would catch what makes a GPU wait: on the device `meta` there are shapes only, asking for a value fails."""
+    norm, scale = ObservationNorm(vectors(3)).to("meta"), ReturnScale(4, DISCOUNT).to("meta")
+    norm.update(torch.ones(8, 3, device="meta"), alone, torch.ones(8, dtype=torch.bool, device="meta"))
+    assert norm(torch.ones(8, 3, device="meta")).shape == (8, 3)
+    reward, done = torch.ones(5, 4, device="meta"), torch.ones(5, 4, dtype=torch.bool, device="meta")
+    scale.update(reward, done, done, alone)
+    assert scale.scale(reward).shape == (5, 4)
+    with pytest.raises(RuntimeError):
+        bool(norm.moments.count > 0)
