@@ -52,6 +52,8 @@ from accel_rl.config import resolve
 from accel_rl.envs.atari import game_name, games
 from accel_rl.errors import RunError, UsageError, unknown
 from accel_rl.samplers.rollout import Rollout
+from accel_rl.updates import Update
+from accel_rl.updates.replays import Loss
 
 VERSION = 1  # of the JSON
 FULL_ROUNDS = 20
@@ -154,16 +156,34 @@ class TrainingOptions:
         return Schedule(self.seconds, FULL_ROUNDS, budget_s)
 
 
+class CountedUpdate:
+    """An update of one learner that counts how often it changes the parameters."""
+
+    def __init__(self, update: Update):
+        self._update, self.count = update, 0
+        self.sum, self.max, self.pull = update.sum, update.max, update.pull
+
+    def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
+        self.count += 1
+        return self._update.step(loss_sum, weight, learning_rate)
+
+    def minimize(
+        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
+    ) -> dict[str, Tensor]:
+        self.count += 1
+        return self._update.minimize(loss, batch, weight, learning_rate, sliceable=sliceable)
+
+
 class Training(Repeated):
     """Ours: the iterations of a run, as accel_rl.training makes them, without logging, evaluation and checkpoints."""
 
     def __init__(self, name: str, settings: Settings):
         super().__init__(name, self._iterate)
-        self.config = config = resolve({**settings, "device": "cpu", "steps": 10**12})
+        short = {"decorrelation_steps": 100}  # the preset's cost seconds before the first turn, and nothing after it
+        self.config = config = resolve({**short, **settings, "device": "cpu", "steps": 10**12})
         self.algo = build_algo(config)
-        self._update = build_update(config, self.algo)
-        self._step, self._update.step = self._update.step, self._counted_step  # type: ignore[method-assign]
-        self.steps = self.updates = 0
+        self._update = CountedUpdate(build_update(config, self.algo))
+        self.steps = 0
         self._sampler = build_sampler(config, self.algo.policy)
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
@@ -188,13 +208,15 @@ class Training(Repeated):
 
     def _learn(self, rollout: Rollout) -> int:
         torch.set_num_threads(self.config.plan.learning_threads)
-        self.algo.learn(rollout, self._update)
+        self.algo.learn(self.algo.scaled(rollout), self._update)
+        self.algo.observe(rollout, self._update)
         self.steps += rollout.reward.numel()
         return rollout.reward.numel()
 
-    def _counted_step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        self.updates += 1
-        return self._step(loss_sum, weight, learning_rate)
+    @property
+    def updates(self) -> int:
+        """So far, like `steps`: those of `network` are among them."""
+        return self._update.count
 
     def network(self) -> Repeated:
         """The same passes of the network as in training, with nobody else at work."""

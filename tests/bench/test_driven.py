@@ -20,7 +20,7 @@ DRIVERS = Path(accel_rl.bench.driven.__file__).parent / "drivers"
 
 # Iterations of 10 steps and 2 updates take 20 ms. Its child holds the pipes, too, and goes on by itself: a file grows.
 DRIVER = """
-import subprocess, sys, time
+import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from turns import Turns
 
@@ -31,6 +31,8 @@ while True:
         file.write(".")
     time.sleep(0.005)
 '''], close_fds=False)
+while not os.path.exists("grows"):
+    time.sleep(0.005)
 updates = 0
 turns = Turns(lambda: updates)
 print("printed by a library")
