@@ -9,6 +9,7 @@ from torch import Tensor
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.envs.probe import probe_spec
+from accel_rl.envs.spec import EnvSpec
 from accel_rl.samplers.action_server import Acted
 from accel_rl.samplers.common import SamplerConfig
 from accel_rl.samplers.rollout import Memory
@@ -36,8 +37,16 @@ class Echo:
         return action, {"digest": digest, "noise": noise}, None
 
 
+def spec_of(env: EnvConfig) -> EnvSpec:
+    """`probe_spec`, whose process takes a second, once for each kind of environment."""
+    return _SPECS.get(repr(env)) or _SPECS.setdefault(repr(env), probe_spec(env))
+
+
+_SPECS: dict[str, EnvSpec] = {}
+
+
 def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
-    spec = probe_spec(env)
+    spec = spec_of(env)
     policy = policy or Echo(int(spec.action_space.n))  # type: ignore[attr-defined]
     return sampler_class(spec, BatchConfig(env, **{"seed": 3, **batch}), policy, config)
 
