@@ -33,8 +33,8 @@ DISCOUNT, RHO_BAR, C_BAR = 0.9, 1.2, 0.8
 class Batch:
     """Random sequences [T, B] in float64 with episodes' ends, some samples not valid, with garbage in these."""
 
-    def __init__(self, kind: str, T: int, B: int):
-        self.kind = kind
+    def __init__(self, kind: str, *shape: int):
+        self.kind, (T, B) = kind, shape
         self.distribution, self.parameters, self.action = draw(kind, T, B)
         generator = torch.Generator().manual_seed(2)
         randn = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -128,7 +128,7 @@ def test_loss_and_gradient_against_plain_loops(kind: str) -> None:
 def test_gradient_by_hand() -> None:
     """Would catch a gradient that is right in sum only: two states, a table of logits and one of values.
 
-    One step in state 0, taken half as often as now (rho = 1), one in state 1, taken twice as often (rho = 1/2, c = 1/2):
+    One step in state 0, whose ratio is 2 (rho = c = 1), then one in state 1, whose ratio is 1/2 (rho = c = 1/2):
 
         v_1 = V_1 + (r_1 + discount V_2 - V_1) / 2,    v_0 = r_0 + discount v_1
 

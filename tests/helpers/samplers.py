@@ -74,6 +74,9 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
     for name in first.recorded:
         assert torch.equal(first.recorded[name], second.recorded[name]), f"{what}: recorded {name}"
     assert (first.games, first.first_step) == (second.games, second.first_step), what
+    assert (first.memory is None) == (second.memory is None), what
+    for name, one, other in zip(Memory._fields, first.memory or (), second.memory or (), strict=False):
+        assert torch.equal(one, other), f"{what}: memory's {name}"
 
 
 def copy(rollout: Any) -> Any:
@@ -83,6 +86,8 @@ def copy(rollout: Any) -> Any:
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
             return value.clone() if isinstance(value, Tensor) else value.copy()
+        if isinstance(value, Memory):
+            return Memory(*map(clone, value))
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})
