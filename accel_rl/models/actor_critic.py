@@ -130,7 +130,8 @@ class ActorCritic(nn.Module):
         if not self.previous_inputs:
             return ()
         kept = (~memory.fresh).unsqueeze(-1)
-        return self.distribution.encode(memory.previous_action) * kept, memory.previous_reward.unsqueeze(-1) * kept
+        action = self.distribution.encode(memory.previous_action.flatten(0, 1)).unflatten(0, memory.fresh.shape)
+        return action * kept, memory.previous_reward.unsqueeze(-1) * kept
 
     def _heads(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
         parameters = self.distribution.parameters_of(self.policy_head(features[0]))

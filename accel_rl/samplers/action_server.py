@@ -230,6 +230,17 @@ class ActionServer:
         self.generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]
 
+    def end_episodes(self, envs: list[int]) -> None:
+        """After set_state, for environments that could only be started anew: their last step was the last of its
+        episode, cut off, for `recent` still shows it."""
+        if not self.window or not envs:
+            return
+        rows, chosen = self._rows, torch.zeros(self.num_envs, dtype=torch.bool)
+        chosen[envs] = True
+        chosen &= rows["valid"][-1] & ~rows["terminated"][-1] & ~rows["truncated"][-1]
+        rows["truncated"][-1, chosen] = True
+        rows["final_observation"][-1, chosen] = rows["observation"][-1, chosen]
+
     def close(self) -> None:
         pass
 

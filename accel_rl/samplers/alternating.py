@@ -128,7 +128,9 @@ class AlternatingSampler:
         self._started = True
         self._server.set_state(state["server"])
         parts = [[state["envs"][env] for env in envs] for envs in self._envs]
-        return sorted(env for restarted in self.pool.request("set_state", parts) for env in restarted)
+        restarted = sorted(env for of in self.pool.request("set_state", parts) for env in of)
+        self._server.end_episodes(restarted)
+        return restarted
 
     def close(self) -> None:
         try:

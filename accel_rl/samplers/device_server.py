@@ -217,7 +217,8 @@ class DeviceServer(ActionServer):
         super().set_state(state)
         for name, rows in self._kept.items():
             rows[self.horizon :] = state["rows"][name].to(self.device)
-        self._has_last_rows = True
+        # The first row goes up again: environments that had to be started anew show another one.
+        self._first_rows, self._has_last_rows = None, False
 
     def close(self) -> None:
         if self._pinned:

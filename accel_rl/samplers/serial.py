@@ -88,7 +88,9 @@ class SerialSampler:
     def set_state(self, state: dict[str, Any]) -> list[int]:
         self._started = True
         self._server.set_state(state["server"])
-        return self._envs.set_state(state["envs"])
+        restarted = self._envs.set_state(state["envs"])
+        self._server.end_episodes(restarted)
+        return restarted
 
     def close(self) -> None:
         self._envs.close()

@@ -17,7 +17,8 @@ from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.common import SamplerConfig
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.rules import RMSProp
-from tests.helpers.samplers import TOYS, make
+from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
+from tests.helpers.samplers import TOYS, make, spec_of
 
 
 def test_loss_is_the_sum_over_valid_samples() -> None:
@@ -38,6 +39,55 @@ def test_loss_is_the_sum_over_valid_samples() -> None:
     assert stats["loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_loss_and_gradient_of_all_distributions(kind: str) -> None:
+    """Would catch a term without its gradient, or samples that are not valid and have one, for any kind of action."""
+    distribution, parameters, action = draw(kind, 4, 3)
+    generator = torch.Generator().manual_seed(1)
+    value, advantage, return_ = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
+    valid = torch.rand(4, 3, generator=generator) > 0.3
+    advantage[~valid], return_[~valid] = 1e6, -1e6
+
+    def expected() -> float:
+        total = 0.0
+        for i in indices(valid.shape):
+            if valid[i]:
+                numbers = parameters[i].tolist()
+                total -= log_probability(kind, numbers, action[i].tolist()) * advantage[i].item()
+                total += 0.7 * (value[i].item() - return_[i].item()) ** 2 - 0.03 * entropy(kind, numbers)
+        return total
+
+    slopes = [slope(expected, x) for x in (parameters, value)]
+    parameters.requires_grad_()
+    value.requires_grad_()
+    loss_sum, _ = a2c_loss(distribution, parameters, value, action, advantage, return_, valid, 0.7, 0.03)
+    loss_sum.backward()
+    assert 0 < valid.sum() < 12 and loss_sum.item() == pytest.approx(expected(), rel=1e-9)
+    for x, gradient in zip((parameters, value), slopes, strict=True):
+        torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-6)
+        assert not x.grad[~valid].any()
+
+
+def test_gradient_by_hand() -> None:
+    """Would catch a gradient that is right in sum only: two states, a table of logits and one of values.
+
+    d/d theta_sb of -log pi(a|s) A is -A (1[a = b] - p_b), of -w H it is w p_b (log p_b + H)."""
+    theta = torch.tensor([[0.3, -0.1], [0.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    table = torch.tensor([0.2, -0.4], dtype=torch.float64, requires_grad=True)
+    state, action = torch.tensor([0, 1]), torch.tensor([0, 1])
+    advantage, return_ = torch.tensor([2.0, -1.5]), torch.tensor([1.0, 3.0])
+    args = (theta[state], table[state], action, advantage, return_, torch.ones(2, dtype=torch.bool))
+    a2c_loss(Categorical(2), *args, 0.25, 0.1)[0].backward()
+    p = theta.detach().softmax(-1)
+    for s in range(2):
+        entropy_s = -sum(float(p[s, b] * p[s, b].log()) for b in range(2))
+        for b in range(2):
+            expected = -float(advantage[s]) * ((action[s].item() == b) - float(p[s, b]))
+            expected += 0.1 * float(p[s, b] * (p[s, b].log() + entropy_s))
+            assert theta.grad[s, b].item() == pytest.approx(expected, rel=1e-9), (s, b)
+    assert table.grad.tolist() == pytest.approx([2 * 0.25 * (0.2 - 1.0), 2 * 0.25 * (-0.4 - 3.0)])
+
+
 def test_loss_of_nothing_valid_is_zero() -> None:
     """Would catch a division by zero where every sample of a rollout is lost."""
     nothing = torch.zeros(4, dtype=torch.bool)
@@ -54,7 +104,9 @@ class OneUpdate:
     def __init__(self) -> None:
         self.calls: list[tuple[float, float, float]] = []
 
-    def minimize(self, loss: Any, batch: dict[str, Tensor], weight: Tensor, learning_rate: float) -> dict[str, Tensor]:
+    def minimize(
+        self, loss: Any, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool
+    ) -> dict[str, Tensor]:
         loss_sum, terms = loss(**batch)
         self.calls.append((loss_sum.item(), weight.item(), learning_rate))
         return terms
@@ -75,9 +127,7 @@ def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> No
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, -2], "seeded": True})
     settings = A2CSettings(gae_lambda=gae_lambda, discount=0.9)
     torch.manual_seed(0)
-    from accel_rl.envs.probe import probe_spec
-
-    algo = A2C(probe_spec(env), settings, schedule_steps=100, batch_size=28)
+    algo = A2C(spec_of(env), settings, schedule_steps=100, num_envs=4, horizon=7)
     sampler = make(SerialSampler, env, SamplerConfig(4, 7, 2), algo.policy, reset_mode=reset_mode)
     update = OneUpdate()
     truncations = 0
@@ -125,9 +175,9 @@ def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
     """Would catch a scale relative to something else than the paper's batch of 80 (64 simulators: 1.4e-3)."""
     spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
     for num_envs, expected in ((16, 7e-4), (64, 1.4e-3), (512, 3.96e-3)):
-        algo = A2C(spec, A2CSettings(learning_rate_scaling="sqrt"), 100, batch_size=num_envs * 5)
+        algo = A2C(spec, A2CSettings(learning_rate_scaling="sqrt"), 100, num_envs, horizon=5)
         assert algo.learning_rate(0) == pytest.approx(expected, rel=1e-3)
-    assert A2C(spec, A2CSettings(), 100, batch_size=2560).learning_rate(0) == 7e-4
+    assert A2C(spec, A2CSettings(), 100, 512, 5).learning_rate(0) == 7e-4
 
 
 def test_update_clips_the_whole_gradient() -> None:

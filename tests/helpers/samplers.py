@@ -9,6 +9,7 @@ from torch import Tensor
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.envs.probe import probe_spec
+from accel_rl.envs.spec import EnvSpec
 from accel_rl.samplers.action_server import Acted
 from accel_rl.samplers.common import SamplerConfig
 from accel_rl.samplers.rollout import Memory
@@ -36,8 +37,16 @@ class Echo:
         return action, {"digest": digest, "noise": noise}, None
 
 
+def spec_of(env: EnvConfig) -> EnvSpec:
+    """`probe_spec`, whose process takes a second, once for each kind of environment."""
+    return _SPECS.get(repr(env)) or _SPECS.setdefault(repr(env), probe_spec(env))
+
+
+_SPECS: dict[str, EnvSpec] = {}
+
+
 def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
-    spec = probe_spec(env)
+    spec = spec_of(env)
     policy = policy or Echo(int(spec.action_space.n))  # type: ignore[attr-defined]
     return sampler_class(spec, BatchConfig(env, **{"seed": 3, **batch}), policy, config)
 
@@ -65,6 +74,9 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
     for name in first.recorded:
         assert torch.equal(first.recorded[name], second.recorded[name]), f"{what}: recorded {name}"
     assert (first.games, first.first_step) == (second.games, second.first_step), what
+    assert (first.memory is None) == (second.memory is None), what
+    for name, one, other in zip(Memory._fields, first.memory or (), second.memory or (), strict=False):
+        assert torch.equal(one, other), f"{what}: memory's {name}"
 
 
 def copy(rollout: Any) -> Any:
@@ -74,6 +86,8 @@ def copy(rollout: Any) -> Any:
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
             return value.clone() if isinstance(value, Tensor) else value.copy()
+        if isinstance(value, Memory):
+            return Memory(*map(clone, value))
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})

@@ -1,0 +1,357 @@
+"""PPO's loss against plain arithmetic; its minibatches, epochs and settings on real rollouts."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.base import bootstrap
+from accel_rl.algos.ppo import PPO, PPOSettings, minibatches, ppo_loss, standardized
+from accel_rl.algos.returns import generalized_advantage
+from accel_rl.cli import main
+from accel_rl.config import load_preset, preset_names
+from accel_rl.envs import EnvConfig
+from accel_rl.models.distributions import Categorical
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.common import SamplerConfig
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.rules import Adam
+from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
+from tests.helpers.samplers import TOYS, make, spec_of
+
+CARTPOLE = EnvConfig("CartPole-v1")
+PONG = EnvConfig("pong", options={"max_episode_steps": 7, "noop_max": 3})
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+
+
+class Batch:
+    """Random samples of PPO in float64, some of them not valid, with garbage in these."""
+
+    def __init__(self, kind: str, *shape: int):
+        self.kind = kind
+        self.distribution, self.parameters, self.action = draw(kind, *shape)
+        generator = torch.Generator().manual_seed(1)
+        randn = lambda: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
+        self.value, self.old_value, self.advantage, self.return_ = randn(), randn(), randn(), randn()
+        self.old_log_probability = self.distribution.log_probability(self.parameters, self.action) + 0.3 * randn()
+        self.valid = torch.rand(shape, generator=generator) > 0.3
+        assert 0 < self.valid.sum() < self.valid.numel()
+        self.advantage[~self.valid] = 1e6
+        self.return_[~self.valid] = -1e6
+
+    def loss(self, value_clip: float | None) -> tuple[Tensor, dict[str, Tensor]]:
+        return ppo_loss(
+            self.distribution,
+            self.parameters,
+            self.value,
+            self.action,
+            self.advantage,
+            self.return_,
+            self.old_value,
+            self.old_log_probability,
+            self.valid,
+            torch.tensor(0.2, dtype=torch.float64),
+            value_clip,
+            0.7,
+            0.03,
+        )
+
+    def expected(self, value_clip: float | None) -> dict[str, float]:
+        """The same in loops."""
+        names = ("policy_loss", "value_loss", "entropy", "loss", "approx_kl", "clip_fraction")
+        sums = dict.fromkeys(names, 0.0)
+        for i in indices(self.valid.shape):
+            if not self.valid[i]:
+                continue
+            value, old, return_ = (x[i].item() for x in (self.value, self.old_value, self.return_))
+            log_p = log_probability(self.kind, self.parameters[i].tolist(), self.action[i].tolist())
+            ratio, advantage = math.exp(log_p - self.old_log_probability[i].item()), self.advantage[i].item()
+            # Where the ratio has left the clip in the direction that the advantage asks for, the sample is constant.
+            if advantage > 0:
+                sums["policy_loss"] -= min(ratio, 1.2) * advantage
+            else:
+                sums["policy_loss"] -= max(ratio, 0.8) * advantage
+            error = (value - return_) ** 2
+            if value_clip is not None:
+                near = old + max(-value_clip, min(value_clip, value - old))
+                error = max(error, (near - return_) ** 2)
+            sums["value_loss"] += error
+            sums["entropy"] += entropy(self.kind, self.parameters[i].tolist())
+            sums["approx_kl"] += (ratio - 1) - math.log(ratio)
+            sums["clip_fraction"] += not 0.8 <= ratio <= 1.2
+        sums["loss"] = sums["policy_loss"] + 0.7 * sums["value_loss"] - 0.03 * sums["entropy"]
+        return sums
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.5])
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_loss_against_plain_loops(kind: str, value_clip: float | None) -> None:
+    """Would catch a wrong sign, weight or clip, a sample that is not valid and counts, or a mean in place of a sum."""
+    batch = Batch(kind, 8, 5)
+    expected = batch.expected(value_clip)
+    loss_sum, terms = batch.loss(value_clip)
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-9)
+    assert loss_sum.item() == pytest.approx(expected["loss"], rel=1e-9)
+    assert 0 < expected["clip_fraction"] < batch.valid.sum()
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.5])
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_gradient_against_finite_differences(kind: str, value_clip: float | None) -> None:
+    """Would catch a detached term, a gradient through a clipped sample, or any from a sample that is not valid."""
+    batch = Batch(kind, 4, 3)
+    numbers = [batch.parameters, batch.value]
+    expected = [slope(lambda: batch.expected(value_clip)["loss"], x) for x in numbers]
+    for x in numbers:
+        x.requires_grad_()
+    batch.loss(value_clip)[0].backward()
+    for x, gradient in zip(numbers, expected, strict=True):
+        torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-6)
+        assert not x.grad[~batch.valid].any()
+
+
+def test_gradient_by_hand() -> None:
+    """Would catch a gradient that is right in sum only: two states, a table of logits and one of values.
+
+    d/d theta_sb of -rho A is -rho A (1[a = b] - p_b), and 0 where the clip holds; of -w H it is w p_b (log p_b + H)."""
+    theta = torch.tensor([[0.3, -0.1], [0.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    table = torch.tensor([0.2, -0.4], dtype=torch.float64, requires_grad=True)
+    state, action = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 1, 1, 0])
+    advantage = torch.tensor([2.0, 1.5, -1.0, -0.5], dtype=torch.float64)
+    return_ = torch.tensor([1.0, 0.0, -1.0, 2.0], dtype=torch.float64)
+    ratio = torch.tensor([1.1, 1.5, 1.4, 0.6], dtype=torch.float64)  # counts; clipped; counts (A < 0); clipped
+    p = theta.detach().softmax(-1)
+    old = (p[state, action] / ratio).log()
+    loss_sum, _ = ppo_loss(
+        Categorical(2),
+        theta[state],
+        table[state],
+        action,
+        advantage,
+        return_,
+        torch.zeros(4),
+        old,
+        torch.ones(4, dtype=torch.bool),
+        torch.tensor(0.2),
+        None,
+        0.5,
+        0.1,
+    )
+    loss_sum.backward()
+    counts = [(0, 0, 1.1 * 2.0), (0, 1, 1.4 * -1.0)]  # state, action, rho A of those that are not clipped
+    for s in range(2):
+        entropy_s = -sum(float(p[s, b] * p[s, b].log()) for b in range(2))
+        for b in range(2):
+            expected = 2 * 0.1 * float(p[s, b] * (p[s, b].log() + entropy_s))  # each state is seen twice
+            expected -= sum(rho_a * ((a == b) - float(p[s, b])) for state_, a, rho_a in counts if state_ == s)
+            assert theta.grad[s, b].item() == pytest.approx(expected, rel=1e-9, abs=1e-12), (s, b)
+    assert table.grad[0].item() == pytest.approx(2 * 0.5 * ((0.2 - 1.0) + (0.2 + 1.0)))
+    assert table.grad[1].item() == pytest.approx(2 * 0.5 * ((-0.4 - 0.0) + (-0.4 - 2.0)))
+
+
+class Watched:
+    """A real update that keeps what it is given, copied."""
+
+    def __init__(self, algo: Any, **options: Any):
+        self.update = LocalUpdate(algo.policy, Adam(), **options)
+        self.batches: list[dict[str, Tensor]] = []
+        self.weights: list[float] = []
+        self.kls: list[float] = []
+
+    def minimize(self, loss: Any, batch: Any, weight: Tensor, rate: float, *, sliceable: bool = True) -> Any:
+        self.batches.append({name: value.clone() for name, value in batch.items()})
+        self.weights.append(weight.item())
+        return self.update.minimize(loss, batch, weight, rate, sliceable=sliceable)
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value
+
+    def max(self, value: Tensor) -> Tensor:
+        self.kls.append(value.item())
+        return value
+
+    def pull(self) -> None: ...
+
+
+def ppo(env: EnvConfig, num_envs: int, horizon: int, steps: int = 10_000, **settings: Any) -> PPO:
+    torch.manual_seed(0)
+    return PPO(spec_of(env), PPOSettings(**settings), steps, num_envs, horizon)
+
+
+@pytest.mark.parametrize("core", [{}, CORE], ids=["feedforward", "lstm"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool, reset_mode: str) -> None:
+    """Would catch probabilities of another step, network or normalisation than that which acted.
+
+    What holds exactly: in the batch shapes of acting, log pi is the recorded one, bit for bit; clip_fraction is 0 even
+    with a clip of 1e-4. What holds up to rounding: a minibatch is another shape for the matrix products, so its ratio
+    is 1 to 1e-5 and approx_kl, quadratic in that, 0 to 1e-9."""
+    algo = ppo(COUNTING, 8, 16, clip=1e-4, clip_schedule="constant", normalize_observations=normalize, **core)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(8, 16, 2), algo.policy, reset_mode=reset_mode)
+    watched, distribution = Watched(algo), algo.policy.distribution
+    for index in range(3):
+        rollout = sampler.collect()
+        recorded = rollout.recorded["distribution"]
+        for t in range(16):
+            for group in (slice(0, 4), slice(4, 8)):
+                memory = rollout.memory and type(rollout.memory)(*(x[t, group] for x in rollout.memory))
+                seen = rollout.observations(t, t + 1)[0, group]
+                with torch.no_grad():
+                    now = algo.policy.step(seen, memory)[0]
+                assert torch.equal(now, recorded[t, group])
+        if index or not normalize:
+            watched.batches.clear()
+            stats = algo.learn(rollout, watched)
+            batch, loss = watched.batches[0], stats["clip_fraction"]
+            assert len(loss) == 16 and loss[0] == 0 and abs(stats["approx_kl"][0]) < 1e-9
+            assert stats["approx_kl"][1:].max() > 1e-7  # and later on it is not
+            old = distribution.log_probability(recorded, rollout.action).flatten().sort().values
+            assert torch.isin(batch["old_log_probability"].flatten(), old).all()
+        algo.observe(rollout, watched)
+
+
+@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
+def test_observations_at_are_observations(env: EnvConfig) -> None:
+    """Would catch a stack of another environment or step, or frames of an episode before, in a minibatch."""
+    sampler = make(SerialSampler, env, SamplerConfig(4, 6, 2), decorrelation_steps=5)
+    for _ in range(4):
+        rollout = sampler.collect()
+        whole = rollout.observations(0, 7)
+        steps, envs = torch.randint(7, (50,)), torch.randint(4, (50,))
+        assert torch.equal(rollout.observations_at(steps, envs), whole[steps, envs])
+
+
+def test_minibatches_cover_every_sample_once() -> None:
+    """Would catch a tail that is lost, a sample used twice, or fields of different samples side by side."""
+    algo = ppo(COUNTING, 4, 6)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
+    rollout = sampler.collect()
+    number = torch.arange(24.0).reshape(6, 4)
+    orders = []
+    for _ in range(3):
+        parts = list(minibatches(rollout, 3, {"number": number}))
+        assert [len(part["number"]) for part in parts] == [8, 8, 8]
+        order = torch.cat([part["number"] for part in parts]).long()
+        assert sorted(order.tolist()) == list(range(24))
+        for name, whole in {"observation": rollout.observations(0, 6), **vars(rollout)}.items():
+            if name in ("observation", "action", "valid"):
+                assert torch.equal(torch.cat([part[name] for part in parts]), whole.flatten(0, 1)[order]), name
+        orders.append(order.tolist())
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_sequences_stay_whole() -> None:
+    """Would catch sequences that are cut or mixed, or that begin with the memory of another environment or step."""
+    algo = ppo(COUNTING, 6, 5, minibatches=3, **CORE)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(6, 5, 2), algo.policy)
+    sampler.collect()
+    rollout = sampler.collect()
+    assert rollout.memory is not None and rollout.memory.state[0].any()
+    number = torch.arange(6).expand(5, 6)
+    found = []
+    for part in minibatches(rollout, 3, {"number": number}):
+        envs = part["number"][0]
+        assert part["number"].shape == (5, 2) and (part["number"] == envs).all()
+        found += envs.tolist()
+        assert torch.equal(part["observation"], rollout.observations(0, 5)[:, envs])
+        assert torch.equal(part["state"], rollout.memory.state[0, envs])
+        for name in ("previous_action", "previous_reward", "fresh"):
+            assert torch.equal(part[name], getattr(rollout.memory, name)[:5, envs]), name
+    assert sorted(found) == list(range(6))
+
+
+def test_learn_agrees_with_the_targets() -> None:
+    """Would catch targets that move between epochs, weights that count invalid samples, or advantages left as are."""
+    algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=3, normalize_advantage=True, value_clip=0.1)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
+    sampler.collect()
+    rollout, watched = sampler.collect(), Watched(algo)
+    reward, bootstrap_value = bootstrap(algo.policy, rollout, 0.99)
+    value = rollout.recorded["value"]
+    advantage, return_ = generalized_advantage(reward, value, rollout.done, bootstrap_value, 0.99, 0.95)
+    valid = advantage[rollout.valid].double()
+    advantage = (advantage - valid.mean()) / (valid.std(correction=0) + 1e-6)
+    stats = algo.learn(rollout, watched)
+    assert len(watched.batches) == 6 and all(len(x) == 6 for x in stats.values())
+    for epoch in range(3):
+        parts = watched.batches[2 * epoch : 2 * epoch + 2]
+        for name, whole in (("advantage", advantage), ("return_", return_), ("old_value", value)):
+            expected = whole.flatten().double().sort().values
+            found = torch.cat([part[name] for part in parts]).double().sort().values
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        weights = watched.weights[2 * epoch : 2 * epoch + 2]
+        assert weights == [part["valid"].sum().item() for part in parts]
+        assert sum(weights) == rollout.valid.sum() < 24
+
+
+def test_advantages_that_are_all_the_same() -> None:
+    """Would catch a division by zero, and a deviation that counts samples that are not valid."""
+    algo = ppo(COUNTING, 4, 6)
+    same, valid = torch.full((6, 4), 3.0), torch.ones(6, 4, dtype=torch.bool)
+    valid[2:, 1] = False
+    same[~valid] = 77.0
+    scaled = standardized(same, valid, Watched(algo))
+    assert not scaled[valid].any() and torch.isfinite(scaled).all()
+    assert torch.isfinite(standardized(same, torch.zeros_like(valid), Watched(algo))).all()
+
+
+@pytest.mark.parametrize(("target_kl", "epochs"), [(1e-9, 1), (None, 5), (1e3, 5)])
+def test_target_kl_stops_epochs(target_kl: float | None, epochs: int) -> None:
+    """Would catch epochs that go on, an epoch that is cut in the middle, or a mean over all epochs."""
+    algo = ppo(COUNTING, 4, 6, epochs=5, minibatches=3, target_kl=target_kl, learning_rate=1e-2)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy)
+    watched = Watched(algo)
+    stats = algo.learn(sampler.collect(), watched)
+    assert len(watched.batches) == 3 * epochs
+    assert len(watched.kls) == (0 if target_kl is None else epochs)
+    for epoch, kl in enumerate(watched.kls):
+        assert kl == pytest.approx(stats["approx_kl"][3 * epoch : 3 * epoch + 3].mean().item(), rel=1e-5)
+
+
+def test_the_clip_is_annealed() -> None:
+    """Would catch a clip, an entropy weight or a learning rate that stands still, or one frozen at the first."""
+    algo = ppo(COUNTING, 4, 6, steps=96, entropy_schedule="linear:0.5", learning_rate_schedule="linear")
+    sampler, watched = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy), Watched(algo)
+    for index in range(4):
+        watched.batches.clear()
+        algo.learn(sampler.collect(), watched)
+        share = 1 - index / 4
+        for batch in watched.batches:
+            assert batch["clip"].item() == pytest.approx(0.2 * share)
+            assert batch["entropy_weight"].item() == pytest.approx(0.01 * (0.5 + 0.5 * share))
+        assert algo.learning_rate(index * 24) == pytest.approx(7e-4 * share)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--envs", 4, "--horizon", 5, "--minibatches", 3], "envs=4 x horizon=5 = 20 samples do not divide"),
+        (["--envs", 4, "--horizon", 6, "--minibatches", 3, "--core", "gru"], "envs=4 sequences do not divide"),
+    ],
+)
+def test_minibatches_that_do_not_divide(tmp_path: Path, capsys: Any, flags: list[Any], message: str) -> None:
+    """Would catch samples that are lost in silence, or an error that comes only once the environments are built."""
+    common = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--workers", 2, "--steps", 40]
+    status = main([str(word) for word in [*common, *flags, "--out", tmp_path / "run"]])
+    assert status == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def _horizons() -> list[str]:
+    """The presets that differ in envs x horizon alone, by their names: ppo, ppo_16x128, ..."""
+    sizes = [f"ppo_{2**k}x{2048 >> k}" for k in range(3, 10)]
+    return [name for name in preset_names() if name == "ppo" or name in sizes]
+
+
+@pytest.mark.parametrize("preset", _horizons())
+def test_presets_keep_the_batch(preset: str) -> None:
+    """Would catch a horizon whose batch is not the paper's 2048, or a name that is not what it says."""
+    pixels = load_preset(preset)["pixels"]
+    assert pixels["envs"] * pixels["horizon"] == 2048
+    if preset != "ppo":
+        assert preset == f"ppo_{pixels['envs']}x{pixels['horizon']}"

@@ -1,0 +1,341 @@
+"""V-trace's loss against plain arithmetic, and which samples the multi-batch strategy learns from, and when."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
+from accel_rl.algos.returns import discounted_return
+from accel_rl.algos.vtrace import VTrace, VTraceSettings, vtrace_loss
+from accel_rl.cli import main
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.models.distributions import Categorical
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.rollout import Rollout
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.rules import make_rule
+from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
+from tests.helpers.samplers import TOYS, make, spec_of
+
+SPEC = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+DISCOUNT, RHO_BAR, C_BAR = 0.9, 1.2, 0.8
+
+
+class Batch:
+    """Random sequences [T, B] in float64 with episodes' ends, some samples not valid, with garbage in these."""
+
+    def __init__(self, kind: str, *shape: int):
+        self.kind, (T, B) = kind, shape
+        self.distribution, self.parameters, self.action = draw(kind, T, B)
+        generator = torch.Generator().manual_seed(2)
+        randn = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
+        self.value, self.reward, self.bootstrap_value = randn(T, B), randn(T, B), randn(B)
+        self.done = torch.rand(T, B, generator=generator) < 0.2
+        # What is not valid follows an end, as when an environment waits for the pause.
+        self.valid = torch.ones(T, B, dtype=torch.bool)
+        self.done[T // 2, 0], self.valid[T // 2 + 1 :, 0] = True, False
+        self.reward[~self.valid] = 1e3
+        log_p = self.distribution.log_probability(self.parameters, self.action)
+        self.behaviour = log_p + 0.5 * randn(T, B)
+
+    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        return vtrace_loss(
+            self.distribution,
+            self.parameters,
+            self.value,
+            self.action,
+            self.reward,
+            self.done,
+            self.valid,
+            self.bootstrap_value,
+            self.behaviour,
+            DISCOUNT,
+            RHO_BAR,
+            C_BAR,
+            0.7,
+            0.03,
+        )
+
+    def log_p(self, i: tuple[int, ...]) -> float:
+        return log_probability(self.kind, self.parameters[i].tolist(), self.action[i].tolist())
+
+    def targets(self) -> tuple[dict[Any, float], dict[Any, float]]:
+        """v and rho (r + discount v' - V) of every sample, from the sum in the paper's definition of v."""
+        T, B = self.reward.shape
+        V = {i: self.value[i].item() for i in indices((T, B))} | {(T, b): x.item() for b, x in self._last()}
+        ratio = {i: math.exp(self.log_p(i) - self.behaviour[i].item()) for i in indices((T, B))}
+        v = {(T, b): x.item() for b, x in self._last()}
+        advantage = {}
+        for t, b in indices((T, B)):
+            v[t, b], weight = V[t, b], 1.0  # weight: discount^(s - t) times the c before s
+            for s in range(t, T):
+                after = 0.0 if self.done[s, b] else V[s + 1, b]
+                delta = self.reward[s, b].item() + DISCOUNT * after - V[s, b]
+                v[t, b] += weight * min(RHO_BAR, ratio[s, b]) * delta
+                weight *= DISCOUNT * min(C_BAR, ratio[s, b])
+                if self.done[s, b]:
+                    break
+        for t, b in indices((T, B)):
+            after = 0.0 if self.done[t, b] else v[t + 1, b]
+            error = self.reward[t, b].item() + DISCOUNT * after - V[t, b]
+            advantage[t, b] = min(RHO_BAR, ratio[t, b]) * error
+        return v, advantage
+
+    def _last(self) -> Any:
+        return enumerate(self.bootstrap_value)
+
+    def expected(self, v: dict[Any, float], advantage: dict[Any, float]) -> dict[str, float]:
+        """The loss in loops, for targets that stand still."""
+        sums = dict.fromkeys(("policy_loss", "value_loss", "entropy", "loss", "ratio"), 0.0)
+        for i in indices(self.valid.shape):
+            if self.valid[i]:
+                sums["policy_loss"] -= self.log_p(i) * advantage[i]
+                sums["value_loss"] += (self.value[i].item() - v[i]) ** 2
+                sums["entropy"] += entropy(self.kind, self.parameters[i].tolist())
+                sums["ratio"] += math.exp(self.log_p(i) - self.behaviour[i].item())
+        sums["loss"] = sums["policy_loss"] + 0.7 * sums["value_loss"] - 0.03 * sums["entropy"]
+        return sums
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_loss_and_gradient_against_plain_loops(kind: str) -> None:
+    """Would catch a target that carries a gradient, a weight that is not cut or cut by the other bound, a return
+    across an end, or a sample that is not valid and counts."""
+    batch = Batch(kind, 6, 3)
+    targets = batch.targets()
+    expected = batch.expected(*targets)
+    slopes = [slope(lambda: batch.expected(*targets)["loss"], x) for x in (batch.parameters, batch.value)]
+    batch.parameters.requires_grad_()
+    batch.value.requires_grad_()
+    loss_sum, terms = batch.loss()
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected, rel=1e-9)
+    loss_sum.backward()
+    for x, gradient in zip((batch.parameters, batch.value), slopes, strict=True):
+        torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-6)
+        assert not x.grad[~batch.valid].any()
+    assert batch.done.any() and not batch.valid.all()
+
+
+def test_gradient_by_hand() -> None:
+    """Would catch a gradient that is right in sum only: two states, a table of logits and one of values.
+
+    One step in state 0, whose ratio is 2 (rho = c = 1), then one in state 1, whose ratio is 1/2 (rho = c = 1/2):
+
+        v_1 = V_1 + (r_1 + discount V_2 - V_1) / 2,    v_0 = r_0 + discount v_1
+
+    d/d theta_sb of -log pi(a|s) A is -A (1[a = b] - p_b)."""
+    theta = torch.tensor([[0.3, -0.1], [0.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    table = torch.tensor([0.2, -0.4], dtype=torch.float64, requires_grad=True)
+    action, p = torch.tensor([[0], [1]]), theta.detach().softmax(-1)
+    behaviour = torch.stack([(p[0, 0] / 2).log(), (p[1, 1] * 2).log()]).unsqueeze(1)
+    reward, last = torch.tensor([[1.0], [-2.0]], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64)
+    yes, no = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.bool)
+    args = (theta.unsqueeze(1), table.unsqueeze(1), action, reward, no, yes, last, behaviour, 0.9, 1.0, 1.0, 0.5, 0.0)
+    vtrace_loss(Categorical(2), *args)[0].backward()
+    error_1 = -2.0 + 0.9 * 0.7 + 0.4
+    v_1 = -0.4 + error_1 / 2
+    v_0 = 1.0 + 0.9 * v_1
+    advantage = [v_0 - 0.2, error_1 / 2]
+    for s in range(2):
+        for b in range(2):
+            expected = -advantage[s] * ((action[s, 0].item() == b) - float(p[s, b]))
+            assert theta.grad[s, b].item() == pytest.approx(expected, rel=1e-6), (s, b)
+    assert table.grad.tolist() == pytest.approx([2 * 0.5 * (0.2 - v_0), 2 * 0.5 * (-0.4 - v_1)])
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_on_policy_it_is_a2c(kind: str) -> None:
+    """Would catch a target that is not the n-step return where the policy has not changed, with ends inside."""
+    batch = Batch(kind, 7, 4)
+    batch.behaviour = batch.distribution.log_probability(batch.parameters, batch.action)
+    return_ = discounted_return(batch.reward, batch.done, batch.bootstrap_value, DISCOUNT)
+    advantage = return_ - batch.value
+    gradients = []
+    for is_vtrace in (True, False):
+        parameters, value = (x.detach().clone().requires_grad_() for x in (batch.parameters, batch.value))
+        head = (batch.distribution, parameters, value, batch.action)
+        if is_vtrace:
+            more = (batch.reward, batch.done, batch.valid, batch.bootstrap_value, batch.behaviour, DISCOUNT, 1.0, 1.0)
+            loss_sum, terms = vtrace_loss(*head, *more, 0.7, 0.03)
+            assert terms["ratio"].item() == pytest.approx(batch.valid.sum().item())
+        else:
+            loss_sum, _ = a2c_loss(*head, advantage, return_, batch.valid, 0.7, 0.03)
+        loss_sum.backward()
+        gradients.append((parameters.grad, value.grad))
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-9)
+
+
+def test_off_policy_vector() -> None:
+    """Would catch a correction across an end, or a ratio that is not cut: numbers worked out by hand."""
+    reward, value = torch.tensor([[1.0, 0, -1, 0, 1], [0.5, 0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).unsqueeze(-1)
+    done = torch.tensor([0, 0, 1, 0, 0]).bool().unsqueeze(1)
+    ratio = torch.tensor([2, 0.5, 1, 0.25, 1.5], dtype=torch.float64).unsqueeze(1)
+    logits, action = torch.zeros(5, 1, 2, dtype=torch.float64), torch.zeros(5, 1, dtype=torch.long)
+    behaviour, last = math.log(0.5) - ratio.log(), torch.tensor([0.7], dtype=torch.float64)
+    value.requires_grad_()
+    logits.requires_grad_()
+    args = (logits, value, action, reward, done, torch.ones_like(done), last, behaviour, 0.99, 1.0, 1.0, 0.5, 0.0)
+    vtrace_loss(Categorical(2), *args)[0].backward()
+    target = (value - value.grad).detach().flatten()  # 2 * 0.5 (V - v)
+    assert target.tolist() == pytest.approx([0.70795, -0.295, -1, 0.5690175, 1.693])
+    advantage = logits.grad[:, 0, 0] / -0.5  # -A (1 - p)
+    assert advantage.tolist() == pytest.approx([0.20795, -0.695, -1.3, 0.3690175, 1.593])
+
+
+# ---- the multi-batch strategy ----
+
+
+def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int, **settings: Any) -> VTrace:
+    numbers = {"batches": batches, "batch_steps": batch_steps, "steps_per_update": steps_per_update}
+    return VTrace(SPEC, VTraceSettings(**numbers, **settings), 1000, num_envs, batch_steps)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "row", "first"),
+    [
+        (120, (1, 5, 5), [(5, 0, 120), (10, 0, 120), (15, 0, 120)]),
+        (120, (5, 5, 1), [(5, 0, 24), (6, 24, 48), (7, 48, 72), (8, 72, 96), (9, 96, 120), (10, 0, 24)]),
+        (1200, (20, 20, 1), [(20, 0, 60), (21, 60, 120), (22, 120, 180)]),
+        (4800, (80, 20, 1), [(20, 1200, 1260), (21, 1260, 1320)]),
+        (8, (2, 6, 3), [(6, 0, 4), (9, 4, 8), (12, 0, 4), (15, 4, 8)]),
+    ],
+)
+def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: list[tuple[int, int, int]]) -> None:
+    """Would catch a batch that is left out, comes too early, or with other environments: CuLE's Table 3 by hand."""
+    algo = vtrace(num_envs, *row)
+    due = [(step, envs.start, envs.stop) for step in range(60) if (envs := algo.due(step))]
+    assert due[: len(first)] == first
+    assert algo.window == row[1]
+    assert [step for step, _, _ in due] == [step for step in range(row[1], 60) if step % row[2] == 0]
+
+
+@pytest.mark.parametrize("row", [(1, 5, 5), (5, 5, 1), (20, 20, 1), (80, 20, 1), (2, 6, 3), (3, 6, 1), (2, 8, 2)])
+def test_samples_are_used_equally_often(row: tuple[int, int, int]) -> None:
+    """Would catch samples that are learned from more or less often than N / (SPU B) times, on average or in turn."""
+    B, N, SPU = row
+    algo = vtrace(2 * B, *row)
+    period = SPU * B
+    num_steps = 4 * max(N, period)
+    used = np.zeros((num_steps, 2 * B), int)
+    for step in range(num_steps + 1):
+        envs = algo.due(step)
+        if envs is not None:
+            used[step - N : step, envs] += 1
+    settled = used[max(N, period) : 2 * max(N, period)]
+    # Whoever learns 20 of every 80 steps leaves the others out; else each step is used as often as all.
+    assert settled.mean() == pytest.approx(N / period)
+    if N % period == 0:
+        assert (settled == N // period).all()
+    assert settled.sum(0).min() == settled.sum(0).max()
+
+
+class Learned:
+    """An update that keeps the batches, each with the rollout that it was made of."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Tensor]] = []
+        self.weights: list[float] = []
+
+    def minimize(self, loss: Any, batch: Any, weight: Tensor, rate: float, *, sliceable: bool = True) -> Any:
+        assert not sliceable
+        self.batches.append({name: value.clone() for name, value in batch.items()})
+        self.weights.append(weight.item())
+        return {}
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
+    """Would catch ratios against the newest policy, bootstraps of truncated episodes left out, or memory of others."""
+    torch.manual_seed(0)
+    settings = VTraceSettings(batches=2, batch_steps=5, steps_per_update=1, core=core, core_size=8, discount=0.9)
+    algo = VTrace(spec_of(COUNTING), settings, 1000, num_envs=4, horizon=3)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 3, 2, window=5), algo.policy, reset_mode="wait")
+    learned, step = Learned(), 0
+    for _ in range(5):
+
+        def on_step(t: int, step: int = step) -> None:
+            envs = algo.due(step + t)
+            assert (envs is None) == (step + t < 5)
+            if envs is None:
+                return
+            rollout: Rollout = sampler.recent(t, 5, envs)
+            assert rollout.first_step == (step + t - 5) * 4 >= 0
+            algo.learn(rollout, learned)
+            batch = learned.batches[-1]
+            recorded = rollout.recorded["distribution"].log_softmax(-1)
+            assert torch.equal(batch["behaviour"], recorded.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1))
+            assert torch.equal(batch["valid"], rollout.valid)
+            assert learned.weights[-1] == rollout.valid.sum().item()
+            assert torch.equal(batch["done"], rollout.terminated | rollout.truncated)
+            gain = torch.zeros(5, 2)
+            for k, (s, e) in enumerate(zip(rollout.final_step, rollout.final_env, strict=True)):
+                seen = rollout.final_observation[k]
+                memory = None
+                if rollout.memory:
+                    memory = type(rollout.memory)(*(rows[s + 1, e][None] for rows in rollout.memory))
+                    memory = memory._replace(fresh=torch.zeros(1, dtype=torch.bool))
+                gain[s, e] = 0.9 * algo.policy.step(seen[None], memory)[1].item()
+            torch.testing.assert_close(batch["reward"], rollout.reward + gain)
+            if rollout.memory:
+                assert torch.equal(batch["state"], rollout.memory.state[0])
+                assert torch.equal(batch["fresh"], rollout.memory.fresh[:5])
+            with torch.no_grad():  # another policy from now on
+                for parameter in algo.policy.parameters():
+                    parameter.add_(0.05 * torch.randn_like(parameter))
+
+        sampler.collect(on_step)
+        step += 3
+    assert len(learned.batches) == 10
+
+
+def test_one_batch_is_a2c() -> None:
+    """Would catch an update that is not A2C's where (B, N, SPU) = (1, T, T), Table 3's first row."""
+    common = {"value_weight": 0.5, "entropy_weight": 0.01, "discount": 0.9}
+    torch.manual_seed(0)
+    one = VTrace(spec_of(COUNTING), VTraceSettings(batches=1, batch_steps=5, steps_per_update=5, **common), 100, 4, 5)
+    torch.manual_seed(0)
+    two = A2C(spec_of(COUNTING), A2CSettings(gae_lambda=1.0, **common), 100, 4, 5)
+    samplers = [
+        make(SerialSampler, COUNTING, SamplerConfig(4, 5, 2, window=window), algo.policy)
+        for window, algo in ((5, one), (0, two))
+    ]
+    updates = [LocalUpdate(algo.policy, make_rule("sgd")) for algo in (one, two)]
+    before = updates[0].parameters.values.clone()
+
+    def on_step(t: int) -> None:
+        if t == 0:  # then all of the first rollout is there, and nothing has been learned yet
+            one.learn(samplers[0].recent(0, 5, slice(0, 4)), updates[0])
+
+    samplers[0].collect()
+    samplers[0].collect(on_step)
+    two.learn(samplers[1].collect(), updates[1])
+    assert not torch.equal(updates[0].parameters.values, before)
+    torch.testing.assert_close(updates[0].parameters.values, updates[1].parameters.values, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--envs", 6, "--batches", 4], "envs=6 do not divide into batches=4"),
+        (["--envs", 4, "--batches", 2, "--c-bar", 1.5], "c_bar=1.5 must be at most rho_bar=1.0"),
+    ],
+)
+def test_numbers_that_do_not_fit(tmp_path: Path, capsys: Any, flags: list[Any], message: str) -> None:
+    """Would catch environments that are never learned from, or weights without a bound that they belong to."""
+    common = ["train", "--algo", "vtrace", "--env", "CartPole-v1", "--workers", 2, "--steps", 40]
+    status = main([str(word) for word in [*common, *flags, "--out", tmp_path / "run"]])
+    assert status == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,221 @@
+"""The last steps, as `recent` shows them, against a list of everything collected."""
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from accel_rl.envs import EnvConfig
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.device_server import DeviceServer
+from accel_rl.samplers.rollout import Memory, Rollout
+from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, spec_of
+
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
+PER_STEP = ("action", "reward", "terminated", "truncated", "valid")
+PER_ROW = ("age", "reset")
+ENVS = [slice(0, 2), slice(1, 4), slice(0, 4)]
+
+
+def on_cpu(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any, **batch: Any) -> Any:
+    """A sampler: serial | alternating | device, an alternating one that is served as on a GPU."""
+    sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
+    if kind == "device":
+        server, arrays = sampler._server, sampler.pool._train.arrays
+        sampler._server = DeviceServer(sampler.spec, arrays, server.generator, torch.device("cpu"), config.window)
+    return sampler
+
+
+def recurrent(env: EnvConfig, core: str = "lstm") -> ActorCritic:
+    torch.manual_seed(0)
+    return ActorCritic(spec_of(env), core=core, core_size=4, previous_inputs=True)
+
+
+class Watcher:
+    """Collects, and keeps what `recent` shows at each step [t, num_steps, envs] and all rollouts."""
+
+    def __init__(self, sampler: Any, sizes: list[int]):
+        self.sampler, self.sizes = sampler, sizes
+        self.rollouts: list[Rollout] = []
+        self.seen: list[tuple[int, int, slice, Rollout]] = []  # global step, number of steps, environments
+
+    def collect(self) -> Rollout:
+        T = self.sampler.config.horizon
+
+        def on_step(t: int) -> None:
+            step = len(self.rollouts) * T + t
+            for index, size in enumerate(self.sizes):
+                envs = ENVS[(step + index) % len(ENVS)]
+                self.seen.append((step, size, envs, copy(self.sampler.recent(t, size, envs))))
+
+        self.rollouts.append(copy(self.sampler.collect(on_step)))
+        return self.rollouts[-1]
+
+    def check(self) -> None:
+        """Every `recent` against the list of all rollouts."""
+        T = self.sampler.config.horizon
+        finals = {}
+        for index, rollout in enumerate(self.rollouts):
+            for step, env, seen in zip(rollout.final_step, rollout.final_env, rollout.final_observation, strict=True):
+                finals[index * T + int(step), int(env)] = seen
+        whole = [rollout.observations(0, T) for rollout in self.rollouts]
+        num_finals = 0
+        for step, size, envs, recent in self.seen:
+            first, where = step - size, f"{size} steps before step {step}"
+            stacks = recent.observations(0, size + 1)
+            assert recent.first_step == first * self.rollouts[0].num_envs
+            assert (recent.horizon, recent.num_envs) == (size, envs.stop - envs.start)
+            assert not recent.valid[: max(0, -first)].any(), where  # nothing has been written there
+            for k in range(max(0, -first), size + 1):
+                index, t = divmod(first + k, T)
+                rollout = self.rollouts[index]
+                assert torch.equal(stacks[k], whole[index][t, envs]), where
+                for name in PER_ROW:
+                    assert torch.equal(getattr(recent, name)[k], getattr(rollout, name)[t, envs]), (where, name)
+                for name, rows, others in zip(Memory._fields, recent.memory or (), rollout.memory or (), strict=False):
+                    assert torch.equal(rows[k], others[t, envs]), (where, name)
+                if k == size:
+                    break  # of the newest step nothing else is known
+                for name in PER_STEP:
+                    assert torch.equal(getattr(recent, name)[k], getattr(rollout, name)[t, envs]), (where, name)
+                for name, rows in recent.recorded.items():
+                    assert torch.equal(rows[k], rollout.recorded[name][t, envs]), (where, name)
+            expected = {
+                (s - first, e - envs.start): seen
+                for (s, e), seen in finals.items()
+                if first <= s < step and envs.start <= e < envs.stop
+            }
+            assert len(recent.final_step) == len(expected), where
+            for s, e, seen in zip(recent.final_step, recent.final_env, recent.final_observation, strict=True):
+                assert torch.equal(seen, expected[int(s), int(e)]), where
+            num_finals += len(expected)
+        assert num_finals > 0
+
+
+@pytest.mark.parametrize(("horizon", "window"), [(3, 7), (1, 4), (5, 5), (8, 3)])
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_recent_steps_of_a_toy(reset_mode: str, horizon: int, window: int) -> None:
+    """Would catch a row that is carried from the wrong place, a memory or recorded value of another step, a truncated
+    episode whose last observation is lost at a rollout's end, or slots before the first step that count."""
+    config = SamplerConfig(4, horizon, 2, window=window)
+    sampler = make(SerialSampler, COUNTING, config, recurrent(COUNTING), reset_mode=reset_mode, decorrelation_steps=5)
+    watcher = Watcher(sampler, [window, 1, (window + 1) // 2])
+    for _ in range(1 + 24 // horizon):
+        watcher.collect()
+    watcher.check()
+
+
+@pytest.mark.parametrize(("horizon", "window"), [(2, 6), (6, 4)])
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait", "reserve"])
+def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> None:
+    """The same for stacks of frames: would catch history that ends at the window's first row, or an old game in it."""
+    config = SamplerConfig(4, horizon, 2, window=window)
+    sampler = make(SerialSampler, PONG, config, Echo(6), reset_mode=reset_mode, decorrelation_steps=5)
+    watcher = Watcher(sampler, [window, 2])
+    for _ in range(24 // horizon):
+        watcher.collect()
+    watcher.check()
+
+
+@pytest.mark.parametrize("kind", ["alternating", "device"])
+@pytest.mark.parametrize(
+    ("env", "reset_mode"), [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "wait"), (PONG, "reserve")]
+)
+def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, kind: str) -> None:
+    """Would catch a group that acts with other parameters than in the serial sampler when on_step has changed them,
+    rows read while they are written, and anything that a GPU's server keeps elsewhere."""
+    watchers = []
+    for each in ("serial", kind):
+        policy = recurrent(COUNTING) if env is COUNTING else Echo(6)
+        config = SamplerConfig(4, 3, 2, window=5)
+        sampler = on_cpu(each, env, config, policy, reset_mode=reset_mode, decorrelation_steps=5)
+        if isinstance(policy, ActorCritic):
+            show = sampler.recent
+
+            def recent(t: int, size: int, envs: slice, show: Any = show, policy: Any = policy) -> Rollout:
+                rollout: Rollout = show(t, size, envs)
+                with torch.no_grad():  # what is seen decides what is done from now on
+                    for parameter in policy.parameters():
+                        parameter.add_(0.01 * (rollout.recorded["value"] * rollout.valid).sum().sin())
+                return rollout
+
+            sampler.recent = recent
+        watchers.append(Watcher(sampler, [5, 2]))
+    try:
+        for index in range(6):
+            assert_equal(*(watcher.collect() for watcher in watchers), f"rollout {index}")
+        for one, other in zip(*(watcher.seen for watcher in watchers), strict=True):
+            from_step = max(0, one[1] - one[0])  # unwritten rows may hold anything
+            assert one[:3] == other[:3]
+            assert torch.equal(one[3].observations(from_step, one[1] + 1), other[3].observations(from_step, one[1] + 1))
+        for watcher in watchers:
+            watcher.check()
+    finally:
+        for watcher in watchers:
+            watcher.sampler.close()
+
+
+@pytest.mark.parametrize("kinds", [("serial", "alternating"), ("device", "device"), ("alternating", "device")])
+@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
+def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[str, str]) -> None:
+    """Would catch steps, recorded values, last observations or memory of the window that a checkpoint forgets."""
+    config = SamplerConfig(4, 3, 2, window=7)
+    policies = [recurrent(COUNTING) if env is COUNTING else Echo(6) for _ in kinds]
+    batch = {"reset_mode": "wait" if env is COUNTING else "immediate", "decorrelation_steps": 5}
+    samplers = [on_cpu(kind, env, config, policy, **batch) for kind, policy in zip(kinds, policies, strict=True)]
+    try:
+        for _ in range(4):
+            samplers[0].collect()
+        assert samplers[1].set_state(pickle.loads(pickle.dumps(samplers[0].get_state()))) == []
+        watchers = [Watcher(sampler, [7, 3]) for sampler in samplers]
+        for index in range(4):
+            assert_equal(*(watcher.collect() for watcher in watchers), f"rollout {index} after a state was set")
+        for (*where, one), (*same, other) in zip(*(watcher.seen for watcher in watchers), strict=True):
+            assert where == same
+            assert_equal(one, other, f"recent {where}")
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize("kind", ["serial", "alternating", "device"])
+def test_what_starts_anew_ends_the_window(kind: str) -> None:
+    """Would catch returns that go on from the last step before a checkpoint into another game, where an environment
+    has no state to save, and the old game's observation taken for the new one's."""
+    env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})  # [game, step, noise]
+    config = SamplerConfig(4, 4, 2, window=3)
+    samplers = [on_cpu(kind, env, config, recurrent(env)) for _ in range(2)]
+    try:
+        samplers[0].collect()
+        last = copy(samplers[0].collect())
+        assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
+        watcher = Watcher(samplers[1], [3])
+        after = watcher.collect()
+        assert after.reset[0].all() and after.memory.fresh[0].all()
+        for step, size, envs, recent in watcher.seen:
+            cut = size - 1 - step  # where in it the last step before lies
+            if cut < 0:
+                assert not recent.done.any()
+                continue
+            assert recent.truncated[cut].all() and recent.truncated.sum() == recent.num_envs
+            assert torch.equal(recent.reset[cut + 1], torch.ones(recent.num_envs, dtype=torch.bool))
+            assert torch.equal(recent.final_observation, last.observation_rows[4, envs])
+            assert torch.equal(recent.memory.state[cut + 1], last.memory.state[4, envs])
+            assert torch.equal(recent.observation_rows[cut + 1], after.observation_rows[0, envs])
+        # Where the last step before had ended the game, the new one's first row looks like it did: age 0, reset.
+        samplers[0].collect()
+        assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
+        fresh = samplers[1].collect()
+        assert torch.equal(fresh.observation_rows[:2, :, 1], torch.tensor([[0.0], [1.0]]).expand(2, 4))
+        assert torch.equal(fresh.observation_rows[0, :, 0], fresh.observation_rows[1, :, 0])  # of one game
+        with torch.no_grad():
+            memory = Memory(*(rows[0] for rows in fresh.memory))
+            value = samplers[1].policy.step(fresh.observation_rows[0], memory)[1]
+        torch.testing.assert_close(fresh.recorded["value"][0], value)
+    finally:
+        for sampler in samplers:
+            sampler.close()
