@@ -1,14 +1,18 @@
 """A trained policy in the hands of its user."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import accel_rl
+from accel_rl.build import build_sampler
 from accel_rl.config import resolve
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.errors import UsageError
+from accel_rl.player import Player
 from accel_rl.training import train
 
 TINY = {"envs": 2, "workers": 2, "steps": 8, "horizon": 2, "eval_interval_steps": 0, "tensorboard": False}
@@ -28,6 +32,63 @@ def test_pictures_are_taken_as_the_environment_shows_them(tmp_path: Path) -> Non
     assert player.predict(np.moveaxis(observation, -1, 0), greedy=True) == player.predict(observation, greedy=True)
     with pytest.raises(ValueError, match="shape"):
         player.predict(observation[:1])
+
+
+@pytest.fixture(scope="module")
+def remembers(tmp_path_factory: pytest.TempPathFactory) -> Player:
+    """Of CartPole with an LSTM, with large random weights, so that what it remembers shows in what it does."""
+    core = {"core": "lstm", "core_size": 8, "previous_inputs": True, "sampler": "serial", "device": "cpu"}
+    folder = train("a2c", "CartPole-v1", out=tmp_path_factory.mktemp("player") / "run", **{**TINY, **core, "envs": 4})
+    player = accel_rl.load(folder)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in (*player.policy.body.core.parameters(), *player.policy.policy_head.parameters()):
+            if parameter.dim() > 1:
+                parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
+    return player
+
+
+def test_a_recurrent_player_acts_like_the_sampler(remembers: Player) -> None:
+    """Would catch memory that is not passed on from step to step, or another reward or action than the last one's."""
+    sampler: Any = build_sampler(remembers.config, remembers.policy, horizon=60)
+    sampler._envs.start()
+    rollout = sampler._collect(sampler._server, sampler._envs, greedy=True)
+    seen, games, differ = rollout.observation_rows.numpy(), 0, 0
+    for env in range(4):
+        for t in range(60):
+            if rollout.reset[t, env]:
+                remembers.reset()
+                games += 1
+            reward = rollout.reward[t - 1, env] if t else 0.0
+            action = remembers.predict(seen[t, env], greedy=True, reward=reward)
+            assert action == rollout.action[t, env].item()
+            differ += action != rollout.action[0, 0].item()
+    assert games > 4 and differ > 0
+    sampler.close()
+    # All at once, until the first game is over.
+    remembers.reset()
+    for t in range(int(rollout.reset[1:].any(1).nonzero()[0])):
+        reward = rollout.reward[t - 1].numpy() if t else 0.0
+        assert remembers.predict(seen[t], greedy=True, reward=reward).tolist() == rollout.action[t].tolist()
+
+
+def test_a_recurrent_player_forgets(remembers: Player) -> None:
+    """Would catch a game that begins with the memory of the last one, or games of another batch mixed up."""
+    observations = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
+    play = lambda: [remembers.predict(rows, greedy=True).tolist() for rows in observations]  # noqa: E731
+    remembers.reset()
+    first, state = play(), remembers._memory
+    again, other = play(), remembers._memory
+    remembers.reset()
+    assert play() == first and state is not None and other is not None
+    assert remembers._memory is not None and remembers._memory.state.equal(state.state)
+    assert not other.state.equal(state.state) or again != first
+    with pytest.raises(ValueError, match=r"2 observations after 3.*call reset\(\)"):
+        remembers.predict(observations[0][:2])
+    with pytest.raises(ValueError, match="1 observations after 3"):
+        remembers.predict(observations[0][0])
+    remembers.reset()
+    remembers.predict(observations[0][0])
 
 
 def test_a_new_game_can_begin_in_mid_game() -> None:

@@ -58,6 +58,31 @@ def test_two_halves_are_a_whole_on_pong(tmp_path: Path) -> None:
     assert sum(row["eval/mean_reward"] != "" for row in rows(half)) == 3
 
 
+SMALL_PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
+VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
+VARIANTS: dict[str, dict[str, Any]] = {
+    "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
+    "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},
+    "vtrace": {**VTRACE, "sampler": "serial"},
+    "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
+    "normalized": {**SMALL_PPO, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
+    "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_halves_are_a_whole_for_all_algorithms(tmp_path: Path, variant: str) -> None:
+    """Would catch a memory, a window, a batch whose turn it is, running statistics or an order of minibatches that a
+    checkpoint forgets."""
+    settings = {**CARTPOLE, **VARIANTS[variant], "schedule_steps": 240, "log_interval_steps": 20}
+    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, whole)
+    learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
+    assert len(set(learned)) == len(learned) >= 10
+
+
 def start(out: Path) -> Command:
     flags = [(f"--{name.replace('_', '-')}", value) for name, value in CARTPOLE.items() if name != "tensorboard"]
     return Command(

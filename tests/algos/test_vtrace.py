@@ -208,6 +208,7 @@ def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int,
         (1200, (20, 20, 1), [(20, 0, 60), (21, 60, 120), (22, 120, 180)]),
         (4800, (80, 20, 1), [(20, 1200, 1260), (21, 1260, 1320)]),
         (8, (2, 6, 3), [(6, 0, 4), (9, 4, 8), (12, 0, 4), (15, 4, 8)]),
+        (8, (2, 6, 2), [(6, 4, 8), (8, 0, 4), (10, 4, 8), (12, 0, 4)]),
     ],
 )
 def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: list[tuple[int, int, int]]) -> None:

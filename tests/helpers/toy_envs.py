@@ -391,6 +391,32 @@ class Closable(Broken):
         Closable.closed += 1
 
 
+class Recall(gymnasium.Env[Any, Any]):
+    """The first observation [num_cues] is a one-hot cue, all others are zeros. The game ends with the action that is
+    taken `delay` steps after the cue was seen: reward 1 if it is the cue's, else 0, as for all steps before.
+
+    Whoever sees only the newest observation is right with probability 1 / num_cues: that of the last step is always
+    the same, and the cue is independent of it."""
+
+    def __init__(self, delay: int = 10, num_cues: int = 2):
+        self.observation_space = spaces.Box(0, 1, (num_cues,), np.float32)
+        self.action_space = spaces.Discrete(num_cues)
+        self._delay, self._cue, self._steps = delay, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        observation = np.zeros(self.observation_space.shape or (), np.float32)
+        self._cue, self._steps = int(self.np_random.integers(len(observation))), 0
+        observation[self._cue] = 1
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        is_last = self._steps == self._delay
+        self._steps += 1
+        observation = np.zeros(self.observation_space.shape or (), np.float32)
+        return observation, float(is_last and action == self._cue), is_last, False, {}
+
+
 class GlobalChance(Counting):
     """Observes a number of numpy's global generator and one of Python's, which nobody seeds, in float64."""
 

@@ -1,8 +1,10 @@
 """The last steps, as `recent` shows them, against a list of everything collected."""
 
 import pickle
+import threading
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -157,6 +159,28 @@ def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, ki
     finally:
         for watcher in watchers:
             watcher.sampler.close()
+
+
+def test_on_step_holds_the_faster_group_back() -> None:
+    """Would catch actions for step t + 1 that a group gets before on_step(t), since the other group is slow: what
+    on_step changes would show in it earlier or later, as chance has it."""
+    policy = Echo(2)
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, window=2), policy)
+    seen: list[tuple[int, int]] = []
+
+    def on_step(t: int) -> None:
+        seen.append((t, len(policy.observations)))
+        if t == 1:
+            slow = [psutil.Process(process.pid) for process in sampler.pool.processes[2:]]  # group 1's
+            for worker in slow:
+                worker.suspend()
+                threading.Timer(0.3, worker.resume).start()
+
+    try:
+        sampler.collect(on_step)
+        assert seen == [(t, 2 * (t + 1)) for t in range(6)]
+    finally:
+        sampler.close()
 
 
 @pytest.mark.parametrize("kinds", [("serial", "alternating"), ("device", "device"), ("alternating", "device")])

@@ -1,0 +1,152 @@
+"""Recurrent cores against torch's own, and episodes in one sequence against each one alone."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.recurrent import CORES, LSTM
+from accel_rl.samplers.rollout import Memory
+
+VECTOR = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+SPACES: dict[str, Any] = {
+    "Discrete": gymnasium.spaces.Discrete(3),
+    "MultiDiscrete": gymnasium.spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": gymnasium.spaces.MultiBinary([2, 2]),
+    "Box": gymnasium.spaces.Box(-1, 1, (2,), np.float32),
+    "Box of two axes": gymnasium.spaces.Box(-1, 1, (2, 1), np.float32),
+}
+
+
+def random_core(name: str) -> Any:
+    """With all its numbers drawn anew, biases too, in float64."""
+    core = CORES[name](5, 4).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return core
+
+
+def twin(core: Any) -> Any:
+    """torch's core of the same kind with the same weights."""
+    kind = torch.nn.LSTM if isinstance(core, LSTM) else torch.nn.GRU
+    other = kind(5, 4).double()
+    with torch.no_grad():
+        other.weight_ih_l0.copy_(core.input.weight)
+        other.bias_ih_l0.copy_(core.input.bias)
+        other.weight_hh_l0.copy_(core.recurrent)
+        other.bias_hh_l0.zero_()
+    return other
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_against_torch(name: str) -> None:
+    """Would catch gates in another order, a bias in the wrong place, or a gradient that does not reach back in time."""
+    core = random_core(name)
+    other, x, state = twin(core), numbers(7, 3, 5), numbers(3, core.state_size, seed=1)
+    output, last = core(x, state, torch.zeros(7, 3, dtype=torch.bool))
+    first = tuple(part.unsqueeze(0).contiguous() for part in state.split(4, -1))
+    expected, end = other(x, first if name == "lstm" else first[0])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(last, torch.cat(end, -1)[0] if name == "lstm" else end[0])
+    weight = numbers(7, 3, 4, seed=2)
+    (output * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(core.input.weight.grad, other.weight_ih_l0.grad)
+    torch.testing.assert_close(core.input.bias.grad, other.bias_ih_l0.grad)
+    torch.testing.assert_close(core.recurrent.grad, other.weight_hh_l0.grad)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_episodes_are_apart(name: str) -> None:
+    """Would catch a state or a gradient that crosses the beginning of a game, or a reset one step late."""
+    core, x, T = random_core(name), numbers(9, 2, 5).requires_grad_(), 9
+    fresh = torch.zeros(T, 2, dtype=torch.bool)
+    fresh[[0, 4], 0] = True
+    fresh[[3, 4, 8], 1] = True  # this one begins in the middle of a game
+    state = numbers(2, core.state_size, seed=1)
+    output, last = core(x, state, fresh)
+    for env, starts in enumerate(([0, 4], [0, 3, 4, 8])):
+        for start, stop in zip(starts, [*starts[1:], T], strict=True):
+            begin = state[env : env + 1] if not fresh[start, env] else torch.zeros(1, core.state_size).double()
+            never = torch.zeros(stop - start, 1, dtype=torch.bool)
+            alone, end = core(x[start:stop, env : env + 1], begin, never)
+            torch.testing.assert_close(output[start:stop, env], alone[:, 0])
+        torch.testing.assert_close(last[env], end[0])
+    output[4:].sum().backward()
+    assert not x.grad[:4].any() and x.grad[4:].all()
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_sequence_in_parts_is_the_whole(name: str) -> None:
+    """Would catch a returned state that is not the one after the last step."""
+    core, x, state = random_core(name), numbers(6, 2, 5), numbers(2, random_core(name).state_size, seed=1)
+    fresh = torch.zeros(6, 2, dtype=torch.bool)
+    fresh[3, 1] = True
+    whole, last = core(x, state, fresh)
+    first, between = core(x[:3], state, fresh[:3])
+    second, end = core(x[3:], between, fresh[3:])
+    torch.testing.assert_close(torch.cat([first, second]), whole)
+    torch.testing.assert_close(end, last)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_initialisation(name: str) -> None:
+    """Would catch one matrix drawn for all gates together, whose scale is another."""
+    core = CORES[name](200, 32)
+    bound = (6 / (200 + 32)) ** 0.5
+    for gate in core.input.weight.chunk(len(core.input.weight) // 32):
+        assert 0.95 * bound < gate.abs().max() <= bound
+    for gate in core.recurrent.chunk(len(core.recurrent) // 32):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(32), atol=1e-5, rtol=0)
+    assert not core.input.bias.any()
+
+
+@pytest.mark.parametrize("separate_value", [False, True])
+@pytest.mark.parametrize("space", SPACES)
+def test_sequences_are_steps(space: str, separate_value: bool) -> None:
+    """Would catch previous actions of other environments or in another order, states of policy and value mixed up,
+    and inputs of the game before."""
+    torch.manual_seed(0)
+    spec = EnvSpec(VECTOR, SPACES[space])
+    policy = ActorCritic(spec, core="gru", core_size=6, previous_inputs=True, separate_value=separate_value)
+    T, B = 5, 4
+    assert policy.state_size == 6 * (1 + separate_value)
+    action = torch.from_numpy(np.array([[SPACES[space].sample() for _ in range(B)] for _ in range(T)]))
+    fresh = torch.rand(T, B) < 0.3
+    memory = Memory(torch.randn(B, policy.state_size), action, torch.randn(T, B), fresh)
+    observation = torch.randn(T, B, 3)
+    with torch.no_grad():
+        parameters, value, last = policy.unroll(observation, memory)
+        again = policy.evaluate(observation, **memory._asdict())
+        assert torch.equal(again[0], parameters) and torch.equal(again[1], value)
+        for env in range(B):
+            state = memory.state[env : env + 1]
+            for t in range(T):
+                now = Memory(state, *(rows[t, env : env + 1] for rows in memory[1:]))
+                if fresh[t, env]:  # what came before may be anything
+                    before = torch.zeros_like(now.previous_action)
+                    now = Memory(torch.zeros_like(state), before, torch.full((1,), 1e3), now.fresh)
+                one, its_value, after = policy.step(observation[t, env : env + 1], now)
+                assert after is not None
+                torch.testing.assert_close(one[0], parameters[t, env])
+                torch.testing.assert_close(its_value[0], value[t, env])
+                state = after
+            torch.testing.assert_close(state[0], last[env])
+        # The previous action and reward, each, change what is done, but in a new game.
+        for name in ("previous_action", "previous_reward", "state"):
+            changed = getattr(memory, name).roll(1, 0) if name == "previous_action" else getattr(memory, name) + 1
+            other = policy.unroll(observation, memory._replace(**{name: changed}))[0]
+            if name != "state":
+                assert not torch.equal(other[~fresh], parameters[~fresh]), name
+            assert torch.equal(other[0][fresh[0]], parameters[0][fresh[0]])
