@@ -12,9 +12,10 @@ import torch
 import accel_rl
 from accel_rl.algos import Algo
 from accel_rl.build import check
-from accel_rl.config import find_algo, load_preset, preset_names, resolve, setting_names
+from accel_rl.config import find_algo, load_preset, preset_names, read_run, resolve, setting_names
 from accel_rl.envs import make_env
 from accel_rl.envs.atari import PRESETS
+from accel_rl.errors import UsageError
 from tests.helpers.runs import rows
 
 ENVS = ("pong", "CartPole-v1")
@@ -92,3 +93,18 @@ def test_a_variant_belongs_to_its_algorithm() -> None:
         content = load_preset(preset)
         if "base" in content:
             assert load_preset(content["base"])["algo"] == content["algo"], preset
+
+
+@pytest.mark.parametrize(("env", "normalized"), [("CartPole-v1", True), ("FrozenLake-v1", False)])
+def test_ppo_normalizes_what_it_can(tmp_path: Path, env: str, normalized: bool) -> None:
+    """Would catch a default that refuses environments whose observations are no numbers."""
+    run = accel_rl.train(**SMALL, algo="ppo", env=env, out=tmp_path / "run")
+    assert read_run(run)["normalize_observations"] is normalized
+    assert (accel_rl.load(run).policy.norm is not None) is normalized
+
+
+def test_normalization_that_is_asked_for_is_not_dropped() -> None:
+    """Would catch a wish that is ignored in silence."""
+    config = resolve({"algo": "ppo", "env": "FrozenLake-v1", "normalize_observations": True, "device": "cpu"})
+    with pytest.raises(UsageError, match="only vectors of numbers"):
+        check(config)
