@@ -66,7 +66,7 @@ def interleaved(picture: Tensor) -> Tensor:
     pixels = picture[:, 0].to(torch.int32, memory_format=torch.contiguous_format)  # [N, H, W]
     for channel in range(1, 4):
         pixels.add_(picture[:, channel], alpha=1 << 8 * channel)
-    return pixels.view(torch.uint8).unflatten(-1, (-1, 4)).permute(0, 3, 1, 2)
+    return pixels.view(torch.uint8).view(*pixels.shape, 4).permute(0, 3, 1, 2)
 
 
 class _Flatten(nn.Module):
