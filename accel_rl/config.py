@@ -191,7 +191,7 @@ def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
     Raises UsageError for an unknown name, or a class that is no Algo."""
     from accel_rl.algos import Algo
 
-    preset = {} if ":" in name else load_preset(name, kind="algorithm")
+    preset = {} if ":" in name else _whole_preset(name)
     algo_class = import_name(preset.get("algo", name), "algorithm")
     preset = preset or getattr(algo_class, "defaults", {})
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
@@ -202,6 +202,14 @@ def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
     if clash:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
     return algo_class, preset
+
+
+def _whole_preset(name: str) -> dict[str, Any]:
+    """An algorithm's preset; of a variant, what it is a variant of, and its own settings over that."""
+    preset = load_preset(name, kind="algorithm")
+    base = load_preset(preset["base"]) if "base" in preset else {}
+    kinds = {kind: base.get(kind, {}) | preset.get(kind, {}) for kind in ("pixels", "vectors")}
+    return base | preset | kinds
 
 
 def setting_names(algo_class: Any) -> list[str]:

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, scalar, whole_batch
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.models.distributions import Distribution
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
 from accel_rl.updates import Update
+
+REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's learning rate belongs
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,9 @@ class A2CSettings(AlgoSettings):
     value_weight: float = setting(0.25, "weight of the squared error of the value (not halved)", least=0)
     entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
     entropy_schedule: str = schedule_setting("constant", "course of the entropy weight")
+    learning_rate_scaling: str = setting(
+        "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
+    )
 
 
 class A2C(Algo):
@@ -48,6 +53,10 @@ class A2C(Algo):
         weight = update.sum(rollout.valid.sum())
         is_sequence = rollout.memory is not None
         return update.minimize(self.loss, batch, weight, self.learning_rate(step), sliceable=not is_sequence)
+
+    def learning_rate(self, step: int) -> float:
+        ratio = self.num_envs * self.horizon / REFERENCE_BATCH
+        return super().learning_rate(step) * (ratio**0.5 if self.settings.learning_rate_scaling == "sqrt" else 1.0)
 
     def loss(
         self,
@@ -90,10 +99,9 @@ def a2c_loss(
     parameters [..., P] of the action distribution; value, advantage, return_, valid [...]. Gradients flow through
     parameters and value only. Returns the sum, and the terms as sums over valid samples, too.
     """
-    mask = valid.float()
-    policy_loss = -(mask * distribution.log_probability(parameters, action) * advantage).sum()
-    value_loss = (mask * (value - return_).square()).sum()
-    entropy = (mask * distribution.entropy(parameters)).sum()
+    policy_loss = -masked_sum(distribution.log_probability(parameters, action) * advantage, valid)
+    value_loss = masked_sum((value - return_).square(), valid)
+    entropy = masked_sum(distribution.entropy(parameters), valid)
     loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
     terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
     return loss_sum, {name: term.detach() for name, term in terms.items()}

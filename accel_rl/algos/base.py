@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import gymnasium
 import torch
 from torch import Tensor
 
@@ -11,12 +12,10 @@ from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.models.normalize import ReturnScale
+from accel_rl.models.normalize import ObservationNorm, ReturnScale
 from accel_rl.samplers.rollout import Memory, Rollout
 from accel_rl.settings import setting
 from accel_rl.updates import Update
-
-REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's learning rate belongs
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,6 @@ class AlgoSettings:
     discount: float = setting(0.99, "discount of future rewards, per step", least=0, most=1)
     learning_rate: float = setting(7e-4, "step size of the update rule", above=0)
     learning_rate_schedule: str = schedule_setting("constant", "course of the learning rate")
-    learning_rate_scaling: str = setting(
-        "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
-    )
     optimizer: str = setting("rmsprop", "update rule: rmsprop, adam, momentum_sgd, sgd or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the update rule, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
     clip_grad_norm: float | None = setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
@@ -74,6 +70,10 @@ class Algo(ABC):
         self.num_envs, self.horizon = num_envs, horizon
         if settings.core != "none" and not self.takes_cores:
             raise UsageError(f"core={settings.core}: {type(self).__name__} does not learn sequences; use core=none")
+        if settings.previous_inputs and settings.core == "none":
+            raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
+        if settings.gaussian == "spherical" and not isinstance(spec.action_space, gymnasium.spaces.Box):
+            raise UsageError(f"gaussian=spherical is for Box actions, but they are {spec.action_space}; leave it away")
         self.policy = self.build_policy(network)
         self.return_scale = ReturnScale(num_envs, settings.discount) if settings.normalize_returns else None
 
@@ -104,10 +104,7 @@ class Algo(ABC):
 
     def learning_rate(self, step: int) -> float:
         """At that many agent steps of the whole run."""
-        settings = self.settings
-        batch = self.num_envs * self.horizon
-        scale = (batch / REFERENCE_BATCH) ** 0.5 if settings.learning_rate_scaling == "sqrt" else 1.0
-        return self.scheduled(settings.learning_rate_schedule, settings.learning_rate * scale, step)
+        return self.scheduled(self.settings.learning_rate_schedule, self.settings.learning_rate, step)
 
     def scheduled(self, text: str, initial: float, step: int) -> float:
         """A setting with a schedule, at that many agent steps of the whole run."""
@@ -118,15 +115,19 @@ class Algo(ABC):
     @property
     def needs_statistics(self) -> bool:
         """Whether the first rollout is only observed, since nothing can be learned before."""
-        return self.policy.norm is not None or self.return_scale is not None
+        return self._norm is not None or self.return_scale is not None
+
+    @property
+    def _norm(self) -> ObservationNorm | None:
+        return getattr(self.policy, "norm", None)  # a policy of the user's own may have none
 
     def observe(self, rollout: Rollout, update: Update) -> None:
         """After learning: takes the rollout into the running statistics, so that acting and learning see the same."""
-        if self.policy.norm is not None:
+        if self._norm is not None:
             observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
-            self.policy.norm.update(observation, update.sum, rollout.valid.flatten())
+            self._norm.update(observation, update.sum, rollout.valid.flatten())
         if self.return_scale is not None:
-            self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum)
+            self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, fresh=rollout.reset[:-1])
 
     def scaled(self, rollout: Rollout) -> Rollout:
         """The rollout with its rewards as they are learned from."""
@@ -176,3 +177,8 @@ def whole_batch(rollout: Rollout, **targets: Tensor) -> dict[str, Tensor]:
 def scalar(value: float, like: Tensor) -> Tensor:
     """A setting that changes, as a 0-d tensor on the device of `like`, without waiting for it."""
     return torch.full((), value, device=like.device)
+
+
+def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
+    """The sum over valid samples, whatever the others hold."""
+    return value.masked_fill(~valid, 0.0).sum()  # not a product: 0 x nan is nan

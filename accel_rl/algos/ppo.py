@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, scalar
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.errors import UsageError
@@ -77,8 +77,9 @@ class PPO(Algo):
         }
         rate, is_sequence = self.learning_rate(step), rollout.memory is not None
         stats: list[dict[str, Tensor]] = []
-        for _ in range(settings.epochs):
-            for batch in minibatches(rollout, settings.minibatches, targets):
+        num_items = rollout.num_envs if is_sequence else rollout.reward.numel()
+        for order in random_orders(settings.epochs, num_items, reward.device):
+            for batch in minibatches(rollout, order, settings.minibatches, targets):
                 weight = update.sum(batch["valid"].sum())
                 stats.append(update.minimize(self.loss, batch | changing, weight, rate, sliceable=not is_sequence))
             if settings.target_kl is not None:
@@ -143,39 +144,44 @@ def ppo_loss(
     value only. Returns the sum, and the terms as sums over valid samples, too; approx_kl is (rho - 1) - log rho.
     Source: Schulman et al. 2017, equations 7 and 9.
     """
-    mask = valid.float()
     log_ratio = distribution.log_probability(parameters, action) - old_log_probability
     ratio = log_ratio.exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    policy_loss = -(mask * surrogate).sum()
+    policy_loss = -masked_sum(surrogate, valid)
     error = (value - return_).square()
     if value_clip is not None:
         near = old_value + (value - old_value).clamp(-value_clip, value_clip)
         error = torch.maximum(error, (near - return_).square())
-    value_loss = (mask * error).sum()
-    entropy = (mask * distribution.entropy(parameters)).sum()
+    value_loss = masked_sum(error, valid)
+    entropy = masked_sum(distribution.entropy(parameters), valid)
     loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
     terms = {
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
         "loss": loss_sum,
-        "approx_kl": (mask * (ratio - 1 - log_ratio)).sum(),
-        "clip_fraction": (mask * ((ratio - 1).abs() > clip)).sum(),
+        "approx_kl": masked_sum(ratio - 1 - log_ratio, valid),
+        "clip_fraction": masked_sum(((ratio - 1).abs() > clip).float(), valid),
     }
     return loss_sum, {name: term.detach() for name, term in terms.items()}
 
 
-def minibatches(rollout: Rollout, count: int, targets: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """One pass over the rollout in random order, in `count` equal parts.
+def random_orders(epochs: int, num_items: int, device: torch.device) -> Tensor:
+    """A permutation for each epoch [epochs, N]; all go to a GPU at once, without waiting for it."""
+    orders = torch.stack([torch.randperm(num_items) for _ in range(epochs)])  # by the CPU's generator, wherever it runs
+    return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders
 
-    Samples [N, ...] from anywhere in it; of a recurrent policy whole sequences [T, b, ...] with their memory.
+
+def minibatches(rollout: Rollout, order: Tensor, count: int, targets: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """One pass over the rollout in the given order, in `count` equal parts.
+
+    order: a permutation of the T x B samples, of a recurrent policy of the B environments. Samples [N, ...] from
+    anywhere in it; of a recurrent policy whole sequences [T, b, ...] with their memory.
     """
-    T, B, device = rollout.horizon, rollout.num_envs, rollout.reward.device
+    T, B = rollout.horizon, rollout.num_envs
     parts = {"action": rollout.action, "valid": rollout.valid, **targets}
     if rollout.memory is None:
-        # On the CPU, so that its generator decides, wherever the rollout is.
-        for chosen in torch.randperm(T * B).to(device).chunk(count):
+        for chosen in order.chunk(count):
             steps, envs = chosen // B, chosen % B
             yield {"observation": rollout.observations_at(steps, envs)} | {
                 name: value[steps, envs] for name, value in parts.items()
@@ -185,7 +191,7 @@ def minibatches(rollout: Rollout, count: int, targets: dict[str, Tensor]) -> Ite
     assert memory is not None
     sequences = {"observation": rollout.observations(0, T), **parts, **memory._asdict()}
     state = sequences.pop("state")  # [B, S]: of the first step
-    for envs in torch.randperm(B).to(device).chunk(count):
+    for envs in order.chunk(count):
         yield {name: value[:, envs] for name, value in sequences.items()} | {"state": state[envs]}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, scalar
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.errors import UsageError
@@ -36,7 +36,7 @@ class VTrace(Algo):
     """Learns while sampling: at every steps_per_update-th step, from the next batch of environments.
 
     A sample is used batch_steps / (steps_per_update batches) times. Raises UsageError if the environments do not
-    divide into batches, or if c_bar is larger than rho_bar.
+    divide into batches, if c_bar is larger than rho_bar, or if the run ends before the first update.
     """
 
     Settings = VTraceSettings
@@ -50,6 +50,11 @@ class VTrace(Algo):
             raise UsageError(f"envs={self.num_envs} do not divide into batches={settings.batches}; change one of them")
         if settings.c_bar > settings.rho_bar:
             raise UsageError(f"c_bar={settings.c_bar} must be at most rho_bar={settings.rho_bar}")
+        if settings.batch_steps * self.num_envs >= self.schedule_steps:
+            raise UsageError(
+                f"batch_steps={settings.batch_steps} x envs={self.num_envs} are not reached in {self.schedule_steps} "
+                "steps: nothing would be learned; make the run longer or the batches shorter"
+            )
         self.window = settings.batch_steps
 
     def due(self, step: int) -> slice | None:
@@ -136,19 +141,18 @@ def vtrace_loss(
     else [T, B]. Gradients flow through parameters and value only. Returns the sum, and the terms as sums over valid
     samples, too. Source: Dalton et al. 2020, appendix A.1.
     """
-    mask = valid.float()
     log_probability = distribution.log_probability(parameters, action)
     log_ratio = (log_probability - behaviour).detach()
     target, advantage = vtrace(reward, value.detach(), done, bootstrap_value, log_ratio, discount, rho_bar, c_bar)
-    policy_loss = -(mask * log_probability * advantage).sum()
-    value_loss = (mask * (value - target).square()).sum()
-    entropy = (mask * distribution.entropy(parameters)).sum()
+    policy_loss = -masked_sum(log_probability * advantage, valid)
+    value_loss = masked_sum((value - target).square(), valid)
+    entropy = masked_sum(distribution.entropy(parameters), valid)
     loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
     terms = {
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
         "loss": loss_sum,
-        "ratio": (mask * log_ratio.exp()).sum(),
+        "ratio": masked_sum(log_ratio.exp(), valid),
     }
     return loss_sum, {name: term.detach() for name, term in terms.items()}

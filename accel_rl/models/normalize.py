@@ -6,8 +6,6 @@ Nothing here makes a GPU wait. What is summed over learners goes through a funct
 
 from collections.abc import Callable
 
-import gymnasium
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -73,11 +71,10 @@ class ObservationNorm(nn.Module):
     def __init__(self, spec: EnvSpec):
         super().__init__()
         space = spec.observation_space
-        is_picture = spec.row_dtype == np.uint8 and len(spec.observation_shape) > 1
-        if is_picture or not isinstance(space, gymnasium.spaces.Box):
-            what = f"pictures of shape {spec.observation_shape}" if is_picture else f"{space}"
+        if not spec.is_numbers:
             raise UsageError(
-                f"observations are {what}; only vectors of numbers can be normalised: leave it switched off"
+                f"normalize_observations: observations are {spec.nested_space or space}; only vectors of numbers can "
+                "be normalised: leave it switched off"
             )
         self.moments = RunningMoments(spec.observation_shape)
 
@@ -115,12 +112,17 @@ class ReturnScale(nn.Module):
         return torch.where(variance > 0, scaled, reward).to(reward.dtype)
 
     @torch.no_grad()
-    def update(self, reward: Tensor, done: Tensor, valid: Tensor, sum_over_learners: Sum) -> None:
-        """The next steps of all environments, unscaled; all [T, B]. Steps that are not valid add nothing to returns."""
+    def update(
+        self, reward: Tensor, done: Tensor, valid: Tensor, sum_over_learners: Sum, fresh: Tensor | None = None
+    ) -> None:
+        """The next steps of all environments, unscaled; all [T, B]. Steps that are not valid add nothing to returns.
+
+        fresh: a new game starts before this step, whatever the step before was (an environment was replaced)."""
         reward = reward.to(torch.float64).masked_fill(~valid, 0.0)
         return_ = torch.empty_like(reward)  # G [T, B]
         running = self.running.clone()
         for t in range(reward.shape[0]):
+            running = running if fresh is None else running.masked_fill(fresh[t], 0.0)
             running = return_[t] = self.discount * running + reward[t]
             running = running.masked_fill(done[t], 0.0)
         self.running.copy_(running)

@@ -56,6 +56,7 @@ class ActionServer:
         self._rows = {name: torch.from_numpy(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._recorded: dict[str, Tensor] = {}
         self._memory: Memory | None = None
+        self._restarts = self.arrays["restarts"].copy()  # as far as taken note of
         # What each group sees and does at each step, as views made once: making one costs as much as using it.
         self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
@@ -71,6 +72,7 @@ class ActionServer:
         """Makes the last rows the first ones of the next rollout; before any environment writes to them."""
         if policy.state_size and self._memory is None:
             self._memory = self._make_memory(policy.state_size)
+        self.end_episodes(self._take_restarts(slice(None)))
         self._carry_over()
         self._policy, self._greedy = policy, greedy
         if not greedy:
@@ -80,6 +82,8 @@ class ActionServer:
     def serve(self, group: int, t: int) -> None:
         """Chooses the group's actions of step t; when it returns, the environments may take them."""
         noise, columns = None if self._greedy else self._noise[group][t], self.groups[group]
+        if t == 0:
+            self._lose_last_step(columns)
         action, recorded, state = self._policy.act(self._observe(group, t), noise, self._recall(t, columns))
         self._chosen[group][t][...] = action.numpy()
         self._newest = (t, columns, action, recorded, state)
@@ -96,6 +100,7 @@ class ActionServer:
     def finish(self) -> Rollout:
         """After the last step: the whole rollout, on the learner's device."""
         self._bring_last_rows()
+        self._restarts = self.arrays["restarts"].copy()
         rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
         self.steps_done += self.horizon * self.num_envs
         return rollout
@@ -227,12 +232,29 @@ class ActionServer:
             for kept, rows in zip(self._memory, state["memory"], strict=True):
                 kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
+        self._restarts = self.arrays["restarts"].copy()
         self.generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]
 
+    def _take_restarts(self, columns: slice) -> list[int]:
+        """The environments that have been replaced by new ones since the last rollout, or since this was last asked."""
+        changed = np.flatnonzero(self.arrays["restarts"][columns] != self._restarts[columns]) + (columns.start or 0)
+        self._restarts[columns] = self.arrays["restarts"][columns]
+        return [int(env) for env in changed]
+
+    def _lose_last_step(self, columns: slice) -> None:
+        """For environments that were replaced when the rollout had begun already: what came after their last step is
+        overwritten, so that it counts for nothing."""
+        envs = self._take_restarts(columns)
+        if envs and self.window:
+            row = self.window - 1
+            self._rows["valid"][row, envs] = False
+            self._rows["truncated"][row, envs] = True
+            self._rows["final_observation"][row, envs] = self._rows["observation"][row + self.history, envs]
+
     def end_episodes(self, envs: list[int]) -> None:
-        """After set_state, for environments that could only be started anew: their last step was the last of its
-        episode, cut off, for `recent` still shows it."""
+        """For environments that were started anew between two rollouts: their last step was the last of its episode,
+        cut off, for `recent` still shows it."""
         if not self.window or not envs:
             return
         rows, chosen = self._rows, torch.zeros(self.num_envs, dtype=torch.bool)

@@ -75,10 +75,12 @@ class DeviceServer(ActionServer):
             self._uploaded.synchronize()  # what is about to be overwritten has gone up
         if policy.state_size and self._memory is None:
             self._memory = self._make_memory(policy.state_size)
+        restarts = self._restarts.copy()
+        self.end_episodes(self._take_restarts(slice(None)))
         self._carry_over()
         self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
         if self._has_last_rows:
-            self._first_rows = (self.arrays["reset"][0].copy(), self.arrays["restarts"].copy())
+            self._first_rows = (self.arrays["reset"][0].copy(), restarts)
         self._policy, self._greedy = policy, greedy
         if not greedy:
             noise = policy.draw_noise(self.horizon, self.num_envs, self.generator).to(self.device)
@@ -97,6 +99,8 @@ class DeviceServer(ActionServer):
 
     def serve(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
+        if t == 0:
+            self._lose_last_step(on_device.columns)
         if self.window:
             self._wait_for_learner()  # it may have learned since the last step
         with on_device.on_stream():

@@ -93,8 +93,17 @@ class Rollout:
         """What the network sees at these rows of these environments [N, ...]; steps, envs [N]."""
         if not self.frame_stack:
             return self.observation_rows[steps, envs]
-        rows = steps.unsqueeze(1) + torch.arange(self.frame_stack, device=steps.device)  # [N, S]
-        return blank(self.observation_rows[rows, envs.unsqueeze(1)], self.age[steps, envs])
+        size, age = self.frame_stack, self.age[steps, envs]
+        rows = steps.unsqueeze(1) + torch.arange(size, device=steps.device)  # [N, S]
+        flat = rows * self.observation_rows.shape[1] + envs.unsqueeze(1)
+        # By one index over whole frames: a quarter faster than by two on a CPU.
+        frames = self.observation_rows.flatten(0, 1).index_select(0, flat.flatten())
+        stacks = frames.view(*rows.shape, *frames.shape[1:])
+        if age.device.type != "cpu":
+            return blank(stacks, age)
+        young = (age < size - 1).nonzero().squeeze(1)  # few: only they have anything to blank
+        stacks[young] = blank(stacks[young], age[young])
+        return stacks
 
 
 def blank(stacks: Tensor, age: Tensor) -> Tensor:

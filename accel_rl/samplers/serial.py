@@ -29,10 +29,13 @@ class SerialSampler:
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         arrays = _arrays(spec, config.horizon, config.num_envs, config.window)
-        self._server = make_server(spec, arrays, noise_generator(batch, self.device), self.device, window=config.window)
+        self._server = self._make_server(arrays, noise_generator(batch, self.device), config.window)
         self._envs = BatchSimulator(batch, cut(arrays, slice(None), config.window), first_env=0)
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
+
+    def _make_server(self, arrays: dict[str, Array], generator: torch.Generator, window: int = 0) -> ActionServer:
+        return make_server(self.spec, arrays, generator, self.device, window, graphs=self.config.cuda_graphs)
 
     @property
     def bytes_moved(self) -> int:
@@ -64,9 +67,10 @@ class SerialSampler:
             served = time.perf_counter()
             if on_step:
                 on_step(t)
+            learned = time.perf_counter()
             envs.step(t)
             self.seconds["inference"] += served - start
-            self.seconds["env_wait"] += time.perf_counter() - served
+            self.seconds["env_wait"] += time.perf_counter() - learned
         rollout = server.finish()
         envs.pause()
         return rollout
@@ -74,7 +78,7 @@ class SerialSampler:
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
         role = index + 1
         arrays = _arrays(self.spec, EVALUATION_HORIZON, self.config.evaluation_envs)
-        server = make_server(self.spec, arrays, noise_generator(self.batch, self.device, role), self.device)
+        server = self._make_server(arrays, noise_generator(self.batch, self.device, role))
         envs = BatchSimulator(self.batch.for_evaluation(role), arrays, first_env=0)
         envs.start()
         try:

@@ -46,6 +46,7 @@ class RMSProp:
     epsilon: float = 1e-5
     momentum: float = 0.0
     initial_square: float = 0.0
+    epsilon_outside: float = 0.0  # added to the root, as PyTorch's RMSprop does
 
     def init(self, flat: Tensor) -> State:
         state = {"square": torch.full_like(flat, self.initial_square)}
@@ -55,7 +56,7 @@ class RMSProp:
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
         square = state["square"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-        root = square.add(self.epsilon).sqrt_()
+        root = square.add(self.epsilon).sqrt_().add_(self.epsilon_outside)
         if self.momentum:
             delta = state["delta"].mul_(self.momentum)
             _add_ratio(delta, gradient, root, learning_rate)
