@@ -130,7 +130,7 @@ class ActorCritic(nn.Module):
         if not self.previous_inputs:
             return ()
         kept = (~memory.fresh).unsqueeze(-1)
-        action = self.distribution.encode(memory.previous_action.flatten(0, 1)).unflatten(0, memory.fresh.shape)
+        action = self.distribution.encode(memory.previous_action.flatten(0, 1)).reshape(*memory.fresh.shape, -1)
         return action * kept, memory.previous_reward.unsqueeze(-1) * kept
 
     def _heads(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
