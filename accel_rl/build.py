@@ -41,6 +41,8 @@ def build_algo(config: Config) -> Algo:
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
     algo.policy.to(config.run.device)
+    if algo.return_scale:
+        algo.return_scale.to(config.run.device)
     if config.run.bf16:
         if not hasattr(algo.policy, "bf16"):
             raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")

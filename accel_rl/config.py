@@ -123,7 +123,10 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     spec = spec or probe_spec(env, early_run.env_build_timeout_s)
 
     kind = "pixels" if spec.is_pixels else "vectors"
-    values = overlay(sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {}), chosen)
+    below = sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {})
+    if not spec.is_numbers:  # a preset for vectors wants it where it can be had; whoever asks for more is told
+        below["normalize_observations"] = False
+    values = overlay(below, chosen)
     values |= {"algo": algo_name, "env": env.env_id}
     run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
     run = replace(run, device=_device(run.device), reset_mode=_reset_mode(run.reset_mode, env))

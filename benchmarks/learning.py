@@ -1,6 +1,7 @@
 """Trains the same setting with several seeds, scores each final policy over whole games, and draws the curve.
 
 python benchmarks/learning.py --env CartPole-v1 --steps 200000 --seeds 1 2 3 --out benchmarks/results/cartpole_a2c
+python benchmarks/learning.py --algo a2c --preset a2c_continuous --env Pendulum-v1 --set sampler=serial --out ...
 """
 
 import argparse
@@ -19,21 +20,23 @@ from accel_rl.plot import plot_runs
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", default="a2c", help="algorithm (a2c)")
+    parser.add_argument("--preset", help="a variant of its settings (none)")
     parser.add_argument("--env", default="CartPole-v1", help="environment (CartPole-v1)")
     parser.add_argument("--steps", type=int, default=200_000, help="agent steps (200000)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="one run for each (1 2 3)")
     parser.add_argument("--episodes", type=int, default=20, help="games of the final policy (20)")
+    parser.add_argument("--set", type=assignment, nargs="+", default=[], metavar="NAME=VALUE", help="other settings")
     parser.add_argument("--out", type=Path, required=True, help="writes OUT.json, OUT.png and OUT_s<seed>.csv")
     options = parser.parse_args()
+    settings = {**dict(options.set), **({"preset": options.preset} if options.preset else {})}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folders = []
         for seed in options.seeds:
             folder = Path(scratch) / f"s{seed}"
-            accel_rl.train(
-                options.algo, options.env, options.steps, seed=seed, out=folder, tensorboard=False, show=True
-            )
+            named = {"algo": options.algo, "env": options.env, "steps": options.steps, "seed": seed}
+            accel_rl.train(**named, **settings, out=folder, tensorboard=False, show=True)
             evaluation = asdict(accel_rl.load(folder).evaluate(options.episodes, seed=seed + 1000))
             summary = json.loads((folder / "summary.json").read_text())
             runs.append({**summary, "final_policy": evaluation})
@@ -42,7 +45,14 @@ def main() -> None:
             print(f"seed {seed}: final policy {evaluation['mean_reward']:.1f}, {summary['fps']:,.0f} steps/s")
         plot_runs(folders, options.out.with_suffix(".png"))
     print(describe(machine()))
-    write_json(options.out.with_suffix(".json"), {"machine": machine(), "runs": runs})
+    write_json(options.out.with_suffix(".json"), {"machine": machine(), "settings": settings, "runs": runs})
+
+
+def assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, as in horizon=20")
+    return name, value
 
 
 if __name__ == "__main__":

@@ -12,13 +12,25 @@ def train(folder: Path, *arguments: str) -> None:
     subprocess.run([*command, "--eval-interval-steps", "0"], check=True, timeout=300)
 
 
+def score(folder: Path) -> float:
+    """The mean of 20 games of the final policy."""
+    command = [sys.executable, "-m", "accel_rl", "eval", str(folder), "--episodes", "20"]
+    evaluation = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+    assert evaluation["episodes"] == 20
+    return float(evaluation["mean_reward"])
+
+
 def test_a2c_learns_cartpole(tmp_path: Path) -> None:
     """Would catch whatever keeps A2C from learning: a wrong sign, a lost sample, a return across episodes."""
     train(tmp_path / "run", "--env", "CartPole-v1", "--steps", "200000", "--seed", "1")
-    command = [sys.executable, "-m", "accel_rl", "eval", str(tmp_path / "run"), "--episodes", "20"]
-    score = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
-    assert score["episodes"] == 20
-    assert score["mean_reward"] >= 450
+    assert score(tmp_path / "run") >= 450
+
+
+def test_ppo_learns_cartpole(tmp_path: Path) -> None:
+    """Would catch what keeps PPO from learning: a clip on the wrong side, targets of other samples, a wrong scale."""
+    arguments = ["--algo", "ppo", "--env", "CartPole-v1", "--sampler", "serial", "--seed", "1"]
+    train(tmp_path / "run", *arguments, "--steps", "60000")
+    assert score(tmp_path / "run") >= 450
 
 
 def test_the_example_of_the_docs_learns_cartpole(tmp_path: Path) -> None:

@@ -47,6 +47,13 @@ class EnvSpec:
         return len(self.observation_shape) == 3 and self.row_dtype == np.uint8
 
     @property
+    def is_numbers(self) -> bool:
+        """Observations are plain numbers, whose scale may be anything: no picture, no choice, nothing nested."""
+        is_picture = self.row_dtype == np.uint8 and len(self.observation_shape) > 1
+        is_box = isinstance(self.observation_space, gymnasium.spaces.Box)
+        return is_box and not is_picture and self.nested_space is None
+
+    @property
     def action_shape(self) -> tuple[int, ...]:
         return tuple(self.action_space.shape or ())
 

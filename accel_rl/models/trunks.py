@@ -52,8 +52,28 @@ class PictureConv(nn.Conv2d):
     """
 
     def forward(self, picture: Tensor) -> Tensor:
-        x = picture.to(torch.float32, memory_format=torch.channels_last)
+        x = interleaved(picture).to(torch.float32, memory_format=torch.channels_last)
         return self._conv_forward(x, self.weight * (1 / 255), self.bias)  # type: ignore[no-any-return]
+
+
+def interleaved(picture: Tensor) -> Tensor:
+    """The same picture, uint8 [N, C, H, W], channels-last in memory if it is a stack of 4 on a CPU.
+
+    Four bytes of one pixel are one integer, little-endian: a few additions over whole planes, several times as fast as
+    moving each byte."""
+    if picture.dtype != torch.uint8 or picture.shape[1] != 4 or picture.device.type != "cpu":
+        return picture
+    pixels = picture[:, 0].to(torch.int32, memory_format=torch.contiguous_format)  # [N, H, W]
+    for channel in range(1, 4):
+        pixels.add_(picture[:, channel], alpha=1 << 8 * channel)
+    return pixels.view(torch.uint8).view(*pixels.shape, 4).permute(0, 3, 1, 2)
+
+
+class _Flatten(nn.Module):
+    """[N, C, H, W] -> [N, H x W x C]: of a tensor that is channels-last in memory, nothing moves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(0, 2, 3, 1).flatten(1)
 
 
 class ConvNet(nn.Module):
@@ -69,7 +89,7 @@ class ConvNet(nn.Module):
             layer = conv(num_inputs, num_filters, kernel, stride, padding, of_picture=not modules)
             modules += [layer, nn.ReLU()]
             num_inputs = num_filters
-        self.convolutions = nn.Sequential(*modules, nn.Flatten())
+        self.convolutions = nn.Sequential(*modules, _Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
         self.hidden = linear(num_outputs, num_features)

@@ -124,7 +124,7 @@ contestant.run({1.0 if in_turn else 0.05})
 print("its turn is over", flush=True)
 input()
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     benchmark = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

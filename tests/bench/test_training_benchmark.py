@@ -144,8 +144,8 @@ def test_peers_do_what_ours_does(name: str) -> None:
     if not python.exists():
         pytest.skip("not installed: benchmarks/training_throughput.py --install-peers")
     assert contest.peer in PEERS
-    settings = {**contest.settings, "env": "pong", "envs": 4, "horizon": 8, "minibatches": 2}
-    steps_per_update = 4 * 8 if name == "a2c" else 4 * 8 / 2 / settings["epochs"]
+    settings = {**contest.settings, "env": "pong", "envs": 4, "horizon": 32, "minibatches": 2}
+    steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
     command = driver_command(python, contest.driver, training.driver_settings(settings, contest.variants[0]))
     peer = Driven(contest.peer, command)
     try:

@@ -32,19 +32,22 @@ class TakeTurns(AlgoObserver):
 
     def __init__(self) -> None:
         self.turns: Any = None
+        self.num_parameters = 0
 
     def on_init(self, runner: Any) -> None:
         self.turns = Turns(lambda: int(runner.buffer_mgr.policy_versions[0]))
+        # Not when training has begun: what is learned meanwhile would count as learned in the first turn.
+        network = create_actor_critic(runner.cfg, runner.env_info.obs_space, runner.env_info.action_space)
+        self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
 
     def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
         cfg = runner.cfg
         if training_iteration_since_resume > 1:
             self.turns.iterated(cfg.batch_size * cfg.num_batches_per_epoch)
             return
-        network = create_actor_critic(cfg, runner.env_info.obs_space, runner.env_info.action_space)
         self.turns.ready(
             peer=f"sample-factory {_version()}",
-            parameters=sum(parameter.numel() for parameter in network.parameters()),
+            parameters=self.num_parameters,
             optimizer=cfg.optimizer,
             observation=list(runner.env_info.obs_space["obs"].shape),
             envs=cfg.num_workers * cfg.num_envs_per_worker,
