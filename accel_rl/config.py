@@ -208,8 +208,9 @@ def _whole_preset(name: str) -> dict[str, Any]:
     """An algorithm's preset; of a variant, what it is a variant of, and its own settings over that."""
     preset = load_preset(name, kind="algorithm")
     base = load_preset(preset["base"]) if "base" in preset else {}
-    kinds = {kind: base.get(kind, {}) | preset.get(kind, {}) for kind in ("pixels", "vectors")}
-    return base | preset | kinds
+    own = {key: value for key, value in preset.items() if key not in ("pixels", "vectors")}
+    kinds = {kind: base.get(kind, {}) | own | preset.get(kind, {}) for kind in ("pixels", "vectors")}
+    return base | own | kinds
 
 
 def setting_names(algo_class: Any) -> list[str]:

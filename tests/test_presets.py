@@ -18,7 +18,7 @@ from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
 from tests.helpers.runs import rows
 
-ENVS = ("pong", "CartPole-v1")
+KINDS = ("pixels", "vectors")
 SMALL: dict[str, Any] = {
     "device": "cpu",
     "envs": 4,
@@ -40,14 +40,19 @@ def named(preset: str) -> dict[str, str]:
     return {"algo": base, "preset": preset} if base else {"algo": preset}
 
 
-@pytest.mark.parametrize("env", ENVS)
+def example(preset: str, kind: str) -> str:
+    """An environment that the preset is for."""
+    vectors = "Pendulum-v1" if "continuous" in preset else "CartPole-v1"
+    return "pong" if kind == "pixels" else vectors
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", preset_names())
-def test_a_preset_is_whole(preset: str, env: str) -> None:
+def test_a_preset_is_whole(preset: str, kind: str) -> None:
     """Would catch a misspelt setting, numbers that do not divide, or a class that can't be constructed from them."""
-    config = resolve({**named(preset), "env": env, "device": "cpu"})
+    config = resolve({**named(preset), "env": example(preset, kind), "device": "cpu"})
     assert issubclass(config.algo_class, Algo)
     check(config)
-    kind = "pixels" if env == "pong" else "vectors"
     content = load_preset(preset)
     resolved = config.as_dict()
     for name, value in content.get(kind, {}).items():
@@ -57,10 +62,11 @@ def test_a_preset_is_whole(preset: str, env: str) -> None:
 
 
 # Those that differ from another one in their numbers only, which SMALL replaces, have them in their names.
-@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preset", [name for name in preset_names() if not re.search(r"\d", name.split("_", 1)[-1])])
-def test_a_preset_trains(tmp_path: Path, preset: str, env: str) -> None:
+def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     """Would catch an algorithm that fails, learns nothing, or learns nonsense, on pixels or on vectors."""
+    env = example(preset, kind)
     names = setting_names(find_algo(named(preset)["algo"])[0])
     small = {**SMALL, **{name: value for name, value in SMALL_BATCHES.items() if name in names}}
     run = accel_rl.train(**{**small, **named(preset)}, env=env, out=tmp_path / "run")
@@ -108,3 +114,33 @@ def test_normalization_that_is_asked_for_is_not_dropped() -> None:
     config = resolve({"algo": "ppo", "env": "FrozenLake-v1", "normalize_observations": True, "device": "cpu"})
     with pytest.raises(UsageError, match="only vectors of numbers"):
         check(config)
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if "base" in load_preset(name)])
+def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
+    """Would catch a name that trains with anything but the algorithm's settings and its own over them."""
+    env = example(preset, "vectors")
+    by_name = resolve({"algo": preset, "env": env, "device": "cpu"}).as_dict()
+    by_preset = resolve({**named(preset), "env": env, "device": "cpu"}).as_dict()
+    differ = {"algo", "preset"}
+    assert {k: v for k, v in by_name.items() if k not in differ} == {
+        k: v for k, v in by_preset.items() if k not in differ
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algo": "a2c", "previous_inputs": True}, "use core=lstm"),
+        ({"algo": "a2c", "gaussian": "spherical"}, "is for Box actions"),
+        ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
+        ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
+        ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
+        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "does not learn sequences"),
+        ({"algo": "a2c", "env": "pong", "normalize_observations": True}, "only vectors of numbers"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Would catch a setting that is accepted in silence, and then has no effect or the wrong one."""
+    with pytest.raises(UsageError, match=message):
+        check(resolve({"env": "CartPole-v1", "device": "cpu", **settings}))

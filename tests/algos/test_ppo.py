@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import bootstrap
-from accel_rl.algos.ppo import PPO, PPOSettings, minibatches, ppo_loss, standardized
+from accel_rl.algos.ppo import PPO, PPOSettings, minibatches, ppo_loss, random_orders, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.cli import main
 from accel_rl.config import load_preset, preset_names
@@ -233,8 +233,8 @@ def test_minibatches_cover_every_sample_once() -> None:
     rollout = sampler.collect()
     number = torch.arange(24.0).reshape(6, 4)
     orders = []
-    for _ in range(3):
-        parts = list(minibatches(rollout, 3, {"number": number}))
+    for permutation in random_orders(3, 24, torch.device("cpu")):
+        parts = list(minibatches(rollout, permutation, 3, {"number": number}))
         assert [len(part["number"]) for part in parts] == [8, 8, 8]
         order = torch.cat([part["number"] for part in parts]).long()
         assert sorted(order.tolist()) == list(range(24))
@@ -254,7 +254,7 @@ def test_sequences_stay_whole() -> None:
     assert rollout.memory is not None and rollout.memory.state[0].any()
     number = torch.arange(6).expand(5, 6)
     found = []
-    for part in minibatches(rollout, 3, {"number": number}):
+    for part in minibatches(rollout, torch.randperm(6), 3, {"number": number}):
         envs = part["number"][0]
         assert part["number"].shape == (5, 2) and (part["number"] == envs).all()
         found += envs.tolist()

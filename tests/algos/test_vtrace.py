@@ -197,7 +197,7 @@ def test_off_policy_vector() -> None:
 
 def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int, **settings: Any) -> VTrace:
     numbers = {"batches": batches, "batch_steps": batch_steps, "steps_per_update": steps_per_update}
-    return VTrace(SPEC, VTraceSettings(**numbers, **settings), 1000, num_envs, batch_steps)
+    return VTrace(SPEC, VTraceSettings(**numbers, **settings), 10**6, num_envs, batch_steps)
 
 
 @pytest.mark.parametrize(

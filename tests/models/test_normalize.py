@@ -174,8 +174,8 @@ class TestObservationNorm:
     @pytest.mark.parametrize(
         ("of", "what"),
         [
-            (spec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), 4), r"pictures of shape \(4, 84, 84\)"),
-            (spec(gymnasium.spaces.Box(0, 255, (3, 10, 10), np.uint8)), r"pictures of shape \(3, 10, 10\)"),
+            (spec(gymnasium.spaces.Box(0, 255, (84, 84), np.uint8), 4), r"Box\(0, 255, \(84, 84\), uint8\)"),
+            (spec(gymnasium.spaces.Box(0, 255, (3, 10, 10), np.uint8)), r"Box\(0, 255, \(3, 10, 10\), uint8\)"),
             (spec(gymnasium.spaces.Discrete(5)), r"Discrete\(5\)"),
         ],
     )
