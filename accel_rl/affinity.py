@@ -177,6 +177,15 @@ def default_workers(num_envs: int, num_cpus: int) -> int:
 # ---- looking at the machine ----
 
 
+def has_bf16(root: Path = Path("/")) -> bool:
+    """Whether these processors calculate in bfloat16 themselves, as far as /proc tells; others do it in float32."""
+    try:
+        flags = (root / "proc/cpuinfo").read_text().split()
+    except OSError:
+        return True
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def read_machine(chosen: str = "all", root: Path = Path("/")) -> Machine:
     """chosen: the processors to use, as in 0-7,16-23. Raises UsageError for those that this process may not use.
 

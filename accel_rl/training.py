@@ -17,7 +17,7 @@ import yaml
 from torch import Tensor
 
 from accel_rl import checkpoint, finite
-from accel_rl.affinity import pinned
+from accel_rl.affinity import has_bf16, pinned
 from accel_rl.algos import schedules
 from accel_rl.build import build_algo, build_sampler, build_update, check
 from accel_rl.config import Config, overlay, read_run, resolve
@@ -146,6 +146,8 @@ class Trainer:
             logger.info("%s", line)
         for warning in config.plan.warnings:
             logger.warning("%s", warning)
+        if run.bf16 and run.device == "cpu" and not has_bf16():
+            logger.warning("bf16: these processors have no instructions for it, and take longer than with float32")
 
     def run(self) -> None:
         """Until the run's steps are done or a signal asks to stop."""

@@ -1,6 +1,6 @@
-"""How fast training is, against other people's frameworks and the two-resource bound. See accel_rl/bench/training.py.
+"""How fast training is. See accel_rl/bench/training.py for the contests.
 
-python benchmarks/training_throughput.py [--contests a2c ppo appo bound] [--full] [--json FILE]
+python benchmarks/training_throughput.py [--contests a2c ppo appo bound a2c-gpu ppo-gpu] [--full] [--json FILE]
 """
 
 import argparse
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accel_rl.bench.training import BOUND, CONTESTS, TrainingOptions, install_peers, run
+from accel_rl.bench.training import ALL_CONTESTS, TrainingOptions, install_peers, run
 from accel_rl.errors import RunError, UsageError
 
 OVERRIDES = {
@@ -19,10 +19,11 @@ OVERRIDES = {
 
 
 def main() -> int:
-    known = (*CONTESTS, BOUND)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="pong", help="Atari game (pong)")
-    parser.add_argument("--contests", nargs="+", default=known, metavar="CONTEST", help=f"of {', '.join(known)} (all)")
+    names = f"of {', '.join(ALL_CONTESTS)} (all that this machine can hold)"
+    parser.add_argument("--contests", nargs="+", metavar="CONTEST", help=names)
+    parser.add_argument("--device", default="auto", help="of the contests on a GPU (auto: the first one)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each contestant in a round (1.0)")
     parser.add_argument("--rounds", type=int, help="rounds of each contest (as many as fit into 4 minutes; --full: 20)")
     parser.add_argument("--full", action="store_true", help="more rounds, and the fastest of each peer's variants")
@@ -37,7 +38,8 @@ def main() -> int:
         if given.pop("install_peers"):
             install_peers(given["peers"])
         else:
-            run(TrainingOptions(**{**given, "contests": tuple(given["contests"])}, overrides=overrides))
+            contests = given.pop("contests")
+            run(TrainingOptions(**given, contests=contests and tuple(contests), overrides=overrides))
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -1,4 +1,4 @@
-"""How fast training is on the CPU, against other people's frameworks and against the two-resource bound.
+"""How fast training is, against other people's frameworks and against the two-resource bound, or sampling alone.
 
     python benchmarks/training_throughput.py --install-peers       once: each peer in an environment of its own
     python benchmarks/training_throughput.py [--full] [--json FILE]
@@ -11,6 +11,8 @@ Contests, whose contestants take turns, each acting, simulating and learning; ra
     bound    A2C, 16 environments, rollouts of 5 steps, on the paper's frames with A3C-Net, and its two-resource bound:
              with S the rate of simulating alone and N that of the network alone (choosing actions and learning, at the
              same batch sizes), each on all cores, no schedule exceeds 1/(1/S + 1/N)
+    a2c-gpu  A2C, 16 environments per processor, with the network on a GPU                           sampling alone
+    ppo-gpu  the same of PPO: 4 epochs of 4 minibatches over 2048 samples, or 4 steps if these are more
 
 In the first three, for all contestants alike, frames are 84x84, four of them stacked, lost lives end episodes, rewards
 are clipped, the network is Nature-CNN with 512 units, and the kind of optimiser is the same. Ours runs in float32, and
@@ -33,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.affinity import pinned
+from accel_rl.affinity import pinned, read_machine
 from accel_rl.bench.driven import Driven, driver_command
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.machine import describe, machine, write_json
@@ -121,6 +123,9 @@ CONTESTS = {
 BOUND = "bound"
 BOUND_SETTINGS: Settings = {"algo": "a2c", "envs": 16, "horizon": 5}
 BOUND_BUDGET_S = 30.0
+ON_GPU = {"a2c-gpu": "a2c", "ppo-gpu": "ppo"}  # contest: algorithm
+ON_GPU_ENVS_PER_CPU, ON_GPU_BATCH, ON_GPU_BUDGET_S = 16, 2048, 60.0
+ALL_CONTESTS = (*CONTESTS, BOUND, *ON_GPU)
 SHARED_OPTIONS = ("envs", "horizon", "epochs", "minibatches")  # settings of ours that drivers have as well
 
 
@@ -131,7 +136,8 @@ class TrainingOptions:
     Raises UsageError for a value out of range."""
 
     env: str = "pong"
-    contests: tuple[str, ...] = (*CONTESTS, BOUND)
+    contests: tuple[str, ...] | None = None  # those that this machine can hold
+    device: str = "auto"  # of the contests on a GPU
     seconds: float = 1.0
     rounds: int | None = None
     full: bool = False
@@ -142,9 +148,9 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         if game_name(self.env) is None:
             raise UsageError(f"env={self.env} is no Atari game (`accel-rl list envs`)")
-        for name in self.contests:
-            if name not in (*CONTESTS, BOUND):
-                raise unknown("contest", name, (*CONTESTS, BOUND))
+        for name in self.contests or ():
+            if name not in ALL_CONTESTS:
+                raise unknown("contest", name, ALL_CONTESTS)
         if not 0 < self.seconds < float("inf"):
             raise UsageError(f"seconds={self.seconds} must be greater than 0")
         if self.rounds is not None and self.rounds < 1:
@@ -180,7 +186,7 @@ class Training(Repeated):
     def __init__(self, name: str, settings: Settings):
         super().__init__(name, self._iterate)
         short = {"decorrelation_steps": 100}  # the preset's cost seconds before the first turn, and nothing after it
-        self.config = config = resolve({**short, **settings, "device": "cpu", "steps": 10**12})
+        self.config = config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
         self.algo = build_algo(config)
         self._update = CountedUpdate(build_update(config, self.algo))
         self.steps = 0
@@ -233,6 +239,15 @@ class Training(Repeated):
 
         return Repeated("network", passes)
 
+    def sampling(self) -> Repeated:
+        """Acting and simulating as in training, and no learning."""
+
+        def collect() -> int:
+            torch.set_num_threads(self.config.plan.sampling_threads)
+            return self._sampler.collect().reward.numel()
+
+        return Repeated("sampling", collect)
+
     def close(self) -> None:
         self._sampler.close()
 
@@ -244,12 +259,16 @@ def run(options: TrainingOptions) -> Result:
     print(describe(machine()))
     contests: dict[str, Result] = {}
     missing: dict[str, str] = {}
-    for name in options.contests:
+    default = ALL_CONTESTS if torch.cuda.is_available() else (*CONTESTS, BOUND)
+    for name in options.contests or default:
         contest = CONTESTS.get(name)
         if contest and not python_of(options.peers, contest.peer).exists():
             missing[contest.peer] = f"{Path(sys.argv[0])} --peers {options.peers} --install-peers"
             continue
-        contests[name] = run_contest(contest, options) if contest else run_bound(options)
+        if contest:
+            contests[name] = run_contest(contest, options)
+        else:
+            contests[name] = run_bound(options) if name == BOUND else run_on_gpu(ON_GPU[name], options)
         show(contests[name])
     for peer, command in missing.items():
         print(f"not installed: {peer}; {command}")
@@ -316,6 +335,27 @@ def run_bound(options: TrainingOptions) -> Result:
             "contestants": {**described, "ours": _describe(turns["ours"], training), BOUND: _describe(bound)},
             "trials": {},
             "ratios": {"ours / bound": ratio(turns["ours"].rates, bound.rates)},
+        }
+
+
+def run_on_gpu(algo: str, options: TrainingOptions) -> Result:
+    """Ours, and the same without learning: what a GPU that learns takes from the simulators."""
+    start = time.perf_counter()
+    envs = ON_GPU_ENVS_PER_CPU * len(read_machine().cpus)
+    horizon = {"a2c": 5, "ppo": max(4, ON_GPU_BATCH // envs)}[algo]
+    settings = {"algo": algo, "envs": envs, "horizon": horizon, "env": options.env, "device": options.device}
+    training = Training("ours", {**settings, **options.overrides})
+    with ExitStack() as stack:
+        stack.callback(training.close)
+        contestants: list[Contestant] = [training.sampling(), training]
+        title = f"{algo.upper()}, {training.config.run.envs} environments x {training.config.run.horizon} steps"
+        left_s = ON_GPU_BUDGET_S - (time.perf_counter() - start)
+        turns = alternate(contestants, options.schedule(left_s), title)
+        return {
+            "title": f"{title}: {options.env} (stooke), A3C-Net on {training.config.run.device}",
+            "contestants": {"sampling": _describe(turns["sampling"]), "ours": _describe(turns["ours"], training)},
+            "trials": {},
+            "ratios": {"ours / sampling": ratio(turns["ours"].rates, turns["sampling"].rates)},
         }
 
 

@@ -10,6 +10,7 @@ The policy is anything that offers this (the algorithms' networks do):
 Here it acts on the CPU; device_server.py has what differs on a GPU.
 """
 
+import logging
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor
 from accel_rl.envs.batch import cut
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
+
+logger = logging.getLogger("accel_rl")
 
 Acted = tuple[Tensor, dict[str, Tensor], Tensor | None]
 
@@ -217,6 +220,7 @@ class ActionServer:
             "memory": self._memory and [rows[T:].cpu().clone() for rows in self._memory],
             "restarts": self.arrays["restarts"].copy(),
             "generator": self.generator.get_state(),
+            "generator_device": self.generator.device.type,
             "steps_done": self.steps_done,
         }
 
@@ -233,7 +237,10 @@ class ActionServer:
                 kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
         self._restarts = self.arrays["restarts"].copy()
-        self.generator.set_state(state["generator"])
+        if state["generator_device"] == self.generator.device.type:
+            self.generator.set_state(state["generator"])
+        else:
+            logger.warning("the policy's noise starts anew: its generator was one of a %s", state["generator_device"])
         self.steps_done = state["steps_done"]
 
     def _take_restarts(self, columns: slice) -> list[int]:

@@ -87,7 +87,8 @@ class Sampler(Protocol):
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         """In on_step(t): the num_steps steps before step t of some environments; these may have begun in rollouts
-        before this one (config.window of their steps are kept). Steps before the first one of all are not valid."""
+        before this one (config.window of their steps are kept). Steps before the first one of all are not valid. The
+        tensors are views of what goes on being written: they are right until on_step returns."""
 
     def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
         """Whole games by environments and generators of their own; index: decides their seeds."""

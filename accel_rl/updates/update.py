@@ -95,7 +95,7 @@ class LocalUpdate:
     def _minimize(
         self, loss: Loss, parts: Iterable[dict[str, Tensor]], weight: Tensor, learning_rate: float | Tensor
     ) -> dict[str, Tensor]:
-        """`minimize`, but for a rule that is not capturable."""
+        """All of `minimize`, except that a rule which can't be captured is not applied."""
         weight = weight.clamp(min=1)
         self.parameters.zero_gradient()
         sums: dict[str, Tensor] = {}
