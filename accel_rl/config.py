@@ -188,10 +188,12 @@ def _env_config(run: RunSettings, values: dict[str, Any]) -> EnvConfig:
 def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
     """The class of an algorithm named by a preset or as package.module:Class, and its preset's settings.
 
-    Raises UsageError for an unknown name, or a class that is no Algo."""
+    Raises UsageError for an unknown name, that of a variant, or a class that is no Algo."""
     from accel_rl.algos import Algo
 
     preset = {} if ":" in name else load_preset(name, kind="algorithm")
+    if base := preset.get("base"):
+        raise UsageError(f"{name} is no algorithm, but a variant of {base}; use --algo {base} --preset {name}")
     algo_class = import_name(preset.get("algo", name), "algorithm")
     preset = preset or getattr(algo_class, "defaults", {})
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):

@@ -90,6 +90,12 @@ def test_a_variant_belongs_to_its_algorithm() -> None:
             assert load_preset(content["base"])["algo"] == content["algo"], preset
 
 
+def test_a_variant_is_no_algorithm() -> None:
+    """Would catch a variant that runs without the settings it builds on."""
+    with pytest.raises(UsageError, match="use --algo a2c --preset a2c_continuous"):
+        resolve({"algo": "a2c_continuous", "env": "Pendulum-v1", "device": "cpu"})
+
+
 @pytest.mark.parametrize(("env", "normalized"), [("CartPole-v1", True), ("FrozenLake-v1", False)])
 def test_ppo_normalizes_what_it_can(tmp_path: Path, env: str, normalized: bool) -> None:
     """Would catch a default that refuses environments whose observations are no numbers."""
