@@ -273,7 +273,8 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        print(f"{name:20} {preset['description']}")
+        if options.what == "presets" or "base" not in preset:
+            print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         from accel_rl.envs.atari import PRESETS
 
