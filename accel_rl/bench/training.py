@@ -125,8 +125,11 @@ BOUND_SETTINGS: Settings = {"algo": "a2c", "envs": 16, "horizon": 5}
 BOUND_BUDGET_S = 30.0
 ON_GPU = {"a2c-gpu": "a2c", "ppo-gpu": "ppo"}  # contest: algorithm
 ON_GPU_ENVS_PER_CPU, ON_GPU_BATCH, ON_GPU_BUDGET_S = 16, 2048, 60.0
-ALL_CONTESTS = (*CONTESTS, BOUND, *ON_GPU)
 SHARED_OPTIONS = ("envs", "horizon", "epochs", "minibatches")  # settings of ours that drivers have as well
+
+
+def contest_names() -> tuple[str, ...]:
+    return (*CONTESTS, BOUND, *ON_GPU)
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,8 @@ class TrainingOptions:
         if game_name(self.env) is None:
             raise UsageError(f"env={self.env} is no Atari game (`accel-rl list envs`)")
         for name in self.contests or ():
-            if name not in ALL_CONTESTS:
-                raise unknown("contest", name, ALL_CONTESTS)
+            if name not in contest_names():
+                raise unknown("contest", name, contest_names())
         if not 0 < self.seconds < float("inf"):
             raise UsageError(f"seconds={self.seconds} must be greater than 0")
         if self.rounds is not None and self.rounds < 1:
@@ -259,7 +262,7 @@ def run(options: TrainingOptions) -> Result:
     print(describe(machine()))
     contests: dict[str, Result] = {}
     missing: dict[str, str] = {}
-    default = ALL_CONTESTS if torch.cuda.is_available() else (*CONTESTS, BOUND)
+    default = contest_names() if torch.cuda.is_available() else (*CONTESTS, BOUND)
     for name in options.contests or default:
         contest = CONTESTS.get(name)
         if contest and not python_of(options.peers, contest.peer).exists():
