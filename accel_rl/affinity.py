@@ -105,7 +105,8 @@ def make_plan(
     """The plan for a run whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: not known).
 
     num_workers (0: this process steps the environments) and the threads of torch are picked where None. With a GPU,
-    this process has a core of its own if there are enough; on the CPU, simulating and learning take turns on all."""
+    this process has a core of its own if there are enough; on the CPU, simulating and learning take turns on all, but of
+    two processors one is left to choose actions."""
     server_cpus, cores, num_busy = machine.cpus if machine.chosen else None, list(machine.cores), machine.num_busy
     if on_gpu and machine.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = machine.nodes.index(gpu_node) if gpu_node in machine.nodes else 0
@@ -116,6 +117,10 @@ def make_plan(
             enough = 0 < num_workers <= num_left
         if enough:
             server_cpus, num_busy = cores.pop(core), num_left
+    elif not on_gpu and num_workers is None and num_busy == 2:
+        # One simulates, the other chooses actions, both learn. Two workers beside the network: A2C on Pong trained 12
+        # to 15 % slower, PPO 30 %.
+        num_busy, sampling_threads = 1, sampling_threads or 1
     cpus = _spread(cores)
     picked = default_workers(num_envs, num_busy)
     warnings = []

@@ -62,7 +62,7 @@ TWO_NODES = {"cores": EIGHT, "nodes": ["0-3,8-11", "4-7,12-15"]}
 # machine, environments, the processor of each worker, what is said about processors
 PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
     "one processor": ({"cores": ["0"]}, 16, [0], "0 (of 1): 1 core with 1 thread, 1 NUMA node, quota none"),
-    "two cores": ({"cores": ["0", "1"]}, 16, [0, 1], "0-1 (of 2): 2 cores with 1 thread"),
+    "two cores": ({"cores": ["0", "1"]}, 16, [0], "0-1 (of 2): 2 cores with 1 thread"),
     "hyperthreads": ({"cores": EIGHT}, 32, [*range(16)], "0-15 (of 16): 8 cores with 2 threads"),
     "siblings side by side": ({"cores": ["0-1", "2-3"]}, 8, [0, 2, 1, 3], "2 cores with 2 threads"),
     "one group each, on sibling threads": ({"cores": EIGHT}, 16, [*range(16)], "8 cores"),
@@ -80,9 +80,9 @@ PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
         "4-7 (of 16): 4 cores with 1 thread",
     ),
     "some offline": ({"cores": ["0", "2,6", "3"]}, 8, [0, 2, 3, 6], "0,2-3,6 (of 4)"),
-    "quota": ({"cores": EIGHT, "quota": 1.5}, 16, [0, 1], "quota 1.5"),
+    "quota": ({"cores": EIGHT, "quota": 1.5}, 16, [0], "quota 1.5"),
     "quota of nearly nothing": ({"cores": EIGHT, "quota": 0.2}, 16, [0], "quota 0.2"),
-    "quota beyond the machine": ({"cores": ["0", "1"], "quota": 8}, 16, [0, 1], "quota 8"),
+    "quota beyond the machine": ({"cores": ["0", "1"], "quota": 8}, 16, [0], "quota 8"),
     "chosen": ({**TWO_NODES, "chosen": "4-5,12"}, 6, [4, 5, 12], "4-5,12 (of 16): 2 cores with 1 or 2 threads"),
 }
 
@@ -96,7 +96,15 @@ def test_workers_on_processors(name: str, machine: Any) -> None:
     assert plan.server_cpus == (plan.machine.cpus if "chosen" in has else None)
     assert said in plan.lines()[0]
     assert plan.warnings == ()
-    assert plan.learning_threads == len(expected) and plan.sampling_threads == min(2, len(expected))
+    assert plan.learning_threads == plan.machine.num_busy
+    of_two = plan.machine.num_busy == 2  # one is left to choose actions
+    assert plan.sampling_threads == (1 if of_two else min(2, len(expected)))
+
+
+def test_workers_that_are_asked_for_are_there(machine: Any) -> None:
+    """Would catch a user's choice that two processors overrule."""
+    plan = make_plan(machine(["0", "1"]), 16, 2, sampling_threads=2)
+    assert plan.worker_cpus == (0, 1) and plan.sampling_threads == 2
 
 
 def test_each_core_has_both_groups(machine: Any) -> None:
@@ -153,7 +161,7 @@ def test_what_does_not_match_is_said(machine: Any) -> None:
 def test_without_sysfs_and_without_pinning(tmp_path: Path, monkeypatch: Any) -> None:
     """Would catch a system (macOS, a bare container) on which nothing could be trained."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
-    assert make_plan(read_machine(root=tmp_path), 8).worker_cpus == (3, 5)
+    assert make_plan(read_machine(root=tmp_path), 8, 2).worker_cpus == (3, 5)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
