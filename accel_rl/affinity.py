@@ -105,8 +105,8 @@ def make_plan(
     """The plan for a run whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: not known).
 
     num_workers (0: this process steps the environments) and the threads of torch are picked where None. With a GPU,
-    this process has a core of its own if there are enough; on the CPU, simulating and learning take turns on all, but of
-    two processors one is left to choose actions."""
+    this process has a core of its own if there are enough; on the CPU, simulating and learning take turns on all, but
+    of two processors one is left to choose actions."""
     server_cpus, cores, num_busy = machine.cpus if machine.chosen else None, list(machine.cores), machine.num_busy
     if on_gpu and machine.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = machine.nodes.index(gpu_node) if gpu_node in machine.nodes else 0

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spaces import Part, is_channels_last, is_picture, parts_of
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.models.linear import WideLinear
 
 A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # filters, kernel, stride, padding; pictures of 20 x 20 or more
 
@@ -25,9 +26,9 @@ def make_trunk(spec: EnvSpec) -> nn.Module:
     return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
-def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
+def linear(num_inputs: int, num_outputs: int, norm: float = 1.0, layer_class: type[nn.Linear] = nn.Linear) -> nn.Linear:
     """A linear layer whose units' weight vectors have the given norm, in random directions, and zero biases."""
-    layer = nn.Linear(num_inputs, num_outputs)
+    layer = layer_class(num_inputs, num_outputs)
     with torch.no_grad():
         layer.weight.normal_()
         layer.weight.mul_(norm / layer.weight.norm(dim=1, keepdim=True))
@@ -92,7 +93,7 @@ class ConvNet(nn.Module):
         self.convolutions = nn.Sequential(*modules, _Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.hidden = linear(num_outputs, num_features)
+        self.hidden = linear(num_outputs, num_features, layer_class=WideLinear)
         self.num_features = num_features
 
     def forward(self, picture: Tensor) -> Tensor:
