@@ -75,8 +75,8 @@ Result = dict[str, Any]
 class Contest:
     """settings: of our run, and as far as they are the driver's options, of the peer's.
 
-    variants: further options of the driver. The first variant was the fastest on 2 cores, and is the one that competes
-    by default; with --full all are tried, and the fastest competes. budget_s: of the 4 minutes, start-up included."""
+    variants: further options of the driver. The first one competes by default; with --full all are tried, and the
+    fastest competes. budget_s: of the 4 minutes, start-up included."""
 
     title: str
     settings: Settings
