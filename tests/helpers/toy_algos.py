@@ -9,6 +9,7 @@ from torch import Tensor
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
+from accel_rl.updates import Loss
 
 TAME = 1e-3  # up to this learning rate nothing goes wrong
 
@@ -27,10 +28,16 @@ class InfiniteGradient:
     def __init__(self, update: Any, parameter: Tensor):
         self.update, self.parameter = update, parameter
 
-    def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        zero = (self.parameter - self.parameter.detach()).sum()
-        norm: Tensor = self.update.step(loss_sum + zero.sqrt(), weight, learning_rate)
-        return norm
+    def minimize(
+        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
+    ) -> dict[str, Tensor]:
+        def steep(**part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            loss_sum, terms = loss(**part)
+            zero = (self.parameter - self.parameter.detach()).sum()
+            return loss_sum + zero.sqrt(), terms
+
+        stats: dict[str, Tensor] = self.update.minimize(steep, batch, weight, learning_rate, sliceable=sliceable)
+        return stats
 
     def sum(self, value: Tensor) -> Tensor:
         return value
