@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, whole_batch
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, split_memory, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.models.distributions import Distribution
@@ -58,29 +58,11 @@ class A2C(Algo):
         ratio = self.num_envs * self.horizon / REFERENCE_BATCH
         return super().learning_rate(step) * (ratio**0.5 if self.settings.learning_rate_scaling == "sqrt" else 1.0)
 
-    def loss(
-        self,
-        observation: Tensor,
-        action: Tensor,
-        advantage: Tensor,
-        return_: Tensor,
-        valid: Tensor,
-        entropy_weight: Tensor,
-        **memory: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """`a2c_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its memory."""
+        memory, targets = split_memory(batch)
         parameters, value = self.policy.evaluate(observation, **memory)
-        return a2c_loss(
-            self.policy.distribution,
-            parameters,
-            value,
-            action,
-            advantage,
-            return_,
-            valid,
-            self.settings.value_weight,
-            entropy_weight,
-        )
+        return a2c_loss(self.policy.distribution, parameters, value, value_weight=self.settings.value_weight, **targets)
 
 
 def a2c_loss(

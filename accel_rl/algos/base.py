@@ -174,6 +174,12 @@ def whole_batch(rollout: Rollout, **targets: Tensor) -> dict[str, Tensor]:
     return batch | memory._asdict()
 
 
+def split_memory(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A batch's fields of memory (none without a core), and all others."""
+    memory = {name: value for name, value in batch.items() if name in Memory._fields}
+    return memory, {name: value for name, value in batch.items() if name not in memory}
+
+
 def scalar(value: float, like: Tensor) -> Tensor:
     """A setting that changes, as a 0-d tensor on the device of `like`, without waiting for it."""
     return torch.full((), value, device=like.device)

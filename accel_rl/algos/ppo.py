@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, split_memory
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.errors import UsageError
@@ -88,35 +88,18 @@ class PPO(Algo):
                     break
         return {name: torch.stack([each[name] for each in stats]) for name in stats[0]}
 
-    def loss(
-        self,
-        observation: Tensor,
-        action: Tensor,
-        advantage: Tensor,
-        return_: Tensor,
-        old_value: Tensor,
-        old_log_probability: Tensor,
-        valid: Tensor,
-        clip: Tensor,
-        entropy_weight: Tensor,
-        **memory: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """`ppo_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its memory."""
+        settings = self.settings
+        memory, targets = split_memory(batch)
         parameters, value = self.policy.evaluate(observation, **memory)
         return ppo_loss(
             self.policy.distribution,
             parameters,
             value,
-            action,
-            advantage,
-            return_,
-            old_value,
-            old_log_probability,
-            valid,
-            clip,
-            self.settings.value_clip,
-            self.settings.value_weight,
-            entropy_weight,
+            value_clip=settings.value_clip,
+            value_weight=settings.value_weight,
+            **targets,
         )
 
 

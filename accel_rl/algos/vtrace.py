@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar
+from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, split_memory
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.errors import UsageError
@@ -85,36 +85,20 @@ class VTrace(Algo):
         weight = update.sum(rollout.valid.sum())
         return update.minimize(self.loss, batch, weight, self.learning_rate(step), sliceable=False)
 
-    def loss(
-        self,
-        observation: Tensor,
-        action: Tensor,
-        reward: Tensor,
-        done: Tensor,
-        valid: Tensor,
-        bootstrap_value: Tensor,
-        behaviour: Tensor,
-        entropy_weight: Tensor,
-        **memory: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """`vtrace_loss` of the policy as it is now; observation [T, B, *O]."""
-        parameters, value = self.policy.evaluate(observation, **memory)
         settings = self.settings
+        memory, targets = split_memory(batch)
+        parameters, value = self.policy.evaluate(observation, **memory)
         return vtrace_loss(
             self.policy.distribution,
             parameters,
             value,
-            action,
-            reward,
-            done,
-            valid,
-            bootstrap_value,
-            behaviour,
-            settings.discount,
-            settings.rho_bar,
-            settings.c_bar,
-            settings.value_weight,
-            entropy_weight,
+            discount=settings.discount,
+            rho_bar=settings.rho_bar,
+            c_bar=settings.c_bar,
+            value_weight=settings.value_weight,
+            **targets,
         )
 
 
