@@ -40,9 +40,7 @@ def build_algo(config: Config) -> Algo:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
-    algo.policy.to(config.run.device)
-    if algo.return_scale:
-        algo.return_scale.to(config.run.device)
+    algo.to(torch.device(config.run.device))
     if config.run.bf16:
         if not hasattr(algo.policy, "bf16"):
             raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
@@ -65,7 +63,10 @@ def build_update(config: Config, algo: Algo) -> LocalUpdate:
         raise UsageError(f"optimizer: {error}") from None
     if config.run.device == "cpu":
         keep_freed_memory()
-    return LocalUpdate(algo.policy, rule, config.algo.clip_grad_norm, cuda_graphs=config.run.cuda_graphs)
+    run = config.run
+    return LocalUpdate(
+        algo.policy, rule, config.algo.clip_grad_norm, cuda_graphs=run.cuda_graphs, layer_norms=run.layer_norms
+    )
 
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:

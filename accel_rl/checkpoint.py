@@ -1,7 +1,6 @@
 """Checkpoints: written whole or not at all, and recognised when read."""
 
 import contextlib
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ FORMAT = "accel_rl checkpoint 1"
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replaces the file at path in one go. Raises RunError if the disk refuses; the previous file then survives."""
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **state}, buffer)
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(buffer.getbuffer())
+            torch.save({"format": FORMAT, **state}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -31,13 +28,13 @@ def save(path: Path, state: dict[str, Any]) -> None:
         raise RunError(f"could not write the checkpoint {path}: {error.strerror}{survivor}") from error
 
 
-def load(path: Path) -> dict[str, Any]:
-    """What `save` was given, on the CPU.
+def load(path: Path, mapped: bool = False) -> dict[str, Any]:
+    """What `save` was given, on the CPU. mapped: tensors are read from the file when they are looked at.
 
     Unpickles the file, which can run code: load only checkpoints that you trust. Raises UsageError if there is none,
     or the file is damaged or not one of ours."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=False)
+        state = torch.load(path, map_location="cpu", weights_only=False, mmap=mapped)
     except FileNotFoundError:
         raise UsageError(f"there is no checkpoint {path}") from None
     except Exception as error:  # foreign bytes can make the unpickler raise anything

@@ -26,7 +26,7 @@ class RunSettings:
     env_preset: str = setting("stooke", "Atari's frames and episodes", choices=("stooke", "dqn84", "v5"))
     env_options: dict = setting({}, "keyword arguments for a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     network: str | None = setting(
-        None, "a3c, nature, cule, a3c_mlp, or package.module:factory of your own: factory(spec) -> nn.Module"
+        None, "a3c, nature, cule, a3c_mlp, relu_mlp, or package.module:factory of your own: factory(spec) -> nn.Module"
     )
     seed: int = setting(0, "seed of everything random in the run", least=0)
     steps: int = setting(1_000_000, "agent steps of the run, over all environments", least=1)
@@ -68,8 +68,12 @@ class RunSettings:
     log_interval_steps: int = setting(10_000, "agent steps between two rows of progress.csv", least=1)
     eval_interval_steps: int = setting(250_000, "agent steps between evaluations; 0: none", least=0)
     eval_episodes: int = setting(16, "games of an evaluation", least=1)
+    eval_steps: int | None = setting(
+        None, "instead of eval_episodes: all games that end within so many agent steps of all environments", least=1
+    )
     eval_greedy: bool = setting(False, "evaluate the likeliest actions instead of sampled ones")
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
+    layer_norms: bool = setting(False, "log the norm of each layer's parameters, gradient and steps")
     tensorboard: bool = setting(True, "write TensorBoard events, where it is installed")
 
 

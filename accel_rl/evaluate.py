@@ -30,5 +30,5 @@ class Evaluation:
             episodes=len(games),
         )
 
-    def as_metrics(self) -> dict[str, float]:
-        return {f"eval/{name}": value for name, value in asdict(self).items()}
+    def as_metrics(self, group: str = "eval") -> dict[str, float]:
+        return {f"{group}/{name}": value for name, value in asdict(self).items()}

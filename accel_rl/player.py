@@ -16,6 +16,7 @@ from accel_rl.envs.spaces import misfit, to_env, to_row, unbatch
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError
 from accel_rl.evaluate import Evaluation
+from accel_rl.samplers.common import Games
 from accel_rl.samplers.rollout import Memory
 
 
@@ -34,6 +35,7 @@ class Player:
         self.config = config
         self.policy = build_algo(config).policy
         self.policy.load_state_dict(state["policy"])
+        self.policy.eval()
         self._generator = torch.Generator(config.run.device).manual_seed(config.run.seed)
         self._memory: Memory | None = None
 
@@ -106,7 +108,7 @@ class Player:
         num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
         sampler = build_sampler(config, self.policy, num_envs=least, num_evaluation_envs=num_envs)
         try:
-            games = sampler.evaluate(episodes, index=0, greedy=config.run.eval_greedy)
+            games = sampler.evaluate(Games(episodes), index=0, greedy=config.run.eval_greedy)
         finally:
             sampler.close()
         if not games:

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from accel_rl.evaluate import Evaluation
 from accel_rl.finite import FiniteGuard
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, command, logger, open_log
+from accel_rl.samplers.common import Games
 from accel_rl.samplers.device_server import GpuClock
 from accel_rl.samplers.rollout import Rollout
 
@@ -42,6 +44,7 @@ MAY_CHANGE = (
     "learning_threads",
     "env_timeout_s",
     "env_build_timeout_s",
+    "replay_device",
 )
 
 
@@ -117,6 +120,7 @@ class Trainer:
             torch.use_deterministic_algorithms(True)
         self.algo = build_algo(config)
         self.update = build_update(config, self.algo)
+        self.algo.start(run.seed)
         self.steps = 0
         self.evaluation_due = False
         self.best_score: float | None = None
@@ -177,6 +181,8 @@ class Trainer:
             metrics = self._evaluate() if self.evaluation_due else {}
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
                 self.guard.check_statistics()
+                for warning in self.algo.warnings():
+                    logger.warning("%s", warning)
                 learned_s = self.learn_clock.read()
                 if run.device != "cpu":
                     self.progress.add_seconds("gpu", learned_s)
@@ -194,27 +200,32 @@ class Trainer:
         """The next rollout, the statistics of what was learned, and the seconds that took."""
         stats: list[dict[str, Tensor]] = []
         seconds = 0.0
+        algo, plan = self.algo, self.config.plan
 
-        def learn(rollout: Rollout) -> None:
+        def timed(learn: Callable[..., dict[str, Tensor]], *arguments: Any) -> None:
             nonlocal seconds
-            if self.steps == 0 and self.algo.needs_statistics:
+            if self.steps == 0 and algo.needs_statistics:
                 return
             start = time.perf_counter()
-            torch.set_num_threads(self.config.plan.learning_threads)
+            torch.set_num_threads(plan.learning_threads)
             with self.learn_clock:
-                stats.append(self.algo.learn(self.algo.scaled(rollout), self.update))
-            torch.set_num_threads(self.config.plan.sampling_threads)
+                new = learn(*arguments, self.update)
+            if new:
+                stats.append(new)
+            torch.set_num_threads(plan.sampling_threads)
             seconds += time.perf_counter() - start
 
         def on_step(t: int) -> None:
-            envs = self.algo.due(self.steps // self.config.run.envs + t)
-            if envs is not None:
-                learn(self.sampler.recent(t, self.algo.window, envs))
+            if algo.learns_meanwhile:
+                timed(algo.learn_meanwhile, t)
+            elif (envs := algo.due(self.steps // self.config.run.envs + t)) is not None:
+                timed(algo.learn, algo.scaled(self.sampler.recent(t, algo.window, envs)))
 
-        rollout = self.sampler.collect(on_step if self.algo.window else None)
-        if not self.algo.window:
-            learn(rollout)
-        self.algo.observe(rollout, self.update)
+        algo.prepare(self.steps)
+        rollout = self.sampler.collect(on_step if algo.window or algo.learns_meanwhile else None)
+        if not algo.window:
+            timed(algo.learn, algo.scaled(rollout))
+        algo.observe(rollout, self.update)
         return rollout, stats, seconds
 
     def _restarts(self) -> dict[str, float]:
@@ -226,34 +237,46 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         """Plays whole games in the workers; keeps the best policy so far."""
         self.guard.check(self.steps)
-        run, start = self.config.run, time.perf_counter()
+        start = time.perf_counter()
         torch.set_num_threads(self.config.plan.sampling_threads)
-        stop = lambda: bool(self.stop)  # noqa: E731
-        games = self.sampler.evaluate(run.eval_episodes, self.steps, run.eval_greedy, stop)
+        scores = {name: self._score(policy) for name, policy in [("", self.algo.policy), *self.algo.others().items()]}
         self.progress.exclude(time.perf_counter() - start)
         if self.stop:
             return {}
         self.evaluation_due = False
-        if len(games) < run.eval_episodes:
-            logger.warning(
-                "evaluation: %d of %d games were cut at their step limit",
-                run.eval_episodes - len(games),
-                run.eval_episodes,
-            )
-        if not games:
-            return {}
-        evaluation = Evaluation.of(games)
-        if self.best_score is None or evaluation.mean_reward > self.best_score:
-            self.best_score = evaluation.mean_reward
+        metrics: dict[str, float] = {}
+        for name, evaluation in scores.items():
+            metrics |= evaluation.as_metrics(f"eval_{name}" if name else "eval") if evaluation else {}
+        if (best := scores[""]) and (self.best_score is None or best.mean_reward > self.best_score):
+            self.best_score = best.mean_reward
             self._write(BEST)
-        return evaluation.as_metrics()
+        return metrics
+
+    def _score(self, policy: Any) -> Evaluation | None:
+        """None if no game came to its end."""
+        run = self.config.run
+        wanted = Games(run.eval_episodes, run.eval_steps, lambda: bool(self.stop))
+        policy.eval()
+        try:
+            games = self.sampler.evaluate(wanted, self.steps, run.eval_greedy, policy)
+        finally:
+            policy.train()
+        if run.eval_steps:
+            note = "evaluation: %d games; those that had not ended after %d steps are not counted"
+            logger.info(note, len(games), run.eval_steps)
+        elif len(games) < run.eval_episodes and not self.stop:
+            cut = run.eval_episodes - len(games)
+            logger.warning("evaluation: %d of %d games were cut at their step limit", cut, run.eval_episodes)
+        return Evaluation.of(games) if games else None
 
     def save(self) -> None:
         """Everything that the rest of the run depends on. Raises RunError if the disk refuses, or if any of it is not
         finite: the checkpoint before then stays."""
         self.guard.check(self.steps)
+        replay = self._save_replay()
         self._write(
             CHECKPOINT,
+            replay=replay,
             steps=self.steps,
             update=self.update.state_dict(),
             algo=self.algo.state_dict(),
@@ -263,6 +286,29 @@ class Trainer:
             torch_generator=torch.get_rng_state(),
         )
         self.guard.saved(self.steps)
+        for path in self.folder.glob("replay-*.pt"):
+            if path.name != replay:
+                path.unlink()
+
+    def _save_replay(self) -> str | None:
+        """The name of the file that it is in now; None if it is not to be kept. Until the checkpoint names it, the one
+        before stays."""
+        if self.algo.replay is None or not self.algo.keeps_replay:
+            return None
+        name = f"replay-{self.steps}.pt"
+        checkpoint.save(self.folder / name, self.algo.replay.state_dict())
+        return name
+
+    def _restore_replay(self, name: str | None) -> None:
+        if self.algo.replay is None:
+            return
+        if name is not None:
+            self.algo.replay.load_state_dict(checkpoint.load(self.folder / name, mapped=True))
+            return
+        logger.warning(
+            "the checkpoint is without the replay (checkpoint_replay): it is filled anew before learning goes on, so "
+            "that this run is not exactly the one that was interrupted"
+        )
 
     def _write(self, name: str, **state: Any) -> None:
         state |= {"policy": self.algo.policy.state_dict(), "spec": self.config.spec, "best_score": self.best_score}
@@ -274,6 +320,7 @@ class Trainer:
         self.update.load_state_dict(state["update"])
         self.algo.policy.load_state_dict(state["policy"])
         self.algo.load_state_dict(state["algo"])
+        self._restore_replay(state["replay"])
         self.progress.set_state(state["progress"])
         restarted = self.sampler.set_state(state["sampler"])
         if restarted:
@@ -324,7 +371,8 @@ def _clear(folder: Path) -> None:
         "summary.json",
         "learning_curve.png",
     )
-    for path in [*(folder / name for name in names), *folder.glob("events.out.tfevents.*")]:
+    others = [*folder.glob("events.out.tfevents.*"), *folder.glob("replay-*.pt")]
+    for path in [*(folder / name for name in names), *others]:
         path.unlink(missing_ok=True)
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, split_memory, whole_batch
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_memory, whole_batch
+from accel_rl.algos.base import masked_sum, scalar
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.models.distributions import Distribution
@@ -16,7 +17,7 @@ REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's
 
 
 @dataclass(frozen=True)
-class A2CSettings(AlgoSettings):
+class A2CSettings(ActorCriticSettings):
     gae_lambda: float = setting(
         1.0, "1: n-step returns to the end of the rollout; less: generalized advantage", least=0, most=1
     )
@@ -28,11 +29,10 @@ class A2CSettings(AlgoSettings):
     )
 
 
-class A2C(Algo):
+class A2C(ActorCriticAlgo):
     """One update per rollout, on all of its samples."""
 
     Settings = A2CSettings
-    takes_cores = True
     settings: A2CSettings
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:

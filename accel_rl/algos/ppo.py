@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, split_memory
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_memory
+from accel_rl.algos.base import masked_sum, scalar
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.errors import UsageError
@@ -18,7 +19,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class PPOSettings(AlgoSettings):
+class PPOSettings(ActorCriticSettings):
     epochs: int = setting(4, "passes over each rollout", least=1)
     minibatches: int = setting(4, "equal parts that a pass is cut into, one update each", least=1)
     clip: float = setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
@@ -32,14 +33,13 @@ class PPOSettings(AlgoSettings):
     entropy_schedule: str = schedule_setting("constant", "course of the entropy weight")
 
 
-class PPO(Algo):
+class PPO(ActorCriticAlgo):
     """Several epochs over each rollout, in minibatches: random samples of it, or (with a core) whole sequences.
 
     Raises UsageError if the samples, or with a core the environments, do not divide into minibatches.
     """
 
     Settings = PPOSettings
-    takes_cores = True
     settings: PPOSettings
 
     def __init__(self, *arguments: Any, **more: Any):

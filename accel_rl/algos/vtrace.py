@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, bootstrap, masked_sum, scalar, split_memory
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_memory
+from accel_rl.algos.base import masked_sum, scalar
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.errors import UsageError
@@ -21,7 +22,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class VTraceSettings(AlgoSettings):
+class VTraceSettings(ActorCriticSettings):
     batches: int = setting(20, "equal parts that the environments are cut into, one for each update", least=1)
     batch_steps: int = setting(20, "newest steps of these environments that an update learns from", least=1)
     steps_per_update: int = setting(1, "steps of all environments between two updates", least=1)
@@ -32,7 +33,7 @@ class VTraceSettings(AlgoSettings):
     entropy_schedule: str = schedule_setting("constant", "course of the entropy weight")
 
 
-class VTrace(Algo):
+class VTrace(ActorCriticAlgo):
     """Learns while sampling: at every steps_per_update-th step, from the next batch of environments.
 
     A sample is used batch_steps / (steps_per_update batches) times. Raises UsageError if the environments do not
@@ -40,7 +41,6 @@ class VTrace(Algo):
     """
 
     Settings = VTraceSettings
-    takes_cores = True
     settings: VTraceSettings
 
     def __init__(self, *arguments: Any, **more: Any):

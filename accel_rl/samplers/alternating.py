@@ -5,7 +5,6 @@ this file, then action_server.py (how actions are chosen) and worker.py (what th
 """
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from accel_rl.envs.batch import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
+from accel_rl.samplers.common import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
 from accel_rl.samplers.device_server import make_server
 from accel_rl.samplers.pool import Stage, WorkerPool
 from accel_rl.samplers.rollout import Game, Rollout
@@ -78,9 +77,11 @@ class AlternatingSampler:
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)
 
-    def _collect(self, server: ActionServer, greedy: bool, on_step: OnStep | None = None) -> Rollout:
+    def _collect(
+        self, server: ActionServer, greedy: bool, on_step: OnStep | None = None, policy: Policy | None = None
+    ) -> Rollout:
         T = server.horizon
-        server.begin(self.policy, greedy)
+        server.begin(policy or self.policy, greedy)
         self.pool.begin()
         step = [0, 0]  # the row that each group will announce next
         while step != [T + 1, T + 1]:
@@ -106,14 +107,14 @@ class AlternatingSampler:
             self.seconds["gpu"] = server.gpu_s
         return rollout
 
-    def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
+    def evaluate(self, games: Games, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         server = self._make_server(self._evaluation, noise_generator(self.batch, self.device, role))
         self.pool.open_evaluation(role)
-        games = play_games(lambda: self._collect(server, greedy), server.num_envs, episodes, stop)
+        played = games.play(lambda: self._collect(server, greedy, policy=policy), server.num_envs)
         self.pool.close_evaluation()
         server.close()
-        return games
+        return played
 
     def get_state(self) -> dict[str, Any]:
         states = self.pool.request("get_state")

@@ -90,8 +90,9 @@ class Sampler(Protocol):
         before this one (config.window of their steps are kept). Steps before the first one of all are not valid. The
         tensors are views of what goes on being written: they are right until on_step returns."""
 
-    def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
-        """Whole games by environments and generators of their own; index: decides their seeds."""
+    def evaluate(self, games: "Games", index: int, greedy: bool, policy: Any = None) -> list[Game]:
+        """Whole games by environments and generators of their own; index: decides their seeds; policy: another one
+        than that which acts for training."""
 
     def get_state(self) -> dict[str, Any]:
         """Between rollouts: everything that the next rollout depends on, but for the policy."""
@@ -108,18 +109,30 @@ def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) ->
     return torch.Generator(device).manual_seed(seed)
 
 
-def play_games(collect: Callable[[], Rollout], num_envs: int, episodes: int, stop: Callable[[], bool]) -> list[Game]:
-    """The first games of each environment, shared out evenly, so that short games are not counted more often.
+@dataclass(frozen=True)
+class Games:
+    """Which whole games are played, and when to stop before.
 
-    Fewer if stop() says so, or if a game lasts longer than MAX_GAME_STEPS.
+    Either `episodes`: the first ones of each environment, shared out evenly, so that short games are not counted more
+    often; none that lasts longer than MAX_GAME_STEPS. Or all that end within num_steps steps of all environments.
     """
-    quota = [episodes // num_envs + (env < episodes % num_envs) for env in range(num_envs)]
-    budget = MAX_GAME_STEPS * max(quota)
-    played: list[Game] = []
-    while any(quota) and budget > 0 and not stop():
-        budget -= EVALUATION_HORIZON
-        for game in collect().games:
-            if quota[game.env] > 0:
-                quota[game.env] -= 1
-                played.append(game)
-    return played
+
+    episodes: int = 1
+    num_steps: int | None = None
+    stop: Callable[[], bool] = lambda: False
+
+    def play(self, collect: Callable[[], Rollout], num_envs: int) -> list[Game]:
+        quota = [self.episodes // num_envs + (env < self.episodes % num_envs) for env in range(num_envs)]
+        budget = MAX_GAME_STEPS * max(quota)  # steps of each environment
+        if self.num_steps is not None:
+            budget = max(1, self.num_steps // num_envs)
+            quota = [budget] * num_envs
+        played: list[Game] = []
+        steps = 0
+        while any(quota) and steps < budget and not self.stop():
+            for game in collect().games:
+                if quota[game.env] > 0:
+                    quota[game.env] -= 1
+                    played.append(game)
+            steps += EVALUATION_HORIZON
+        return played

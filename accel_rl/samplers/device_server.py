@@ -101,8 +101,7 @@ class DeviceServer(ActionServer):
         on_device = self._on_device[group]
         if t == 0:
             self._lose_last_step(on_device.columns)
-        if self.window:
-            self._wait_for_learner()  # it may have learned since the last step
+        self._wait_for_learner()  # it may have learned since the last step
         with on_device.on_stream():
             if t > 0 or self._first_row_is_new(on_device.columns):
                 self._upload("observation", self.history + t, on_device.columns)

@@ -1,7 +1,6 @@
 """The sampler without processes: the ground truth of the tests, and the one to put a breakpoint in."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from accel_rl.envs.batch import BatchConfig, BatchSimulator, cut, rollout_layout
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.common import EVALUATION_HORIZON, OnStep, SamplerConfig, noise_generator, play_games
+from accel_rl.samplers.common import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
 from accel_rl.samplers.device_server import make_server
 from accel_rl.samplers.rollout import Game, Rollout
 
@@ -55,9 +54,14 @@ class SerialSampler:
         return self._server.recent(t, num_steps, envs)
 
     def _collect(
-        self, server: ActionServer, envs: BatchSimulator, greedy: bool, on_step: OnStep | None = None
+        self,
+        server: ActionServer,
+        envs: BatchSimulator,
+        greedy: bool,
+        on_step: OnStep | None = None,
+        policy: Policy | None = None,
     ) -> Rollout:
-        server.begin(self.policy, greedy)
+        server.begin(policy or self.policy, greedy)
         envs.begin()
         for t in range(server.horizon):
             start = time.perf_counter()
@@ -75,14 +79,14 @@ class SerialSampler:
         envs.pause()
         return rollout
 
-    def evaluate(self, episodes: int, index: int, greedy: bool, stop: Callable[[], bool] = lambda: False) -> list[Game]:
+    def evaluate(self, games: Games, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         arrays = _arrays(self.spec, EVALUATION_HORIZON, self.config.evaluation_envs)
         server = self._make_server(arrays, noise_generator(self.batch, self.device, role))
         envs = BatchSimulator(self.batch.for_evaluation(role), arrays, first_env=0)
         envs.start()
         try:
-            return play_games(lambda: self._collect(server, envs, greedy), server.num_envs, episodes, stop)
+            return games.play(lambda: self._collect(server, envs, greedy, policy=policy), server.num_envs)
         finally:
             envs.close()
 

@@ -24,6 +24,7 @@ class FlatParameters:
         _check(module)
         parameters = list(module.parameters())
         sizes = [parameter.numel() for parameter in parameters]
+        self._names, self._sizes = [name for name, _ in module.named_parameters()], sizes
         self.values = torch.empty(sum(sizes), dtype=torch.float32, device=parameters[0].device)
         self.gradient = torch.zeros_like(self.values)
         pieces = zip(torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True)
@@ -34,6 +35,16 @@ class FlatParameters:
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()
+
+    def norms(self, before: Tensor) -> dict[str, Tensor]:
+        """The 2-norms of each parameter tensor, of its gradient and of its change since the values were `before` [P]
+        (Stooke & Abbeel 2018, appendix C), 0-d, as norm/parameter/<name>, norm/gradient/<name>, norm/step/<name>."""
+        vectors = {"parameter": self.values, "gradient": self.gradient, "step": self.values - before}
+        return {
+            f"norm/{kind}/{name}": torch.linalg.vector_norm(piece)
+            for kind, vector in vectors.items()
+            for name, piece in zip(self._names, torch.split(vector, self._sizes), strict=True)
+        }
 
 
 def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:

@@ -13,10 +13,10 @@ WARM_UP = 2  # calls that run operation by operation, before one is captured
 MOST_KINDS = 32  # of calls; each keeps memory of its own on the GPU
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""loss(**batch): its sum over the valid samples, and terms to log as such sums, detached (`minimize` divides them)."""
+"""loss(**batch): its sum over the valid samples; and terms, detached: such sums to log, or an entry for each sample."""
 
 Body = Callable[[Loss, dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
-"""body(loss, batch, weight, learning_rate) -> 0-d tensors by name. It enqueues the same work at each call."""
+"""body(loss, batch, weight, learning_rate) -> tensors by name. It enqueues the same work at each call."""
 
 
 class Replays:
@@ -85,7 +85,8 @@ class _Kind:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._graph: Any = None
         self._names: list[str] = []
-        self._values: Tensor | None = None  # where the graph leaves its results
+        self._values: Tensor | None = None  # where the graph leaves its results that are numbers
+        self._arrays: dict[str, Tensor] = {}  # and the others
 
     def fill(self, batch: dict[str, Tensor], weight: Tensor, learning_rate: float) -> None:
         for name, value in batch.items():
@@ -107,7 +108,8 @@ class _Kind:
         else:
             self._call()
         assert self._values is not None
-        return dict(zip(self._names, self._values.clone().unbind(), strict=True))
+        numbers = dict(zip(self._names, self._values.clone().unbind(), strict=True))
+        return numbers | {name: value.clone() for name, value in self._arrays.items()}
 
     def capture(self) -> None:
         if self._stream:
@@ -118,7 +120,9 @@ class _Kind:
 
     def _call(self) -> None:
         results = self._body(self._loss, self._batch, self._weight, self._learning_rate)
-        self._names, self._values = list(results), torch.stack([value.float() for value in results.values()])
+        numbers = {name: value for name, value in results.items() if value.dim() == 0}
+        self._names, self._values = list(numbers), torch.stack([value.float() for value in numbers.values()])
+        self._arrays = {name: value for name, value in results.items() if value.dim()}
 
 
 def _copy(buffer: Tensor, value: Tensor) -> None:

@@ -30,7 +30,8 @@ class Update(Protocol):
 
         batch: samples first [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees all of it at
         once. 0-d tensors are settings that change (clip range, entropy weight). loss: the same function at each update.
-        Returns the terms divided by weight, then "grad_norm", the norm of the gradient before clipping."""
+        Returns the terms divided by weight, then "grad_norm", the norm of the gradient before clipping. A term that is
+        not 0-d but has an entry for each sample [N, ...] is returned as it is."""
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum over all learners."""
@@ -50,6 +51,7 @@ class LocalUpdate:
         that. It bounds the memory of an update: pictures in float32 stay below memory.LARGEST_KEPT. Smaller slices are
         slower (128 samples by 5 %): each adds once to the gradient of all weights.
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch.
+    layer_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class LocalUpdate:
         *,
         slice_elements: int = LARGEST_KEPT // 4 - 2**10,  # less the header that the C library adds
         cuda_graphs: bool = True,
+        layer_norms: bool = False,
     ):
         self.parameters = FlatParameters(module)
+        self.layer_norms = layer_norms
         self.rule, self.clip_grad_norm, self.slice_elements = rule, clip_grad_norm, slice_elements
         self.rule_state = rule.init(self.parameters.values)
         device = self.parameters.values.device
@@ -78,6 +82,7 @@ class LocalUpdate:
     def minimize(
         self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
     ) -> dict[str, Tensor]:
+        before = self.parameters.values.clone() if self.layer_norms else None
         if self._replays:
             stats = self._replays(loss, batch, weight, learning_rate)
         else:
@@ -85,7 +90,7 @@ class LocalUpdate:
             stats = self._minimize(loss, parts, weight, learning_rate)
         if not self.rule.capturable:
             self.rule.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.rule_state)
-        return stats
+        return stats if before is None else stats | self.parameters.norms(before)
 
     def _minimize_all(
         self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: Tensor
@@ -102,11 +107,11 @@ class LocalUpdate:
         for part in parts:
             loss_sum, terms = loss(**part)
             (loss_sum / weight).backward()  # type: ignore[no-untyped-call]
-            sums = {name: sums[name] + term if name in sums else term for name, term in terms.items()}
+            sums = {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
         norm = self._clip()
         if self.rule.capturable:
             self.rule.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.rule_state)
-        return {name: value / weight for name, value in sums.items()} | {"grad_norm": norm}
+        return {name: value if value.dim() else value / weight for name, value in sums.items()} | {"grad_norm": norm}
 
     def _clip(self) -> Tensor:
         """Returns the norm before."""
@@ -140,6 +145,11 @@ class LocalUpdate:
         }
         if self._replays:
             self._replays.forget()
+
+
+def _merge(term: Tensor, of_next_part: Tensor) -> Tensor:
+    """A term of several parts of a batch: sums are added, entries for each sample follow each other."""
+    return torch.cat([term, of_next_part]) if term.dim() else term + of_next_part
 
 
 def slices(batch: dict[str, Tensor], most_elements: int) -> Iterator[dict[str, Tensor]]:

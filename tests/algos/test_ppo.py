@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import bootstrap
+from accel_rl.algos.actor_critic import bootstrap
 from accel_rl.algos.ppo import PPO, PPOSettings, minibatches, ppo_loss, random_orders, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.cli import main

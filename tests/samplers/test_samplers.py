@@ -15,7 +15,7 @@ from accel_rl.affinity import fits, serves_both_groups
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.common import Games, SamplerConfig
 from accel_rl.samplers.pool import share_out
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
@@ -51,7 +51,7 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: in
             assert alternating.pool.announcements_left() == 0
             games += len(first.games)
         assert games > 0
-        assert serial.evaluate(5, 0, False) == alternating.evaluate(5, 0, False)
+        assert serial.evaluate(Games(5), 0, False) == alternating.evaluate(Games(5), 0, False)
         assert_equal(serial.collect(), alternating.collect(), "after an evaluation")
     finally:
         alternating.close()
@@ -245,9 +245,9 @@ def test_evaluation_counts_the_first_games_of_each_environment() -> None:
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [2, 50]})
     sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2, num_evaluation_envs=4), Echo(1))
     try:
-        games = sampler.evaluate(8, 0, False)
+        games = sampler.evaluate(Games(8), 0, False)
         assert sorted(game.length for game in games) == [2] * 4 + [50] * 4
-        assert len(sampler.evaluate(3, 1, False)) == 3
+        assert len(sampler.evaluate(Games(3), 1, False)) == 3
     finally:
         sampler.close()
 

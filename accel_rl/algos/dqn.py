@@ -1,0 +1,307 @@
+"""DQN, with double, dueling, prioritized and n-step learning as options (Mnih et al. 2015; Stooke & Abbeel 2018, 5.4).
+
+All samples go into a replay; for each rollout so many batches are drawn from it that a sample is learned from
+`training_intensity` times on the average, whatever the size of the batch and the number of environments.
+"""
+
+import logging
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_rl.algos.base import Algo, AlgoSettings, masked_sum
+from accel_rl.algos.exploration import Exploration, ExplorationSettings
+from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import Network
+from accel_rl.models.q_network import QNetwork
+from accel_rl.replay import Replay
+from accel_rl.replay.replay import check_room, importance, needed_bytes
+from accel_rl.samplers.rollout import Rollout
+from accel_rl.settings import setting
+from accel_rl.updates import LocalUpdate, Update
+from accel_rl.updates.rules import make_rule
+
+logger = logging.getLogger("accel_rl")
+
+LARGEST_KEPT = 2 * 10**9  # bytes of a replay that checkpoints hold where nothing is said
+LARGEST_PRIORITY = 1.0  # of a squared error, in the authors' code: as the Huber loss cuts its gradient
+
+
+@dataclass(frozen=True)
+class DQNSettings(ExplorationSettings, AlgoSettings):
+    batch_size: int = setting(32, "samples of an update", least=1)
+    training_intensity: float = setting(8.0, "how often a sample is learned from, on the average", above=0)
+    replay_size: int = setting(1_000_000, "steps that are kept, over all environments", least=1)
+    replay_device: str = setting("auto", "where they are kept: cpu or cuda:0; auto: where the network learns")
+    warmup_steps: int = setting(50_000, "agent steps of random actions before the first update", least=1)
+    target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
+    n_step: int = setting(1, "rewards of a return before it is continued by the target network's value", least=1)
+    double: bool = setting(False, "the network that learns chooses the action whose value the target network gives")
+    dueling: bool = setting(False, "values from two streams: of the state, and of each action's advantage")
+    prioritized: bool = setting(False, "samples are drawn by the size of their last error")
+    priority_alpha: float = setting(0.6, "exponent of the priority: 0: uniform", least=0)
+    priority_beta: float = setting(0.4, "exponent of the correction for it, at first", least=0, most=1)
+    priority_beta_steps: int = setting(50_000_000, "agent steps until that is 1, linearly", least=1)
+    new_priority: float | None = setting(None, "priority of a new sample; null: the largest so far", above=0)
+    checkpoint_replay: bool | None = setting(None, "checkpoints hold the replay; null: if it has 2 GB at most")
+    secondary_batch_size: int | None = setting(
+        None, "a second network learns from the same replay, but never acts, in batches of this size", least=1
+    )
+    secondary_learning_rate: float | None = setting(None, "of that network; null: the same", above=0)
+
+
+class DQN(Algo):
+    """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory."""
+
+    Settings = DQNSettings
+    learns_meanwhile = True
+    settings: DQNSettings
+    policy: QNetwork
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        settings, num_samples = self.settings, self.num_envs * self.horizon
+        self.updates_per_rollout = updates_per_rollout(settings.training_intensity, num_samples, settings.batch_size)
+        if settings.warmup_steps >= self.schedule_steps:
+            raise UsageError(
+                f"warmup_steps={settings.warmup_steps} are not over before the run is ({self.schedule_steps} steps): "
+                "nothing would be learned; make the run longer or the warm-up shorter"
+            )
+        stored = settings.warmup_steps - self.num_envs * settings.n_step
+        if max(settings.batch_size, settings.secondary_batch_size or 0) > min(stored, settings.replay_size):
+            raise UsageError(
+                f"batch_size={settings.batch_size} is more than what is in the replay after warmup_steps="
+                f"{settings.warmup_steps} (replay_size={settings.replay_size}): lower it, or raise these"
+            )
+        if settings.n_step >= settings.replay_size // self.num_envs:
+            raise UsageError(
+                f"n_step={settings.n_step} does not fit into the {settings.replay_size // self.num_envs} steps that "
+                f"replay_size={settings.replay_size} keeps of each of {self.num_envs} environments"
+            )
+        self.exploration = Exploration(settings, self.num_envs)
+        self.target = frozen(self.policy)
+        self.secondary = Secondary(self) if settings.secondary_batch_size else None
+
+    def build_policy(self, network: Network | None) -> QNetwork:
+        settings = self.settings
+        return QNetwork(self.spec, network, None, settings.dueling, settings.epsilon_eval)
+
+    def to(self, device: torch.device) -> None:
+        for network in (self.policy, self.target, *(self.secondary.networks if self.secondary else ())):
+            network.to(device)
+        self.device = device
+
+    def start(self, seed: int) -> None:
+        settings, auto = self.settings, self.settings.replay_device == "auto"
+        device = self.device if auto else torch.device(settings.replay_device)
+        size = settings.replay_size
+        needed = needed_bytes(self.spec, self.num_envs, size, settings.n_step, settings.prioritized)
+        free = check_room(needed, size, device)
+        logger.info(
+            "replay: %s steps, %.2f GB on %s, of which %.2f GB are free", f"{size:,}", needed / 1e9, device, free / 1e9
+        )
+        self.replay = Replay(
+            self.spec,
+            self.num_envs,
+            size,
+            settings.n_step,
+            settings.discount,
+            settings.priority_alpha if settings.prioritized else None,
+            settings.new_priority,
+            torch.Generator(device).manual_seed(seed),
+            device,
+        )
+        is_small = needed <= LARGEST_KEPT
+        self.keeps_replay = is_small if settings.checkpoint_replay is None else settings.checkpoint_replay
+        if self.secondary:
+            self.secondary.start()
+
+    def prepare(self, step: int) -> None:
+        is_warm = step >= self.settings.warmup_steps
+        self.policy.exploration = self.exploration.at(step) if is_warm else 1.0
+        self._step = step
+
+    def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
+        """Takes the rollout into the replay, and renews the target network when it is due."""
+        assert self.replay is not None
+        self.replay.append(rollout)
+        interval, after = self.settings.target_interval_steps, rollout.first_step + rollout.reward.numel()
+        if after // interval > rollout.first_step // interval:
+            self.renew_targets()
+        return {}
+
+    def learn_meanwhile(self, t: int, update: Update) -> dict[str, Tensor]:
+        """This step's part of the updates that are due for each rollout."""
+        replay = self.replay
+        if replay is None or replay.num_appended < self.settings.warmup_steps:
+            return {}
+        before, after = (self.updates_per_rollout * step // self.horizon for step in (t, t + 1))
+        stats = [self.learn_batch(replay, update) for _ in range(before, after)]
+        return {name: torch.stack([each[name] for each in stats]) for name in stats[0]} if stats else {}
+
+    def learn_batch(self, replay: Replay, update: Update) -> dict[str, Tensor]:
+        """One update with one batch."""
+        settings, step = self.settings, self._step
+        index, probability = replay.draw(settings.batch_size)
+        batch = replay.batch(index, self.device)
+        if probability is not None:
+            progress = min(1.0, step / settings.priority_beta_steps)
+            beta = settings.priority_beta + progress * (1 - settings.priority_beta)
+            weight = importance(probability, replay.num_samples, beta).to(self.device)
+            batch["importance"] = weight / update.max(weight.max())
+        count = update.sum(batch["valid"].sum())
+        stats = update.minimize(self.loss, batch, count, self.learning_rate(step))
+        replay.update_priorities(index, stats.pop("priority"))
+        if self.secondary:
+            stats |= self.secondary.learn(replay, step)
+        return stats
+
+    def loss(self, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.loss_of(self.policy, self.target, **batch)
+
+    def loss_of(
+        self,
+        network: QNetwork,
+        target: QNetwork,
+        observation: Tensor,
+        action: Tensor,
+        return_: Tensor,
+        next_observation: Tensor,
+        bootstrap: Tensor,
+        valid: Tensor,
+        importance: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`huber_loss` of a network against another's targets; all [N, ...], as in `replay.Samples`."""
+        with torch.no_grad():
+            values = target(next_observation)  # [N, A]
+            chooser = network(next_observation) if self.settings.double else values
+            best = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+            goal = return_ + bootstrap * best
+        value = network(observation).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return huber_loss(value, goal, valid, importance)
+
+    def renew_targets(self) -> None:
+        """The target network becomes what the other one is now."""
+        copy_parameters(self.policy, self.target)
+        if self.secondary:
+            self.secondary.renew_target()
+
+    def others(self) -> dict[str, Any]:
+        return {"secondary": self.secondary.network} if self.secondary else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        secondary = self.secondary and self.secondary.state_dict()
+        state = {"target": self.target.state_dict(), "exploration": self.exploration.state_dict()}
+        return state | {"secondary": secondary}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        self.exploration.load_state_dict(state["exploration"])
+        if self.secondary:
+            self.secondary.load_state_dict(state["secondary"])
+
+
+class Secondary:
+    """A network that learns from another one's replay without acting: it shows what the size of the batch does to
+    learning, whatever it does to exploration (Stooke & Abbeel 2018, section 5.4.2).
+
+    It begins with the same parameters and learns from as many samples, in its own batches, drawn uniformly."""
+
+    def __init__(self, algo: DQN):
+        settings = algo.settings
+        self.algo, self.batch_size = algo, settings.secondary_batch_size or settings.batch_size
+        self.learning_rate = settings.secondary_learning_rate or settings.learning_rate
+        if settings.prioritized:
+            raise UsageError("secondary_batch_size: both networks would set the priorities; leave prioritized away")
+        self.network, self.target = deepcopy(algo.policy), frozen(algo.policy)
+        self.networks = (self.network, self.target)
+        self.owed = 0.0  # samples that it is behind
+
+    def start(self) -> None:
+        settings = self.algo.settings
+        rule = make_rule(settings.optimizer, **settings.optimizer_options)
+        self.update = LocalUpdate(self.network, rule, settings.clip_grad_norm)
+
+    def learn(self, replay: Replay, step: int) -> dict[str, Tensor]:
+        """After one update of the other network: as many of its own as make up for the samples of that."""
+        self.owed += self.algo.settings.batch_size
+        stats: dict[str, Tensor] = {}
+        rate = self.algo.scheduled(self.algo.settings.learning_rate_schedule, self.learning_rate, step)
+        while self.owed >= self.batch_size:
+            self.owed -= self.batch_size
+            batch = replay.batch(replay.draw(self.batch_size)[0], self.algo.device)
+            stats = self.update.minimize(self.loss, batch, batch["valid"].sum(), rate)
+            stats.pop("priority")
+        return {f"secondary_{name}": value for name, value in stats.items()}
+
+    def loss(self, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.algo.loss_of(self.network, self.target, **batch)
+
+    def renew_target(self) -> None:
+        copy_parameters(self.network, self.target)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"update": self.update.state_dict(), "target": self.target.state_dict(), "owed": self.owed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.update.load_state_dict(state["update"])
+        self.target.load_state_dict(state["target"])
+        self.owed = state["owed"]
+
+
+def huber_loss(
+    value: Tensor, goal: Tensor, valid: Tensor, importance: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """sum over valid samples of  w h(goal - value),  h(d) = d^2 / 2 if |d| <= 1, else |d| - 1/2.
+
+    value, goal, valid, importance (w, 1 if None) [N]; gradients flow through value only. Returns the sum; its terms as
+    sums, too; and each sample's priority min(|d|, 1) [N]. Source: Mnih et al. 2015; facts of the authors' code.
+    """
+    error = goal.detach() - value
+    losses = torch.nn.functional.huber_loss(value, goal.detach(), reduction="none")
+    loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
+    terms = {
+        "loss": loss_sum,
+        "value": masked_sum(value, valid),
+        "td_error": masked_sum(error.abs(), valid),
+        "priority": error.abs().clamp(max=LARGEST_PRIORITY),
+    }
+    return loss_sum, {name: term.detach() for name, term in terms.items()}
+
+
+def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> int:
+    """Batches that are learned from for each rollout of num_samples steps. Raises UsageError if that is no whole
+    number, with the nearest sizes of batches and intensities for which it is."""
+    exact = intensity * num_samples / batch_size
+    count = round(exact)
+    if count >= 1 and math.isclose(exact, count):
+        return count
+    uses = intensity * num_samples
+    sizes = [uses / k for k in range(1, int(uses) + 1) if (uses / k).is_integer()]
+    below = [size for size in sizes if size < batch_size][:1]
+    above = [size for size in sizes if size > batch_size][-1:]
+    counts = sorted({max(1, math.floor(exact)), max(1, math.ceil(exact))})
+    raise UsageError(
+        f"training_intensity={intensity:g} x {num_samples} samples of a rollout / batch_size={batch_size} = {exact:g} "
+        f"updates must be a whole number: use batch_size={' or '.join(f'{size:g}' for size in below + above)}, or "
+        f"training_intensity={' or '.join(f'{k * batch_size / num_samples:g}' for k in counts)}"
+    )
+
+
+def frozen(network: QNetwork) -> QNetwork:
+    """A copy that is not learned."""
+    copy = deepcopy(network)
+    for parameter in copy.parameters():
+        parameter.requires_grad_(False)
+    return copy
+
+
+@torch.no_grad()
+def copy_parameters(source: QNetwork, to: QNetwork) -> None:
+    """The parameters of one network become those of another, and it computes in the same precision."""
+    to.bf16 = source.bf16
+    torch._foreach_copy_(list(to.parameters()), list(source.parameters()))

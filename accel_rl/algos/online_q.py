@@ -1,0 +1,152 @@
+"""The A3C paper's value methods, on-policy and without replay: n-step Q, one-step Q, one-step Sarsa.
+
+Source: Mnih et al. 2016, Algorithm S1 of the supplement and sections 4.1 to 4.3 of the paper. Here one learner has many
+environments, where they had many learners with one each.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accel_rl.algos.base import Algo, AlgoSettings, masked_sum
+from accel_rl.algos.dqn import copy_parameters, frozen
+from accel_rl.algos.exploration import Exploration, ExplorationSettings
+from accel_rl.algos.returns import discounted_return
+from accel_rl.models.actor_critic import Network
+from accel_rl.models.q_network import QNetwork
+from accel_rl.samplers.rollout import Rollout
+from accel_rl.settings import setting
+from accel_rl.updates import Update
+
+
+@dataclass(frozen=True)
+class OnlineQSettings(ExplorationSettings, AlgoSettings):
+    target: str = setting(
+        "n_step_q",
+        "what a value is pulled to: the rewards until the rollout's end and the best value there, or the next reward "
+        "and the best value after it, or (sarsa) that of the action that was taken",
+        choices=("n_step_q", "one_step_q", "one_step_sarsa"),
+    )
+    target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
+
+
+class _LastStep(NamedTuple):
+    """The last step of a rollout, which Sarsa can learn from once the next action is known; all [B, ...]."""
+
+    observation: Tensor
+    action: Tensor
+    reward: Tensor
+    done: Tensor
+    valid: Tensor
+
+
+class OnlineQ(Algo):
+    """One update per rollout, on all of its samples; Sarsa leaves the last step to the next rollout."""
+
+    Settings = OnlineQSettings
+    settings: OnlineQSettings
+    policy: QNetwork
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        self.exploration = Exploration(self.settings, self.num_envs)
+        self.target = frozen(self.policy)
+        self._last: _LastStep | None = None
+
+    def build_policy(self, network: Network | None) -> QNetwork:
+        return QNetwork(self.spec, network, exploration_eval=self.settings.epsilon_eval)
+
+    def to(self, device: torch.device) -> None:
+        super().to(device)
+        self.target.to(device)
+
+    def prepare(self, step: int) -> None:
+        self.policy.exploration = self.exploration.at(step)
+
+    def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
+        rollout = replace(rollout, reward=self._with_cut_off_futures(rollout))
+        batch = self._sarsa(rollout) if self.settings.target == "one_step_sarsa" else self._q(rollout)
+        stats = {}
+        if len(batch["action"]):
+            step = rollout.first_step
+            stats = update.minimize(self.loss, batch, update.sum(batch["valid"].sum()), self.learning_rate(step))
+        interval, after = self.settings.target_interval_steps, rollout.first_step + rollout.reward.numel()
+        if after // interval > rollout.first_step // interval:
+            copy_parameters(self.policy, self.target)
+        return stats
+
+    def loss(
+        self, observation: Tensor, action: Tensor, goal: Tensor, valid: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`squared_loss` of the policy as it is now; all [N, ...]."""
+        value = self.policy(observation).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return squared_loss(value, goal, valid)
+
+    # ---- targets ----
+
+    @torch.no_grad()
+    def _with_cut_off_futures(self, rollout: Rollout) -> Tensor:
+        """Rewards [T, B]; where an episode was cut off, with the best value of its last observation."""
+        if not len(rollout.final_step):
+            return rollout.reward
+        reward = rollout.reward.clone()
+        best = self.target(rollout.final_observation).amax(-1)
+        reward[rollout.final_step, rollout.final_env] += self.settings.discount * best
+        return reward
+
+    @torch.no_grad()
+    def _q(self, rollout: Rollout) -> dict[str, Tensor]:
+        T, discount = rollout.horizon, self.settings.discount
+        if self.settings.target == "n_step_q":
+            best = self.target(rollout.observations(T, T + 1)[0]).amax(-1)
+            goal = discounted_return(rollout.reward, rollout.done, best, discount)
+        else:
+            after = rollout.observations(1, T + 1)
+            best = self.target(after.flatten(0, 1)).amax(-1).view(T, -1)
+            goal = rollout.reward + discount * best * ~rollout.done
+        batch = {"observation": rollout.observations(0, T), "action": rollout.action, "goal": goal}
+        return {name: value.flatten(0, 1) for name, value in (batch | {"valid": rollout.valid}).items()}
+
+    @torch.no_grad()
+    def _sarsa(self, rollout: Rollout) -> dict[str, Tensor]:
+        """The last step before this rollout, and all of this one's but the last."""
+        T = rollout.horizon
+        seen = rollout.observations(0, T)
+        values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
+        taken = values.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
+        steps = _LastStep(seen, rollout.action, rollout.reward, rollout.done, rollout.valid)
+        last, self._last = self._last, _LastStep(*(rows[-1].clone() for rows in steps))
+        if last is None:
+            steps, taken = _LastStep(*(rows[:-1] for rows in steps)), taken[1:]
+        else:
+            # Where an environment was replaced between the rollouts, what came of the last step is not known.
+            last = last._replace(valid=last.valid & (last.done | ~rollout.reset[0]))
+            steps = _LastStep(
+                *(torch.cat([row.unsqueeze(0), rows[:-1]]) for row, rows in zip(last, steps, strict=True))
+            )
+        goal = steps.reward + self.settings.discount * taken * ~steps.done
+        batch = {"observation": steps.observation, "action": steps.action, "goal": goal, "valid": steps.valid}
+        return {name: value.flatten(0, 1) for name, value in batch.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        last = self._last and tuple(rows.cpu() for rows in self._last)
+        return {"target": self.target.state_dict(), "exploration": self.exploration.state_dict(), "last": last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        self.exploration.load_state_dict(state["exploration"])
+        device = next(self.target.parameters()).device
+        self._last = state["last"] and _LastStep(*(rows.to(device) for rows in state["last"]))
+
+
+def squared_loss(value: Tensor, goal: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """sum over valid samples of (goal - value)^2, not halved.
+
+    value, goal, valid [N]; gradients flow through value only. Returns the sum, and its terms as sums, too.
+    Source: Mnih et al. 2016, supplement, Algorithm S1.
+    """
+    loss_sum = masked_sum((goal.detach() - value).square(), valid)
+    terms = {"loss": loss_sum, "value": masked_sum(value, valid)}
+    return loss_sum, {name: term.detach() for name, term in terms.items()}

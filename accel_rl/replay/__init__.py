@@ -1,0 +1,6 @@
+"""Experience replay: a ring of frames for each environment, drawn from uniformly or by priority."""
+
+from accel_rl.replay.replay import Replay
+from accel_rl.replay.sum_tree import SumTree
+
+__all__ = ["Replay", "SumTree"]

@@ -1,0 +1,76 @@
+"""A sum tree: draws leaves in proportion to their values, and changes values, in logarithmic time.
+
+Each node sums FAN_OUT children, so that a million leaves are 4 levels deep, and a batch passes each level in a few
+operations on whole vectors, on a CPU as on a GPU. A parent is always summed anew from its children, never corrected by
+a difference: rounding errors do not accumulate, however many updates there are.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FAN_OUT = 64
+
+
+class SumTree:
+    """size leaves with values that are at least 0, float64, 0 at first. Raises ValueError if size is less than 1."""
+
+    def __init__(self, size: int, device: str | torch.device = "cpu"):
+        if size < 1:
+            raise ValueError(f"size={size} must be at least 1")
+        self.size = size
+        self._levels: list[Tensor] = []  # leaves first; each a whole number of families, padded by zeros
+        while not self._levels or len(self._levels[-1]) > FAN_OUT:
+            num_nodes = len(self._levels[-1]) // FAN_OUT if self._levels else size
+            num_families = -(-num_nodes // FAN_OUT)
+            self._levels.append(torch.zeros(num_families * FAN_OUT, dtype=torch.float64, device=device))
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of all values, 0-d."""
+        return self._levels[-1].sum()
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        """The values of some leaves [K]."""
+        return self._levels[0][: self.size][index]
+
+    def update(self, index: Tensor, value: Tensor) -> None:
+        """Gives the leaves index int64 [K] these values [K]; a leaf that is named several times takes the largest."""
+        self._levels[0].scatter_reduce_(0, index, value.double(), "amax", include_self=False)
+        for children, parents in zip(self._levels, self._levels[1:], strict=False):
+            index = index // FAN_OUT
+            parents[index] = children.view(-1, FAN_OUT)[index].sum(-1)
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draws count leaves, each time any of them with a probability proportional to its value (with replacement).
+
+        Returns their indices int64 and their probabilities float64 [count]. All values being 0 is the caller's error:
+        then the last leaf is drawn, with a probability of nan."""
+        noise = torch.rand(count, dtype=torch.float64, generator=generator, device=self._levels[0].device)
+        total = self.total
+        index = self.find(noise * total)
+        return index, self[index] / total
+
+    def find(self, prefix: Tensor) -> Tensor:
+        """The leaves in whose part of the sum, laid end to end from leaf 0 on, these numbers [K] lie: int64 [K].
+
+        Numbers beyond the last part, which rounding can make, lie in it. A leaf of value 0 is never found."""
+        node = torch.zeros(prefix.shape, dtype=torch.int64, device=prefix.device)
+        for level in reversed(self._levels):
+            ends = level.view(-1, FAN_OUT)[node].cumsum(-1)  # of the children's parts [K, FAN_OUT]
+            last = ends[:, -1]
+            prefix = torch.minimum(prefix, torch.nextafter(last, torch.zeros_like(last)))
+            child = (ends <= prefix.unsqueeze(-1)).sum(-1).clamp(max=FAN_OUT - 1)
+            before = ends.gather(-1, (child - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            prefix = prefix - before.where(child > 0, 0.0)
+            node = node * FAN_OUT + child
+        return node.clamp(max=self.size - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self[:]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._levels[0][: self.size] = state["values"]
+        for children, parents in zip(self._levels, self._levels[1:], strict=False):
+            parents[: len(children) // FAN_OUT] = children.view(-1, FAN_OUT).sum(-1)
