@@ -150,7 +150,7 @@ def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
         ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
         ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
-        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "does not learn sequences"),
+        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting .core."),
         ({"algo": "a2c", "env": "pong", "normalize_observations": True}, "only vectors of numbers"),
     ],
 )
