@@ -26,7 +26,7 @@ class RunSettings:
     env_preset: str = setting("stooke", "Atari's frames and episodes", choices=("stooke", "dqn84", "v5"))
     env_options: dict = setting({}, "keyword arguments for a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     network: str | None = setting(
-        None, "a3c, nature, cule, a3c_mlp, relu_mlp, or package.module:factory of your own: factory(spec) -> nn.Module"
+        None, "a3c, nature, cule, a3c_mlp, or package.module:factory of your own: factory(spec) -> nn.Module"
     )
     seed: int = setting(0, "seed of everything random in the run", least=0)
     steps: int = setting(1_000_000, "agent steps of the run, over all environments", least=1)

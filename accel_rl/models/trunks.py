@@ -212,16 +212,10 @@ def a3c_mlp(spec: EnvSpec) -> MLP:
     return MLP(spec, (200,), nn.ReLU)
 
 
-def relu_mlp(spec: EnvSpec) -> MLP:
-    """Two layers of 128 ReLU units."""
-    return MLP(spec, (128, 128), nn.ReLU)
-
-
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
     "nature": nature_cnn,
     "cule": cule_net,
     "a3c_mlp": a3c_mlp,
-    "relu_mlp": relu_mlp,
 }
 """The trunks that `--network` knows by name."""
