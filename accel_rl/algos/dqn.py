@@ -10,11 +10,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, masked_sum
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
+from accel_rl.device import find_device
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
@@ -82,6 +84,11 @@ class DQN(Algo):
                 f"n_step={settings.n_step} does not fit into the {settings.replay_size // self.num_envs} steps that "
                 f"replay_size={settings.replay_size} keeps of each of {self.num_envs} environments"
             )
+        if self.horizon > settings.replay_size // self.num_envs:
+            raise UsageError(
+                f"a rollout of horizon={self.horizon} does not fit into the {settings.replay_size // self.num_envs} "
+                f"steps that replay_size={settings.replay_size} keeps of each of {self.num_envs} environments"
+            )
         self.exploration = Exploration(settings, self.num_envs)
         self.target = frozen(self.policy)
         self.secondary = Secondary(self) if settings.secondary_batch_size else None
@@ -95,12 +102,20 @@ class DQN(Algo):
             network.to(device)
         self.device = device
 
+    def check(self) -> None:
+        self._room()
+
+    def _room(self) -> tuple[torch.device, int, int]:
+        """Where the replay is to lie, the bytes that it needs, and those that are free there."""
+        settings, device = self.settings, self.device
+        if settings.replay_device != "auto":
+            device = torch.device(find_device(settings.replay_device, "replay_device"))
+        needed = needed_bytes(self.spec, self.num_envs, settings.replay_size, settings.n_step, settings.prioritized)
+        return device, needed, check_room(needed, settings.replay_size, device)
+
     def start(self, seed: int) -> None:
-        settings, auto = self.settings, self.settings.replay_device == "auto"
-        device = self.device if auto else torch.device(settings.replay_device)
-        size = settings.replay_size
-        needed = needed_bytes(self.spec, self.num_envs, size, settings.n_step, settings.prioritized)
-        free = check_room(needed, size, device)
+        settings, size = self.settings, self.settings.replay_size
+        device, needed, free = self._room()
         logger.info(
             "replay: %s steps, %.2f GB on %s, of which %.2f GB are free", f"{size:,}", needed / 1e9, device, free / 1e9
         )
@@ -118,7 +133,7 @@ class DQN(Algo):
         is_small = needed <= LARGEST_KEPT
         self.keeps_replay = is_small if settings.checkpoint_replay is None else settings.checkpoint_replay
         if self.secondary:
-            self.secondary.start()
+            self.secondary.start(seed, device)
 
     def prepare(self, step: int) -> None:
         is_warm = step >= self.settings.warmup_steps
@@ -221,8 +236,12 @@ class Secondary:
         self.networks = (self.network, self.target)
         self.owed = 0.0  # samples that it is behind
 
-    def start(self) -> None:
+    def start(self, seed: int, device: torch.device) -> None:
+        """device: the replay's, from which it draws by a generator of its own: so the other network learns the same
+        with it as without."""
         settings = self.algo.settings
+        sequence = np.random.SeedSequence(seed, spawn_key=(1,))
+        self.generator = torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
         rule = make_rule(settings.optimizer, **settings.optimizer_options)
         self.update = LocalUpdate(self.network, rule, settings.clip_grad_norm)
 
@@ -233,7 +252,7 @@ class Secondary:
         rate = self.algo.scheduled(self.algo.settings.learning_rate_schedule, self.learning_rate, step)
         while self.owed >= self.batch_size:
             self.owed -= self.batch_size
-            batch = replay.batch(replay.draw(self.batch_size)[0], self.algo.device)
+            batch = replay.batch(replay.draw(self.batch_size, self.generator)[0], self.algo.device)
             stats = self.update.minimize(self.loss, batch, batch["valid"].sum(), rate)
             stats.pop("priority")
         return {f"secondary_{name}": value for name, value in stats.items()}
@@ -245,12 +264,19 @@ class Secondary:
         copy_parameters(self.network, self.target)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"update": self.update.state_dict(), "target": self.target.state_dict(), "owed": self.owed}
+        return {
+            "update": self.update.state_dict(),
+            "target": self.target.state_dict(),
+            "owed": self.owed,
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.update.load_state_dict(state["update"])
         self.target.load_state_dict(state["target"])
         self.owed = state["owed"]
+        if state["generator"].shape == self.generator.get_state().shape:  # else it was one of another kind of device
+            self.generator.set_state(state["generator"])
 
 
 def huber_loss(
@@ -285,10 +311,12 @@ def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> 
     below = [size for size in sizes if size < batch_size][:1]
     above = [size for size in sizes if size > batch_size][-1:]
     counts = sorted({max(1, math.floor(exact)), max(1, math.ceil(exact))})
+    # Of intensities so many digits that what is named here does divide.
+    named = {"batch_size": below + above, "training_intensity": [k * batch_size / num_samples for k in counts]}
+    uses_of = [f"{name}={' or '.join(f'{x:.12g}' for x in values)}" for name, values in named.items() if values]
     raise UsageError(
         f"training_intensity={intensity:g} x {num_samples} samples of a rollout / batch_size={batch_size} = {exact:g} "
-        f"updates must be a whole number: use batch_size={' or '.join(f'{size:g}' for size in below + above)}, or "
-        f"training_intensity={' or '.join(f'{k * batch_size / num_samples:g}' for k in counts)}"
+        f"updates must be a whole number: use {', or '.join(uses_of)}"
     )
 
 
