@@ -74,9 +74,11 @@ class DQN(Algo):
                 "nothing would be learned; make the run longer or the warm-up shorter"
             )
         stored = settings.warmup_steps - self.num_envs * settings.n_step
-        if max(settings.batch_size, settings.secondary_batch_size or 0) > min(stored, settings.replay_size):
+        sizes = {name: getattr(settings, name) or 0 for name in ("batch_size", "secondary_batch_size")}
+        largest = max(sizes, key=lambda name: sizes[name])
+        if sizes[largest] > min(stored, settings.replay_size):
             raise UsageError(
-                f"batch_size={settings.batch_size} is more than what is in the replay after warmup_steps="
+                f"{largest}={sizes[largest]} is more than what is in the replay after warmup_steps="
                 f"{settings.warmup_steps} (replay_size={settings.replay_size}): lower it, or raise these"
             )
         if settings.n_step >= settings.replay_size // self.num_envs:
@@ -132,6 +134,7 @@ class DQN(Algo):
         )
         is_small = needed <= LARGEST_KEPT
         self.keeps_replay = is_small if settings.checkpoint_replay is None else settings.checkpoint_replay
+        self.target.bf16 = self.policy.bf16
         if self.secondary:
             self.secondary.start(seed, device)
 
@@ -156,7 +159,8 @@ class DQN(Algo):
             return {}
         before, after = (self.updates_per_rollout * step // self.horizon for step in (t, t + 1))
         stats = [self.learn_batch(replay, update) for _ in range(before, after)]
-        return {name: torch.stack([each[name] for each in stats]) for name in stats[0]} if stats else {}
+        names = {name: None for each in stats for name in each}  # the second network does not learn each time
+        return {name: torch.stack([each[name] for each in stats if name in each]) for name in names}
 
     def learn_batch(self, replay: Replay, update: Update) -> dict[str, Tensor]:
         """One update with one batch."""
@@ -244,6 +248,8 @@ class Secondary:
         self.generator = torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
         rule = make_rule(settings.optimizer, **settings.optimizer_options)
         self.update = LocalUpdate(self.network, rule, settings.clip_grad_norm)
+        for network in self.networks:
+            network.bf16 = self.algo.policy.bf16
 
     def learn(self, replay: Replay, step: int) -> dict[str, Tensor]:
         """After one update of the other network: as many of its own as make up for the samples of that."""
@@ -287,8 +293,8 @@ def huber_loss(
     value, goal, valid, importance (w, 1 if None) [N]; gradients flow through value only. Returns the sum; its terms as
     sums, too; and each sample's priority min(|d|, 1) [N]. Source: Mnih et al. 2015; facts of the authors' code.
     """
-    error = goal.detach() - value
-    losses = torch.nn.functional.huber_loss(value, goal.detach(), reduction="none")
+    error = (goal.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    losses = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
     terms = {
         "loss": loss_sum,
@@ -330,6 +336,5 @@ def frozen(network: QNetwork) -> QNetwork:
 
 @torch.no_grad()
 def copy_parameters(source: QNetwork, to: QNetwork) -> None:
-    """The parameters of one network become those of another, and it computes in the same precision."""
-    to.bf16 = source.bf16
+    """The parameters of one network become those of another."""
     torch._foreach_copy_(list(to.parameters()), list(source.parameters()))
