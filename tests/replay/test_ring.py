@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accel_rl.errors import UsageError
 from accel_rl.replay import Replay
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 
@@ -163,3 +164,25 @@ def test_rollouts_and_returns_must_fit() -> None:
     envs = streams(spec, 1, 30, 9, seed=0)
     with pytest.raises(ValueError, match="rollouts of 12 steps do not fit"):
         Replay(spec, 1, 10, 1, DISCOUNT).append(rollout_of(envs, 0, 12, spec))
+
+
+@pytest.mark.parametrize(("num_envs", "size"), [(2, 30), (2, 50), (4, 40)])
+def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
+    """Would catch steps that come to lie in the wrong rows, or an error that speaks of tensors."""
+    spec = make_spec(0)
+    saved, other = Replay(spec, 2, 40), Replay(spec, num_envs, size)
+    saved.append(rollout_of(streams(spec, 2, 6, 9, seed=0), 0, 5, spec))
+    message = f"has 21 steps of each of 2 environments, but this one has {size // num_envs + 1} of each of {num_envs}"
+    with pytest.raises(UsageError, match=message):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_another_generator_draws_otherwise_and_leaves_the_replays_own() -> None:
+    """Would catch draws for a second learner that change those for the first."""
+    spec = make_spec(0)
+    replay = Replay(spec, 2, 40)
+    replay.append(rollout_of(streams(spec, 2, 20, 9, seed=0), 0, 15, spec))
+    state = replay.generator.get_state()
+    drawn = [replay.draw(50, torch.Generator().manual_seed(seed))[0] for seed in (5, 5, 6)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(replay.generator.get_state(), state)

@@ -266,11 +266,10 @@ def test_evaluation_by_steps_counts_the_games_that_have_ended(sampler_class: Any
         sampler.close()
 
 
-@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
-def test_evaluation_by_steps_is_the_same_for_both_samplers(env: EnvConfig) -> None:
+def test_evaluation_by_steps_is_the_same_for_both_samplers() -> None:
     """Would catch games that depend on which process plays them, and an evaluation that shows in the rollouts."""
     config = SamplerConfig(num_envs=4, horizon=5, num_workers=2)
-    samplers = [make(sampler_class, env, config) for sampler_class in (SerialSampler, AlternatingSampler)]
+    samplers = [make(sampler_class, COUNTING, config) for sampler_class in (SerialSampler, AlternatingSampler)]
     try:
         games = [sampler.evaluate(Games(num_steps=160), 3, False) for sampler in samplers]
         assert games[0] == games[1] and len(games[0]) >= 8
