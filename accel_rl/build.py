@@ -22,7 +22,9 @@ from accel_rl.updates.rules import make_rule
 
 def check(config: Config) -> None:
     """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
-    build_update(config, build_algo(config))
+    algo = build_algo(config)
+    build_update(config, algo)
+    algo.check()
     sampler_config(config)
 
 

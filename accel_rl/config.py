@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from accel_rl.affinity import Plan, make_plan, read_machine
+from accel_rl.device import find_device
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
@@ -133,7 +134,7 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     values = overlay(below, chosen)
     values |= {"algo": algo_name, "env": env.env_id}
     run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
-    run = replace(run, device=_device(run.device), reset_mode=_reset_mode(run.reset_mode, env))
+    run = replace(run, device=find_device(run.device), reset_mode=_reset_mode(run.reset_mode, env))
     return Config(run, algo_class, algo, env, spec, _plan(run), run.schedule_steps or run.steps)
 
 
@@ -262,24 +263,6 @@ def _reset_mode(name: str, env: EnvConfig) -> str:
     if name == "reserve" and not is_atari:
         raise UsageError("reset_mode=reserve needs states that can be copied; only Atari games have them")
     return name if name != "auto" else ("reserve" if is_atari else "immediate")
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device={name!r} must be auto, cpu or cuda:<number>") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device={name!r} must be auto, cpu or cuda:<number>")
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        usable = ["cpu", *(f"cuda:{index}" for index in range(num_gpus))]
-        raise UsageError(f"device={name!r}, but there is no such GPU here; use --device {' or '.join(usable)}")
-    return name
 
 
 def _gpu_node(device: str) -> int | None:

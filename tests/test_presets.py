@@ -33,6 +33,8 @@ SMALL: dict[str, Any] = {
     "learning_threads": 1,
 }
 SMALL_BATCHES = {"epochs": 2, "minibatches": 2, "batches": 2, "batch_steps": 4, "core_size": 8}
+SMALL_BATCHES |= {"warmup_steps": 24, "batch_size": 8, "replay_size": 400, "training_intensity": 2}
+SMALL_BATCHES |= {"target_interval_steps": 16}
 
 
 def named(preset: str) -> dict[str, str]:
@@ -150,7 +152,7 @@ def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
         ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
         ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
-        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting .core."),
+        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting 'core'"),
         ({"algo": "a2c", "env": "pong", "normalize_observations": True}, "only vectors of numbers"),
     ],
 )

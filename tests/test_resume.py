@@ -9,6 +9,7 @@ import pytest
 
 import accel_rl
 from accel_rl import checkpoint
+from accel_rl.errors import UsageError
 from tests.helpers.processes import Command
 from tests.helpers.runs import assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
@@ -60,20 +61,26 @@ def test_two_halves_are_a_whole_on_pong(tmp_path: Path) -> None:
 
 SMALL_PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
+# A replay that is full before the run is stopped, and goes around after.
+REPLAY: dict[str, Any] = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
+REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
     "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},
     "vtrace": {**VTRACE, "sampler": "serial"},
     "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "normalized": {**SMALL_PPO, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
+    "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
+    "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
+    "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
     "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_halves_are_a_whole_for_all_algorithms(tmp_path: Path, variant: str) -> None:
-    """Would catch a memory, a window, a batch whose turn it is, running statistics or an order of minibatches that a
-    checkpoint forgets."""
+    """Would catch a memory, a window, a batch whose turn it is, running statistics, an order of minibatches, a target
+    network, priorities, or a step that waits for the next one, that a checkpoint forgets."""
     settings = {**CARTPOLE, **VARIANTS[variant], "schedule_steps": 240, "log_interval_steps": 20}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
@@ -81,6 +88,51 @@ def test_two_halves_are_a_whole_for_all_algorithms(tmp_path: Path, variant: str)
     assert_same_run(half, whole)
     learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
     assert len(set(learned)) == len(learned) >= 10
+    for replay in (checkpoint.load(run / "checkpoint.pt")["replay"] for run in (half, whole)):
+        assert (replay is not None) == ("replay_size" in settings)
+        if replay:
+            assert_same(*(checkpoint.load(run / replay) for run in (half, whole)))
+
+
+def test_two_halves_are_a_whole_for_a_replay_of_frames(tmp_path: Path) -> None:
+    """Would catch a stack over the border between the halves, or the last frames of games that were cut off."""
+    settings = {**PONG, **REPLAY, "algo": "dqn", "n_step": 3, "eval_interval_steps": 0}
+    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, whole)
+    files = [sorted(path.name for path in run.glob("replay-*")) for run in (half, whole)]
+    assert files == [["replay-240.pt"]] * 2
+    first, second = (checkpoint.load(run / "replay-240.pt") for run in (half, whole))
+    assert_same(first, second)
+    assert first["ring"]["arrays"]["truncated"].any() and first["ring"]["arrays"]["frames"].any()
+
+
+def test_without_its_replay_a_run_goes_on(tmp_path: Path) -> None:
+    """Would catch a run that learns from nothing, or from a few steps again and again; or one that says it is exact."""
+    settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "schedule_steps": 240, "log_interval_steps": 20}
+    run = accel_rl.train(**settings, checkpoint_replay=False, steps=120, out=tmp_path / "run")
+    assert not list(run.glob("replay-*"))
+    accel_rl.train(resume=run, steps=240)
+    log = (run / "log.txt").read_text()
+    assert "the checkpoint is without the replay (checkpoint_replay): it is filled anew before learning goes on" in log
+    assert "not exactly the one that was interrupted" in log
+    learned = [int(row["time/total_timesteps"]) for row in rows(run) if row["train/loss"]]
+    assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
+
+
+def test_of_several_checkpoints_one_replay_is_left(tmp_path: Path) -> None:
+    """Would catch replays that pile up until the disk is full, and the loss of the one that is needed."""
+    settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "checkpoint_interval_steps": 20}
+    run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
+    assert [path.name for path in run.glob("replay-*")] == ["replay-100.pt"]
+    with pytest.raises(UsageError, match="--replay-size would change the run"):
+        accel_rl.train(resume=run, steps=140, replay_size=200)
+    accel_rl.train(resume=run, steps=140)
+    assert [path.name for path in run.glob("replay-*")] == ["replay-140.pt"]
+    os.unlink(run / "replay-140.pt")
+    with pytest.raises(UsageError, match=r"there is no checkpoint .*replay-140\.pt"):
+        accel_rl.train(resume=run, steps=180)
 
 
 def start(out: Path) -> Command:

@@ -68,6 +68,9 @@ class Algo(ABC):
         """Puts the policy, and whatever else decides what is learned, onto the learner's device."""
         self.policy.to(device)
 
+    def check(self) -> None:
+        """Once it is on its device, before anything of a run is written: raises UsageError for what can't be had."""
+
     def start(self, seed: int) -> None:
         """Before a run, of which this is the seed: makes what is only needed to learn."""
 

@@ -101,10 +101,11 @@ def cross_entropy_loss(
     Returns the sum; its terms as sums, too; and each sample's priority, the divergence KL(goal | p) of both cut off
     below at 1e-6 [N]. Source: Bellemare et al. 2017, algorithm 1; the priority as in Stooke & Abbeel's code.
     """
+    log_p = log_p.masked_fill(~valid.unsqueeze(-1), 0.0)  # here: of a nan, the gradient by a sum is nan, too
     entropies = -(goal * log_p).sum(-1)
     loss_sum = masked_sum(entropies if importance is None else entropies * importance, valid)
     p, q = goal.clamp(min=LEAST_PROBABILITY), log_p.detach().exp().clamp(min=LEAST_PROBABILITY)
-    divergence = (p * (p / q).log()).sum(-1)
+    divergence = (p * (p / q).log()).sum(-1).masked_fill(~valid, 0.0)
     terms = {
         "loss": loss_sum,
         "value": masked_sum(log_p.exp() @ support, valid),

@@ -10,11 +10,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, masked_sum
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
+from accel_rl.device import find_device
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
@@ -72,15 +74,22 @@ class DQN(Algo):
                 "nothing would be learned; make the run longer or the warm-up shorter"
             )
         stored = settings.warmup_steps - self.num_envs * settings.n_step
-        if max(settings.batch_size, settings.secondary_batch_size or 0) > min(stored, settings.replay_size):
+        sizes = {name: getattr(settings, name) or 0 for name in ("batch_size", "secondary_batch_size")}
+        largest = max(sizes, key=lambda name: sizes[name])
+        if sizes[largest] > min(stored, settings.replay_size):
             raise UsageError(
-                f"batch_size={settings.batch_size} is more than what is in the replay after warmup_steps="
+                f"{largest}={sizes[largest]} is more than what is in the replay after warmup_steps="
                 f"{settings.warmup_steps} (replay_size={settings.replay_size}): lower it, or raise these"
             )
         if settings.n_step >= settings.replay_size // self.num_envs:
             raise UsageError(
                 f"n_step={settings.n_step} does not fit into the {settings.replay_size // self.num_envs} steps that "
                 f"replay_size={settings.replay_size} keeps of each of {self.num_envs} environments"
+            )
+        if self.horizon > settings.replay_size // self.num_envs:
+            raise UsageError(
+                f"a rollout of horizon={self.horizon} does not fit into the {settings.replay_size // self.num_envs} "
+                f"steps that replay_size={settings.replay_size} keeps of each of {self.num_envs} environments"
             )
         self.exploration = Exploration(settings, self.num_envs)
         self.target = frozen(self.policy)
@@ -95,12 +104,20 @@ class DQN(Algo):
             network.to(device)
         self.device = device
 
+    def check(self) -> None:
+        self._room()
+
+    def _room(self) -> tuple[torch.device, int, int]:
+        """Where the replay is to lie, the bytes that it needs, and those that are free there."""
+        settings, device = self.settings, self.device
+        if settings.replay_device != "auto":
+            device = torch.device(find_device(settings.replay_device, "replay_device"))
+        needed = needed_bytes(self.spec, self.num_envs, settings.replay_size, settings.n_step, settings.prioritized)
+        return device, needed, check_room(needed, settings.replay_size, device)
+
     def start(self, seed: int) -> None:
-        settings, auto = self.settings, self.settings.replay_device == "auto"
-        device = self.device if auto else torch.device(settings.replay_device)
-        size = settings.replay_size
-        needed = needed_bytes(self.spec, self.num_envs, size, settings.n_step, settings.prioritized)
-        free = check_room(needed, size, device)
+        settings, size = self.settings, self.settings.replay_size
+        device, needed, free = self._room()
         logger.info(
             "replay: %s steps, %.2f GB on %s, of which %.2f GB are free", f"{size:,}", needed / 1e9, device, free / 1e9
         )
@@ -117,8 +134,9 @@ class DQN(Algo):
         )
         is_small = needed <= LARGEST_KEPT
         self.keeps_replay = is_small if settings.checkpoint_replay is None else settings.checkpoint_replay
+        self.target.bf16 = self.policy.bf16
         if self.secondary:
-            self.secondary.start()
+            self.secondary.start(seed, device)
 
     def prepare(self, step: int) -> None:
         is_warm = step >= self.settings.warmup_steps
@@ -141,7 +159,8 @@ class DQN(Algo):
             return {}
         before, after = (self.updates_per_rollout * step // self.horizon for step in (t, t + 1))
         stats = [self.learn_batch(replay, update) for _ in range(before, after)]
-        return {name: torch.stack([each[name] for each in stats]) for name in stats[0]} if stats else {}
+        names = {name: None for each in stats for name in each}  # the second network does not learn each time
+        return {name: torch.stack([each[name] for each in stats if name in each]) for name in names}
 
     def learn_batch(self, replay: Replay, update: Update) -> dict[str, Tensor]:
         """One update with one batch."""
@@ -221,10 +240,16 @@ class Secondary:
         self.networks = (self.network, self.target)
         self.owed = 0.0  # samples that it is behind
 
-    def start(self) -> None:
+    def start(self, seed: int, device: torch.device) -> None:
+        """device: the replay's, from which it draws by a generator of its own: so the other network learns the same
+        with it as without."""
         settings = self.algo.settings
+        sequence = np.random.SeedSequence(seed, spawn_key=(1,))
+        self.generator = torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
         rule = make_rule(settings.optimizer, **settings.optimizer_options)
         self.update = LocalUpdate(self.network, rule, settings.clip_grad_norm)
+        for network in self.networks:
+            network.bf16 = self.algo.policy.bf16
 
     def learn(self, replay: Replay, step: int) -> dict[str, Tensor]:
         """After one update of the other network: as many of its own as make up for the samples of that."""
@@ -233,7 +258,7 @@ class Secondary:
         rate = self.algo.scheduled(self.algo.settings.learning_rate_schedule, self.learning_rate, step)
         while self.owed >= self.batch_size:
             self.owed -= self.batch_size
-            batch = replay.batch(replay.draw(self.batch_size)[0], self.algo.device)
+            batch = replay.batch(replay.draw(self.batch_size, self.generator)[0], self.algo.device)
             stats = self.update.minimize(self.loss, batch, batch["valid"].sum(), rate)
             stats.pop("priority")
         return {f"secondary_{name}": value for name, value in stats.items()}
@@ -245,12 +270,19 @@ class Secondary:
         copy_parameters(self.network, self.target)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"update": self.update.state_dict(), "target": self.target.state_dict(), "owed": self.owed}
+        return {
+            "update": self.update.state_dict(),
+            "target": self.target.state_dict(),
+            "owed": self.owed,
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.update.load_state_dict(state["update"])
         self.target.load_state_dict(state["target"])
         self.owed = state["owed"]
+        if state["generator"].shape == self.generator.get_state().shape:  # else it was one of another kind of device
+            self.generator.set_state(state["generator"])
 
 
 def huber_loss(
@@ -261,8 +293,8 @@ def huber_loss(
     value, goal, valid, importance (w, 1 if None) [N]; gradients flow through value only. Returns the sum; its terms as
     sums, too; and each sample's priority min(|d|, 1) [N]. Source: Mnih et al. 2015; facts of the authors' code.
     """
-    error = goal.detach() - value
-    losses = torch.nn.functional.huber_loss(value, goal.detach(), reduction="none")
+    error = (goal.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    losses = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
     terms = {
         "loss": loss_sum,
@@ -285,10 +317,12 @@ def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> 
     below = [size for size in sizes if size < batch_size][:1]
     above = [size for size in sizes if size > batch_size][-1:]
     counts = sorted({max(1, math.floor(exact)), max(1, math.ceil(exact))})
+    # Of intensities so many digits that what is named here does divide.
+    named = {"batch_size": below + above, "training_intensity": [k * batch_size / num_samples for k in counts]}
+    uses_of = [f"{name}={' or '.join(f'{x:.12g}' for x in values)}" for name, values in named.items() if values]
     raise UsageError(
         f"training_intensity={intensity:g} x {num_samples} samples of a rollout / batch_size={batch_size} = {exact:g} "
-        f"updates must be a whole number: use batch_size={' or '.join(f'{size:g}' for size in below + above)}, or "
-        f"training_intensity={' or '.join(f'{k * batch_size / num_samples:g}' for k in counts)}"
+        f"updates must be a whole number: use {', or '.join(uses_of)}"
     )
 
 
@@ -302,6 +336,5 @@ def frozen(network: QNetwork) -> QNetwork:
 
 @torch.no_grad()
 def copy_parameters(source: QNetwork, to: QNetwork) -> None:
-    """The parameters of one network become those of another, and it computes in the same precision."""
-    to.bf16 = source.bf16
+    """The parameters of one network become those of another."""
     torch._foreach_copy_(list(to.parameters()), list(source.parameters()))

@@ -62,6 +62,9 @@ class OnlineQ(Algo):
         super().to(device)
         self.target.to(device)
 
+    def start(self, seed: int) -> None:
+        self.target.bf16 = self.policy.bf16
+
     def prepare(self, step: int) -> None:
         self.policy.exploration = self.exploration.at(step)
 
@@ -147,6 +150,7 @@ def squared_loss(value: Tensor, goal: Tensor, valid: Tensor) -> tuple[Tensor, di
     value, goal, valid [N]; gradients flow through value only. Returns the sum, and its terms as sums, too.
     Source: Mnih et al. 2016, supplement, Algorithm S1.
     """
-    loss_sum = masked_sum((goal.detach() - value).square(), valid)
+    error = (goal.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    loss_sum = error.square().sum()
     terms = {"loss": loss_sum, "value": masked_sum(value, valid)}
     return loss_sum, {name: term.detach() for name, term in terms.items()}

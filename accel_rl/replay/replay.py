@@ -63,13 +63,16 @@ class Replay:
         new = ring.index_of(max(stop, ring.first_row), ring.first_row + ring.num_steps)
         self.priorities.add(new, ring.whole)
 
-    def draw(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """The indices of count samples, and their probabilities float64 if they are drawn by priority [count]."""
+    def draw(self, count: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor | None]:
+        """The indices of count samples, and their probabilities float64 if they are drawn by priority [count].
+
+        generator: in place of the replay's own, on its device."""
+        generator = generator or self.generator
         if self.priorities is not None:
-            return self.priorities.tree.sample(count, self.generator)
+            return self.priorities.tree.sample(count, generator)
         # One number decides the environment and the step: as many as there are samples.
         ring = self.ring
-        number = torch.randint(self.num_samples, (count,), generator=self.generator, device=self.device)
+        number = torch.randint(self.num_samples, (count,), generator=generator, device=self.device)
         env, step = number // ring.num_steps, number % ring.num_steps
         return env * ring.num_rows + (ring.first_row + step) % ring.num_rows, None
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
 from accel_rl.samplers.rollout import Rollout, blank
 
 
@@ -268,6 +269,7 @@ class Ring:
                 for name, value in arrays.items()
             }
         return {
+            "size": (self.num_envs, self.num_rows),
             "arrays": arrays,
             "finals": self.finals,
             "final_rows": list(self._final_rows),
@@ -277,6 +279,13 @@ class Ring:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises UsageError for the state of a ring of another size."""
+        num_envs, num_rows = state["size"]
+        if (num_envs, num_rows) != (self.num_envs, self.num_rows):
+            raise UsageError(
+                f"the saved replay has {num_rows} steps of each of {num_envs} environments, but this one has "
+                f"{self.num_rows} of each of {self.num_envs}"
+            )
         for name, value in state["arrays"].items():
             getattr(self, name)[:, : value.shape[1]] = value
         self.finals = state["finals"].to(self.device).clone()

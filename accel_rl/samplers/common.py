@@ -128,10 +128,11 @@ class Games:
             budget = max(1, self.num_steps // num_envs)
             quota = [budget] * num_envs
         played: list[Game] = []
-        steps = 0
+        steps, ended_at = 0, [0] * num_envs  # one game follows another
         while any(quota) and steps < budget and not self.stop():
             for game in collect().games:
-                if quota[game.env] > 0:
+                ended_at[game.env] += game.length
+                if quota[game.env] > 0 and ended_at[game.env] <= budget:
                     quota[game.env] -= 1
                     played.append(game)
             steps += EVALUATION_HORIZON

@@ -1,79 +1,16 @@
 """The ring against a replay that keeps a list of whole transitions, over streams of random episodes."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
 from accel_rl.replay import Replay
-from accel_rl.samplers.rollout import Rollout
-
-DISCOUNT = 0.9
-
-
-def make_spec(frame_stack: int) -> EnvSpec:
-    box = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8) if frame_stack else gymnasium.spaces.Box(-1, 1, (3,))
-    return EnvSpec(box, gymnasium.spaces.Discrete(5), frame_stack)
-
-
-@dataclass
-class Env:
-    """One environment's whole stream: a row for everything that was seen, a step for everything that was done."""
-
-    rng: np.random.Generator
-    spec: EnvSpec
-    longest: int
-    rows: list[Any] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
-    resets: list[bool] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-
-    def frame(self) -> Any:
-        if self.spec.frame_stack:
-            return self.rng.integers(1, 256, self.spec.row_shape, np.uint8)
-        return self.rng.random(self.spec.row_shape, np.float32)
-
-    def start(self) -> None:
-        self.rows.append(self.frame())
-        self.ages.append(0)
-        self.resets.append(True)
-        self.left = int(self.rng.integers(1, self.longest + 1))
-
-    def step(self) -> None:
-        self.left -= 1
-        ends = self.left == 0
-        is_cut = ends and self.rng.random() < 0.5
-        step = {
-            "action": int(self.rng.integers(5)),
-            "reward": float(self.rng.integers(-2, 3)),
-            "terminated": ends and not is_cut,
-            "truncated": is_cut,
-            "valid": bool(self.rng.random() < 0.9),
-            "final": self.frame(),
-        }
-        self.steps.append(step)
-        if ends:
-            self.start()
-        else:
-            self.rows.append(self.frame())
-            self.ages.append(self.ages[-1] + 1)
-            self.resets.append(False)
-
-    def seen(self, row: int, newest: Any = None, age: int | None = None) -> Any:
-        """What the network sees at a row."""
-        newest, age = self.rows[row] if newest is None else newest, self.ages[row] if age is None else age
-        if not self.spec.frame_stack:
-            return newest
-        zeros = np.zeros_like(newest)
-        return np.stack(
-            [*(self.rows[row - k] if k <= age else zeros for k in range(self.spec.frame_stack - 1, 0, -1)), newest]
-        )
+from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 
 
 class ListReplay:
@@ -104,53 +41,6 @@ class ListReplay:
             "bootstrap": bootstrap,
             "valid": valid,
         }
-
-
-def rollout_of(envs: list[Env], first: int, horizon: int, spec: EnvSpec) -> Rollout:
-    """Rows first ... first + horizon of these streams, as a sampler gives them."""
-    history = max(spec.frame_stack - 1, 0)
-
-    def rows(name: str, start: int, stop: int) -> torch.Tensor:
-        padding = [getattr(envs[0], name)[0]] * max(0, -start)
-        columns = [[*padding, *getattr(env, name)[max(start, 0) : stop]] for env in envs]
-        return torch.from_numpy(np.stack([np.stack(column) for column in columns], 1))
-
-    def steps(name: str) -> torch.Tensor:
-        return torch.tensor([[env.steps[first + t][name] for env in envs] for t in range(horizon)])
-
-    cut = steps("truncated")
-    final_step, final_env = cut.nonzero(as_tuple=True)
-    finals = [
-        envs[e].seen(first + t + 1, envs[e].steps[first + t]["final"], envs[e].ages[first + t] + 1)
-        for t, e in zip(final_step.tolist(), final_env.tolist(), strict=True)
-    ]
-    empty = np.empty((0, *spec.observation_shape), spec.row_dtype)
-    return Rollout(
-        observation_rows=rows("rows", first - history, first + horizon + 1),
-        age=rows("ages", first, first + horizon + 1),
-        frame_stack=spec.frame_stack,
-        action=steps("action"),
-        reward=steps("reward"),
-        terminated=steps("terminated"),
-        truncated=cut,
-        valid=steps("valid"),
-        reset=rows("resets", first, first + horizon + 1),
-        recorded={},
-        final_step=final_step,
-        final_env=final_env,
-        final_observation=torch.from_numpy(np.stack(finals) if finals else empty),
-        games=[],
-        first_step=first * len(envs),
-    )
-
-
-def streams(spec: EnvSpec, num_envs: int, num_steps: int, longest: int, seed: int) -> list[Env]:
-    envs = [Env(np.random.default_rng([seed, env]), spec, longest) for env in range(num_envs)]
-    for env in envs:
-        env.start()
-        for _ in range(num_steps):
-            env.step()
-    return envs
 
 
 def assert_all_equal(replay: Replay, reference: ListReplay, shift: int) -> None:
@@ -274,3 +164,25 @@ def test_rollouts_and_returns_must_fit() -> None:
     envs = streams(spec, 1, 30, 9, seed=0)
     with pytest.raises(ValueError, match="rollouts of 12 steps do not fit"):
         Replay(spec, 1, 10, 1, DISCOUNT).append(rollout_of(envs, 0, 12, spec))
+
+
+@pytest.mark.parametrize(("num_envs", "size"), [(2, 30), (2, 50), (4, 40)])
+def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
+    """Would catch steps that come to lie in the wrong rows, or an error that speaks of tensors."""
+    spec = make_spec(0)
+    saved, other = Replay(spec, 2, 40), Replay(spec, num_envs, size)
+    saved.append(rollout_of(streams(spec, 2, 6, 9, seed=0), 0, 5, spec))
+    message = f"has 21 steps of each of 2 environments, but this one has {size // num_envs + 1} of each of {num_envs}"
+    with pytest.raises(UsageError, match=message):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_another_generator_draws_otherwise_and_leaves_the_replays_own() -> None:
+    """Would catch draws for a second learner that change those for the first."""
+    spec = make_spec(0)
+    replay = Replay(spec, 2, 40)
+    replay.append(rollout_of(streams(spec, 2, 20, 9, seed=0), 0, 15, spec))
+    state = replay.generator.get_state()
+    drawn = [replay.draw(50, torch.Generator().manual_seed(seed))[0] for seed in (5, 5, 6)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(replay.generator.get_state(), state)

@@ -252,6 +252,64 @@ def test_evaluation_counts_the_first_games_of_each_environment() -> None:
         sampler.close()
 
 
+@pytest.mark.parametrize("sampler_class", [SerialSampler, AlternatingSampler])
+def test_evaluation_by_steps_counts_the_games_that_have_ended(sampler_class: Any) -> None:
+    """Would catch a game that is cut off and counted, one that is left out, and more steps than were asked for."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -5, 6, 50]})
+    sampler = make(sampler_class, env, SamplerConfig(4, 5, 2), Echo(1))
+    try:
+        for num_steps, lengths in ((96, [3, 5, 6]), (100, [3, 5, 6]), (44, [3, 5]), (12, [3]), (4, []), (1, [])):
+            games = sampler.evaluate(Games(num_steps=num_steps), 0, False)
+            assert sorted((game.env, game.length) for game in games) == [(e, n) for e in range(4) for n in lengths]
+            assert all(game.score == sum(range(1, game.length + 1)) for game in games)
+    finally:
+        sampler.close()
+
+
+def test_evaluation_by_steps_is_the_same_for_both_samplers() -> None:
+    """Would catch games that depend on which process plays them, and an evaluation that shows in the rollouts."""
+    config = SamplerConfig(num_envs=4, horizon=5, num_workers=2)
+    samplers = [make(sampler_class, COUNTING, config) for sampler_class in (SerialSampler, AlternatingSampler)]
+    try:
+        games = [sampler.evaluate(Games(num_steps=160), 3, False) for sampler in samplers]
+        assert games[0] == games[1] and len(games[0]) >= 8
+        assert_equal(*(sampler.collect() for sampler in samplers), "after an evaluation")
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize("sampler_class", [SerialSampler, AlternatingSampler])
+def test_another_policy_is_evaluated(sampler_class: Any) -> None:
+    """Would catch the scores of the policy that acts for training under another one's name, and a rollout that the
+    other policy has acted in."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [4]})
+    policy, other = Always(0), Always(1)
+    sampler = make(sampler_class, env, SamplerConfig(4, 6, 2), policy)
+    try:
+        for evaluated, reward in ((None, 0), (other, 10), (None, 0), (other, 10)):
+            games = sampler.evaluate(Games(8), 1, False, evaluated)
+            assert [game.score for game in games] == [4 * reward + 1 + 2 + 3 + 4] * 8
+            assert not sampler.collect().action.any()
+    finally:
+        sampler.close()
+
+
+class Always:
+    """A policy of one action."""
+
+    state_size = 0
+
+    def __init__(self, action: int):
+        self.action = action
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.zeros(num_steps, num_envs, device=generator.device)
+
+    def act(self, observation: torch.Tensor, noise: torch.Tensor | None, memory: Any = None) -> Any:
+        return torch.full((len(observation),), self.action, device=observation.device), {}, None
+
+
 def test_workers_are_free_of_torch_pinned_and_light() -> None:
     """Would catch a worker that imports torch, runs on another processor than its own, or outgrows its memory."""
     sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(16, 5, 4))

@@ -150,6 +150,58 @@ def test_terms_are_means_over_valid_samples(buffers: bool) -> None:
     assert stats["absolute"].item() == pytest.approx(error[valid].abs().mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("how", ["whole", "slices", "buffers"])
+def test_entries_for_samples_stay_entries(how: str) -> None:
+    """Would catch entries that are added up, divided by the weight, in another order, or overwritten by the next
+    update; a replay's priorities are such ones."""
+    learner = Learner(slice_elements=500 if how == "slices" else 10**6, cuda_graphs=False)
+
+    def loss(x: Tensor, target: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        error = learner.network(x).squeeze(-1) - target
+        terms = {"priority": error.abs(), "count": valid.sum(), "pair": torch.stack([target, scale * target], -1)}
+        return (valid * error.square()).sum(), {name: term.detach() for name, term in terms.items()}
+
+    if how == "buffers":
+        learner.replay()
+    given, kept = [], []
+    for index in range(5):  # a graph would be captured at the third
+        batch = make_batch(index, num_samples=31, scale=2.0 + index)
+        with torch.no_grad():
+            given.append((batch, (learner.network(batch["x"]).squeeze(-1) - batch["target"]).abs()))
+        kept.append(learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2))
+    for stats, (batch, error) in zip(kept, given, strict=True):
+        assert stats.keys() == {"priority", "count", "pair", "grad_norm"}
+        torch.testing.assert_close(stats["priority"], error, rtol=1e-4, atol=1e-5)
+        assert torch.equal(stats["pair"], torch.stack([batch["target"], batch["scale"] * batch["target"]], -1))
+        assert stats["count"].item() == 1
+
+
+@pytest.mark.parametrize("how", ["slices", "buffers", "outside"])
+def test_norms_of_layers_by_hand(how: str) -> None:
+    """Would catch a norm of all layers, of the wrong layer, of the gradient before it is clipped, or of a step that has
+    not been taken yet."""
+    rule = TorchRule("SGD") if how == "outside" else SGD()
+    learner = Learner(rule=rule, slice_elements=500, layer_norms=True)
+    if how == "buffers":
+        learner.replay()
+    for index in range(4):
+        before = {name: parameter.detach().clone() for name, parameter in learner.network.named_parameters()}
+        stats = learner.minimize(index)
+        parameters = dict(learner.network.named_parameters())
+        assert list(parameters) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+        for name, parameter in parameters.items():
+            tensors = {"parameter": parameter, "gradient": parameter.grad, "step": parameter - before[name]}
+            for kind, tensor in tensors.items():
+                expected = tensor.detach().square().sum().sqrt().item()
+                assert expected > 0
+                assert stats[f"norm/{kind}/{name}"].item() == pytest.approx(expected, rel=1e-5), (kind, name)
+        gradients = [stats[f"norm/gradient/{name}"].item() for name in parameters]
+        assert sum(g * g for g in gradients) ** 0.5 == pytest.approx(min(0.5, stats["grad_norm"].item()), rel=1e-4)
+        assert stats["norm/step/3.weight"].item() == pytest.approx(1e-2 * gradients[2], rel=1e-3)
+        assert len(stats) == 3 + 12
+    assert not any(name.startswith("norm/") for name in Learner().minimize(0))
+
+
 def test_nothing_valid() -> None:
     """Would catch a division by zero where every sample of a batch is lost."""
     learner = Learner()
