@@ -43,7 +43,7 @@ from accel_rl.samplers.rollout import Rollout
 VERSION = 1  # of the JSON
 CONTESTS = ("memory", "stacks", "prioritized", "prioritized-gpu")
 NUM_ENVS, BATCH = 32, 512
-MOST_STEPS = 2000  # of each environment in a rollout that fills the replay
+MOST_STEPS = 250  # of each environment in a rollout that fills the replay; larger ones leave more freed memory behind
 EPISODE_STEPS = 250
 ROUNDS, BUDGET_S = 20, 60.0  # of each contest
 UPDATES_PER_WAIT = 20  # on a GPU, which otherwise would be idle between two updates
@@ -129,9 +129,9 @@ class Learners:
         before = resident_bytes()
         self.replay = self._fill(first, rollouts)
         self.resident_bytes = resident_bytes() - before
-        uniform = copy.copy(self.replay)
-        uniform.priorities = None
-        self.algos[1].replay = uniform
+        self.uniform = copy.copy(self.replay)  # the same frames
+        self.uniform.priorities = None
+        self.algos[1].replay = self.uniform
 
     def _fill(self, rollout: Rollout, rollouts: Iterator[Rollout]) -> Replay:
         for algo in self.algos:
@@ -207,7 +207,7 @@ def run(options: ReplayOptions) -> Result:
         learners = Learners(options.frames, "cpu")
         on_cpu: dict[str, Callable[[], Result]] = {
             "memory": lambda: run_memory(learners),
-            "stacks": lambda: run_stacks(learners.replay, options),
+            "stacks": lambda: run_stacks(learners.uniform, options),
             "prioritized": lambda: run_prioritized(learners, options),
         }
         for name, contest in on_cpu.items():
@@ -243,6 +243,7 @@ def run_memory(learners: Learners) -> Result:
 
 def run_stacks(replay: Replay, options: ReplayOptions) -> Result:
     """Stacks, and whole batches with twice as many of them, against copies of as many bytes."""
+    assert replay.priorities is None
     ring = replay.ring
 
     def stacks() -> int:
