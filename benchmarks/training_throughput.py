@@ -1,6 +1,6 @@
 """How fast training is. See accel_rl/bench/training.py for the contests.
 
-python benchmarks/training_throughput.py [--contests a2c ppo appo bound a2c-gpu ppo-gpu] [--full] [--json FILE]
+python benchmarks/training_throughput.py [--contests a2c ppo appo bound dqn ...] [--full] [--json FILE]
 """
 
 import argparse
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accel_rl.bench.training import TrainingOptions, contest_names, install_peers, run
+from accel_rl.bench.training import TrainingOptions, contest_names, default_contests, install_peers, run
 from accel_rl.errors import RunError, UsageError
 
 OVERRIDES = {
@@ -21,7 +21,7 @@ OVERRIDES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="pong", help="Atari game (pong)")
-    names = f"of {', '.join(contest_names())} (all that this machine can hold)"
+    names = f"of {', '.join(contest_names())} ({', '.join(default_contests())})"
     parser.add_argument("--contests", nargs="+", metavar="CONTEST", help=names)
     parser.add_argument("--device", default="auto", help="of the contests on a GPU (auto: the first one)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each contestant in a round (1.0)")

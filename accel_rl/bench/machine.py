@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def first_cores(num_cores: int | None) -> list[list[int]]:
     if num_cores is not None and not 1 <= num_cores <= len(cores):
         raise UsageError(f"cores={num_cores} must be from 1 to {len(cores)}, the cores that this process may use")
     return cores[:num_cores]
+
+
+def shown(options: Any) -> dict[str, Any]:
+    """A benchmark's options as its file has them: without folders of the machine that made it."""
+    return {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -36,7 +36,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ from accel_rl.affinity import (
     read_machine,
 )
 from accel_rl.bench.limit import SimulationLimit
-from accel_rl.bench.machine import describe, first_cores, machine, write_json
+from accel_rl.bench.machine import describe, first_cores, machine, shown, write_json
 from accel_rl.bench.options import SamplingOptions
 from accel_rl.bench.peers import peer_builders
 from accel_rl.bench.timing import (
@@ -426,7 +425,7 @@ def run(options: SamplingOptions) -> dict[str, Any]:
             "benchmark": "sampling",
             "version": VERSION,
             "machine": machine(),
-            "options": {name: str(v) if isinstance(v, Path) else v for name, v in asdict(options).items()}
+            "options": shown(options)
             | {"device": benchmark.device, "workers": benchmark.config.num_workers, "envs": benchmark.num_envs},
             "missing_peers": missing,
             "contestants": {

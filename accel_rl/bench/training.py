@@ -11,13 +11,17 @@ Contests, whose contestants take turns, each acting, simulating and learning; ra
     bound    A2C, 16 environments, rollouts of 5 steps, on the paper's frames with A3C-Net, and its two-resource bound:
              with S the rate of simulating alone and N that of the network alone (choosing actions and learning, at the
              same batch sizes), each on all cores, no schedule exceeds 1/(1/S + 1/N)
+    dqn      DQN, 32 environments, rollouts of 4 steps, batches of 32, intensity 8    Stable-Baselines3's DQN, and
+             the network alone: forward, target network, backward and rule, over and over with one batch
+    dqn-512  the same in batches of 512
     a2c-gpu  A2C, 16 environments per processor, with the network on a GPU                           sampling alone
     ppo-gpu  the same of PPO: 4 epochs of 4 minibatches over 2048 samples, or 4 steps if these are more
 
-In the first three, for all contestants alike, frames are 84x84, four of them stacked, lost lives end episodes, rewards
-are clipped, the network is Nature-CNN with 512 units, and the kind of optimiser is the same. Ours runs in float32, and
-once more with its network in bfloat16 (`bf16`), which no peer offers. The table says how many parameters each
-contestant has, and how many agent steps go into an update: both numbers must be the same throughout a contest.
+Those of DQN take place only if they are named. Against peers, for all contestants alike, frames are 84x84, four of them
+stacked, lost lives end episodes, rewards are clipped, the network is Nature-CNN with 512 units, and the kind of
+optimiser is the same. Ours runs in float32, and, but for DQN, once more with its network in bfloat16 (`bf16`), which no
+peer offers. The table says how many parameters each contestant has (without a target network), and how many agent steps
+go into an update: both numbers must be the same throughout a contest.
 """
 
 import shutil
@@ -27,21 +31,20 @@ import time
 import venv
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from accel_rl.affinity import pinned, read_machine
+from accel_rl.affinity import read_machine
 from accel_rl.bench.driven import Driven, driver_command
 from accel_rl.bench.limit import SimulationLimit
-from accel_rl.bench.machine import describe, machine, write_json
+from accel_rl.bench.machine import describe, machine, shown, write_json
+from accel_rl.bench.ours import Settings, Training
 from accel_rl.bench.timing import (
     Contestant,
-    Repeated,
     Schedule,
     Turns,
     alternate,
@@ -49,15 +52,10 @@ from accel_rl.bench.timing import (
     show_ratio,
     two_resource_bound,
 )
-from accel_rl.build import build_algo, build_sampler, build_update
-from accel_rl.config import resolve
 from accel_rl.envs.atari import game_name, games
 from accel_rl.errors import RunError, UsageError, unknown
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.updates import Update
-from accel_rl.updates.replays import Loss
 
-VERSION = 1  # of the JSON
+VERSION = 2  # of the JSON
 FULL_ROUNDS = 20
 
 # What each peer's environment holds, beside the torch that runs here. ale-py: the emulator of all contestants.
@@ -67,7 +65,6 @@ PEERS = {
 }
 ALE = "ale-py==0.12.1"
 
-Settings = dict[str, Any]
 Result = dict[str, Any]
 
 
@@ -76,7 +73,8 @@ class Contest:
     """settings: of our run, and as far as they are the driver's options, of the peer's.
 
     variants: further options of the driver. The first one competes by default; with --full all are tried, and the
-    fastest competes. budget_s: of the 4 minutes, start-up included."""
+    fastest competes. budget_s: of the 4 minutes, start-up included. against_network: in place of ours in bfloat16 the
+    updates alone take part, even where the peer is not installed. by_default: also where no contest is named."""
 
     title: str
     settings: Settings
@@ -84,10 +82,30 @@ class Contest:
     driver: str
     variants: tuple[Settings, ...]
     budget_s: float
+    against_network: bool = False
+    by_default: bool = True
 
 
 SAME = {"env_preset": "dqn84", "network": "nature"}
 VECTORIZATIONS = ("subproc", "dummy")
+
+
+def q_contest(batch_size: int) -> Contest:
+    """Learning begins as soon as the larger batch can be drawn; from then on a tenth of the actions is random."""
+    settings = {"algo": "dqn", "envs": 32, "horizon": 4, "batch_size": batch_size, "training_intensity": 8, **SAME}
+    short = {"replay_size": 20_000, "warmup_steps": 2048, "epsilon_final": [0.1], "epsilon_steps": 1}
+    return Contest(
+        f"DQN, 32 environments x 4 steps, batches of {batch_size}, intensity 8",
+        settings | short,
+        "stable-baselines3",
+        "sb3",
+        tuple({"algo": "dqn", "vectorization": name} for name in VECTORIZATIONS),
+        60.0,
+        against_network=True,
+        by_default=False,
+    )
+
+
 CONTESTS = {
     "a2c": Contest(
         "A2C, 16 environments x 5 steps",
@@ -119,17 +137,27 @@ CONTESTS = {
         ),
         90.0,
     ),
+    **{name: q_contest(batch_size) for name, batch_size in (("dqn", 32), ("dqn-512", 512))},
 }
 BOUND = "bound"
 BOUND_SETTINGS: Settings = {"algo": "a2c", "envs": 16, "horizon": 5}
 BOUND_BUDGET_S = 30.0
 ON_GPU = {"a2c-gpu": "a2c", "ppo-gpu": "ppo"}  # contest: algorithm
 ON_GPU_ENVS_PER_CPU, ON_GPU_BATCH, ON_GPU_BUDGET_S = 16, 2048, 60.0
-SHARED_OPTIONS = ("envs", "horizon", "epochs", "minibatches")  # settings of ours that drivers have as well
+# Settings of ours that drivers have as well.
+SHARED_OPTIONS = (
+    "envs", "horizon", "epochs", "minibatches", "batch_size", "training_intensity", "replay_size", "warmup_steps",
+)  # fmt: skip
 
 
 def contest_names() -> tuple[str, ...]:
     return (*CONTESTS, BOUND, *ON_GPU)
+
+
+def default_contests() -> tuple[str, ...]:
+    """Those of 4 minutes that this machine can hold."""
+    gpu = tuple(ON_GPU) if torch.cuda.is_available() else ()
+    return (*(name for name, contest in CONTESTS.items() if contest.by_default), BOUND, *gpu)
 
 
 @dataclass(frozen=True)
@@ -139,7 +167,7 @@ class TrainingOptions:
     Raises UsageError for a value out of range."""
 
     env: str = "pong"
-    contests: tuple[str, ...] | None = None  # those that this machine can hold
+    contests: tuple[str, ...] | None = None  # `default_contests`
     device: str = "auto"  # of the contests on a GPU
     seconds: float = 1.0
     rounds: int | None = None
@@ -165,96 +193,6 @@ class TrainingOptions:
         return Schedule(self.seconds, FULL_ROUNDS, budget_s)
 
 
-class CountedUpdate:
-    """An update of one learner that counts how often it changes the parameters."""
-
-    def __init__(self, update: Update):
-        self._update, self.count = update, 0
-        self.sum, self.max, self.pull = update.sum, update.max, update.pull
-
-    def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        self.count += 1
-        return self._update.step(loss_sum, weight, learning_rate)
-
-    def minimize(
-        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
-    ) -> dict[str, Tensor]:
-        self.count += 1
-        return self._update.minimize(loss, batch, weight, learning_rate, sliceable=sliceable)
-
-
-class Training(Repeated):
-    """Ours: the iterations of a run, as accel_rl.training makes them, without logging, evaluation and checkpoints."""
-
-    def __init__(self, name: str, settings: Settings):
-        super().__init__(name, self._iterate)
-        short = {"decorrelation_steps": 100}  # the preset's cost seconds before the first turn, and nothing after it
-        self.config = config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
-        self.algo = build_algo(config)
-        self._update = CountedUpdate(build_update(config, self.algo))
-        self.steps = 0
-        self._sampler = build_sampler(config, self.algo.policy)
-        self.facts: dict[str, Any] = {
-            "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
-            "optimizer": config.algo.optimizer,
-            "observation": list(config.spec.observation_shape),
-            "envs": config.run.envs,
-            "horizon": config.run.horizon,
-            "workers": config.workers,
-            "bf16": config.run.bf16,
-            "sampling_threads": config.plan.sampling_threads,
-            "learning_threads": config.plan.learning_threads,
-        }
-
-    def run(self, seconds: float) -> float:
-        with pinned(self.config.plan.server_cpus):
-            return super().run(seconds)
-
-    def _iterate(self) -> int:
-        torch.set_num_threads(self.config.plan.sampling_threads)
-        rollout = self._sampler.collect()
-        return self._learn(rollout)
-
-    def _learn(self, rollout: Rollout) -> int:
-        torch.set_num_threads(self.config.plan.learning_threads)
-        self.algo.learn(self.algo.scaled(rollout), self._update)
-        self.algo.observe(rollout, self._update)
-        self.steps += rollout.reward.numel()
-        return rollout.reward.numel()
-
-    @property
-    def updates(self) -> int:
-        """So far, like `steps`: those of `network` are among them."""
-        return self._update.count
-
-    def network(self) -> Repeated:
-        """The same passes of the network as in training, with nobody else at work."""
-        rollout = self._sampler.collect()
-        half, horizon = self.config.run.envs // 2, self.config.run.horizon
-        observation = rollout.observations(0, 1)[0, :half].clone()
-        noise = self.algo.policy.draw_noise(1, half, torch.Generator())[0]
-
-        def passes() -> int:
-            torch.set_num_threads(self.config.plan.learning_threads)
-            for _ in range(2 * horizon):
-                self.algo.policy.act(observation, noise)
-            return self._learn(rollout)
-
-        return Repeated("network", passes)
-
-    def sampling(self) -> Repeated:
-        """Acting and simulating as in training, and no learning."""
-
-        def collect() -> int:
-            torch.set_num_threads(self.config.plan.sampling_threads)
-            return self._sampler.collect().reward.numel()
-
-        return Repeated("sampling", collect)
-
-    def close(self) -> None:
-        self._sampler.close()
-
-
 def run(options: TrainingOptions) -> Result:
     """Runs and prints the whole benchmark, and writes its file; returns what the JSON holds."""
     if options.json:  # now rather than after minutes of work
@@ -262,12 +200,12 @@ def run(options: TrainingOptions) -> Result:
     print(describe(machine()))
     contests: dict[str, Result] = {}
     missing: dict[str, str] = {}
-    default = contest_names() if torch.cuda.is_available() else (*CONTESTS, BOUND)
-    for name in options.contests or default:
+    for name in options.contests or default_contests():
         contest = CONTESTS.get(name)
         if contest and not python_of(options.peers, contest.peer).exists():
             missing[contest.peer] = f"{Path(sys.argv[0])} --peers {options.peers} --install-peers"
-            continue
+            if not contest.against_network:
+                continue
         if contest:
             contests[name] = run_contest(contest, options)
         else:
@@ -279,8 +217,8 @@ def run(options: TrainingOptions) -> Result:
         "benchmark": "training",
         "version": VERSION,
         "machine": machine(),
-        "options": {**asdict(options), "peers": str(options.peers), "json": str(options.json or "")},
-        "missing_peers": missing,
+        "options": shown(options),
+        "missing_peers": list(missing),
         "contests": contests,
     }
     write_json(options.json, result)
@@ -288,24 +226,22 @@ def run(options: TrainingOptions) -> Result:
 
 
 def run_contest(contest: Contest, options: TrainingOptions) -> Result:
-    """Ours, ours in bfloat16, and the peer take turns."""
+    """Ours, ours in bfloat16 or our network alone, and the peer, if it is installed, take turns."""
     start = time.perf_counter()
     settings = {**contest.settings, "env": options.env, **options.overrides}
-    python = python_of(options.peers, contest.peer)
     with ExitStack() as stack:
         ours: list[Training] = []
-        for name, bf16 in (("ours", False), ("ours-bf16", True)):
+        for name, bf16 in (("ours", False), ("ours-bf16", True))[: 1 if contest.against_network else 2]:
             ours.append(Training(name, {**settings, "bf16": bf16}))
             stack.callback(ours[-1].close)
-        variants = contest.variants if options.full else contest.variants[:1]
-        commands = {
-            _show(variant): driver_command(python, contest.driver, driver_settings(settings, variant))
-            for variant in variants
-        }
-        builders = {variant: partial(Driven, contest.peer, command) for variant, command in commands.items()}
-        peer, trials = fastest(builders, options.seconds)
-        stack.callback(peer.close)
-        contestants: list[Training | Driven] = [*ours, peer]
+        contestants: list[Contestant] = [*ours]
+        rivals: list[Contestant] = [ours[0].updates_alone()] if contest.against_network else []
+        trials: dict[str, float] = {}
+        if python_of(options.peers, contest.peer).exists():
+            peer, trials = fastest(peer_builders(contest, settings, options), options.seconds)
+            stack.callback(peer.close)
+            rivals.append(peer)
+        contestants += rivals
         left_s = contest.budget_s - (time.perf_counter() - start)
         turns = alternate(contestants, options.schedule(left_s), contest.title)
         rates = {name: turn.rates for name, turn in turns.items()}
@@ -313,8 +249,20 @@ def run_contest(contest: Contest, options: TrainingOptions) -> Result:
             "title": f"{contest.title}: {options.env} (dqn84), Nature-CNN",
             "contestants": {c.name: _describe(turns[c.name], c) for c in contestants},
             "trials": trials,
-            "ratios": {f"{c.name} / {peer.name}": ratio(rates[c.name], rates[peer.name]) for c in ours},
+            "ratios": {
+                f"{c.name} / {rival.name}": ratio(rates[c.name], rates[rival.name]) for rival in rivals for c in ours
+            },
         }
+
+
+def peer_builders(contest: Contest, settings: Settings, options: TrainingOptions) -> dict[str, Callable[[], Driven]]:
+    """What starts each variant of the peer that is to compete or to be tried."""
+    python = python_of(options.peers, contest.peer)
+    commands = {
+        _show(variant): driver_command(python, contest.driver, driver_settings(settings, variant))
+        for variant in (contest.variants if options.full else contest.variants[:1])
+    }
+    return {variant: partial(Driven, contest.peer, command) for variant, command in commands.items()}
 
 
 def run_bound(options: TrainingOptions) -> Result:
@@ -362,9 +310,9 @@ def run_on_gpu(algo: str, options: TrainingOptions) -> Result:
         }
 
 
-def _describe(turns: Turns, contestant: Training | Driven | None = None) -> Result:
+def _describe(turns: Turns, contestant: Contestant | None = None) -> Result:
     described: Result = {"steps_per_second": turns.median, "rates": turns.rates}
-    if contestant:
+    if isinstance(contestant, Training | Driven):
         described |= {"facts": contestant.facts, "steps_per_update": contestant.steps / max(contestant.updates, 1)}
     return described
 

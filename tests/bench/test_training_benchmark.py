@@ -11,7 +11,8 @@ import pytest
 
 from accel_rl.bench import training
 from accel_rl.bench.driven import Driven, driver_command
-from accel_rl.bench.training import CONTESTS, PEERS, Contest, Training, TrainingOptions
+from accel_rl.bench.ours import Training
+from accel_rl.bench.training import CONTESTS, PEERS, Contest, TrainingOptions
 from accel_rl.errors import UsageError
 
 # A peer whose iterations of 8 steps and 1 update take 10 ms; it tells its options as facts.
@@ -56,9 +57,11 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     """Would catch a ratio the wrong way round, a peer that is set up otherwise than ours, and a silent omission."""
     training.run(options)
     assert options.json
-    result = json.loads(options.json.read_text())
+    written = options.json.read_text()
+    assert str(options.peers) not in written
+    result = json.loads(written)
     small, bound = result["contests"]["small"], result["contests"]["bound"]
-    assert result["contests"].keys() == {"small", "bound"} and result["missing_peers"].keys() == {"other"}
+    assert result["contests"].keys() == {"small", "bound"} and result["missing_peers"] == ["other"]
 
     contestants = small["contestants"]
     assert contestants.keys() == {"ours", "ours-bf16", "peer"} and small["trials"] == {}
@@ -127,7 +130,8 @@ def test_bad_options(bad: dict[str, Any], message: str) -> None:
 def test_the_default_fits_into_its_time(name: str) -> None:
     """Would catch contests that together take longer than 4 minutes."""
     options = TrainingOptions()
-    budgets = [*(contest.budget_s for contest in CONTESTS.values()), training.BOUND_BUDGET_S]
+    by_default = [contest for contest in CONTESTS.values() if contest.by_default]
+    budgets = [*(contest.budget_s for contest in by_default), training.BOUND_BUDGET_S]
     assert sum(budgets) <= 230
     assert options.schedule(CONTESTS[name].budget_s).budget_s == CONTESTS[name].budget_s
     assert replace(options, full=True).schedule(1.0).rounds_that_fit(100.0) == training.FULL_ROUNDS
@@ -145,16 +149,35 @@ def test_peers_do_what_ours_does(name: str) -> None:
         pytest.skip("not installed: benchmarks/training_throughput.py --install-peers")
     assert contest.peer in PEERS
     settings = {**contest.settings, "env": "pong", "envs": 4, "horizon": 32, "minibatches": 2}
-    steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
+    if contest.settings["algo"] == "dqn":
+        steps_per_update, parameters = settings["batch_size"] / 8, 1_687_206
+    else:
+        steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
+        parameters = 1_687_719
     command = driver_command(python, contest.driver, training.driver_settings(settings, contest.variants[0]))
     peer = Driven(contest.peer, command)
     try:
         assert all(peer.run(1.0) > 0 for _ in range(2))
-        assert peer.facts["parameters"] == 1_687_719 and peer.facts["observation"] == [4, 84, 84]
+        assert peer.facts["parameters"] == parameters and peer.facts["observation"] == [4, 84, 84]
         # An asynchronous peer's learner can be ahead of what it has reported.
         assert peer.updates == pytest.approx(peer.steps / steps_per_update, abs=2 * 2 * 2)
     finally:
         peer.close()
+
+
+def test_q_learning_against_its_network(options: TrainingOptions) -> None:
+    """Would catch updates while warming up that count, the network alone at another batch or intensity, a contest that
+    is left out because its peer is not installed, and a peer that is told other sizes than ours."""
+    small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
+    contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small})
+    found = training.run_contest(replace(contest, peer="other"), options)
+    contestants = found["contestants"]
+    assert contestants.keys() == {"ours", "network"} and found["ratios"].keys() == {"ours / network"}
+    assert contestants["ours"]["steps_per_update"] == 16 / 8
+    assert contestants["ours"]["facts"]["parameters"] == 1_687_206
+
+    told = training.driver_settings({**contest.settings, "env": "pong"}, contest.variants[0])
+    assert told == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}
 
 
 def test_ours_counts_its_updates() -> None:

@@ -1,7 +1,8 @@
-"""Stable-Baselines3's A2C or PPO in turns; see turns.py.
+"""Stable-Baselines3's A2C, PPO or DQN in turns; see turns.py.
 
 Its own AtariWrapper (84x84, life loss ends episodes, rewards clipped), 4 frames, CnnPolicy (NatureCNN with 512 units).
-What is not given here is as it is by default: so A2C learns with torch's RMSprop, PPO with Adam.
+What is not given here is as it is by default: so A2C learns with torch's RMSprop, PPO with Adam. DQN, whose default is
+Adam, learns with RMSprop like ours, and a tenth of its actions is random; turns begin when it begins to learn.
 """
 
 import argparse
@@ -17,10 +18,11 @@ from turns import Turns
 
 
 class TakeTurns(BaseCallback):
-    """An iteration begins with a rollout, and ends with what is learned from it."""
+    """An iteration begins with a rollout of horizon steps, and ends with what is learned from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, horizon: int, warmup_steps: int):
         super().__init__()
+        self.horizon, self.warmup_steps = horizon, warmup_steps
         self.updates = 0
 
     def count(self, *_: Any) -> None:
@@ -35,16 +37,18 @@ class TakeTurns(BaseCallback):
     def _on_rollout_start(self) -> None:
         model = self.model
         if self.is_ready:
-            self.turns.iterated(model.n_steps * model.n_envs)
+            self.turns.iterated(self.horizon * model.n_envs)
+            return
+        if model.num_timesteps < self.warmup_steps:
             return
         self.is_ready = True
         self.turns.ready(
             peer=f"stable-baselines3 {stable_baselines3.__version__}",
-            parameters=sum(parameter.numel() for parameter in model.policy.parameters()),
+            parameters=sum(parameter.numel() for parameter in getattr(model, "q_net", model.policy).parameters()),
             optimizer=type(model.policy.optimizer).__name__,
             observation=list(model.observation_space.shape),
             envs=model.n_envs,
-            horizon=model.n_steps,
+            horizon=self.horizon,
             torch_threads=torch.get_num_threads(),
             vectorization=type(model.env.unwrapped).__name__,
         )
@@ -55,12 +59,16 @@ class TakeTurns(BaseCallback):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--algo", choices=("a2c", "ppo"), required=True)
+    parser.add_argument("--algo", choices=("a2c", "ppo", "dqn"), required=True)
     parser.add_argument("--game", required=True, help="as in Pong")
     parser.add_argument("--envs", type=int, required=True)
     parser.add_argument("--horizon", type=int, required=True)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--minibatches", type=int, default=1)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--training_intensity", type=float, default=8.0, help="how often a sample is learned from")
+    parser.add_argument("--replay_size", type=int, default=20_000)
+    parser.add_argument("--warmup_steps", type=int, default=0, help="agent steps before the first update")
     parser.add_argument("--vectorization", choices=("subproc", "dummy"), default="subproc")
     options = parser.parse_args()
     # Else each of its processes imports torch anew.
@@ -71,6 +79,23 @@ def main() -> None:
     envs = VecTransposeImage(VecFrameStack(envs, 4))
     if options.algo == "a2c":
         model = stable_baselines3.A2C("CnnPolicy", envs, n_steps=options.horizon, seed=0, device="cpu")
+    elif options.algo == "dqn":
+        model = stable_baselines3.DQN(
+            "CnnPolicy",
+            envs,
+            buffer_size=options.replay_size,
+            optimize_memory_usage=False,
+            learning_starts=options.warmup_steps,
+            batch_size=options.batch_size,
+            train_freq=options.horizon,
+            gradient_steps=round(options.training_intensity * options.horizon * options.envs / options.batch_size),
+            target_update_interval=10_000,
+            exploration_initial_eps=0.1,
+            exploration_final_eps=0.1,
+            policy_kwargs={"optimizer_class": torch.optim.RMSprop, "optimizer_kwargs": {"alpha": 0.95, "eps": 1e-6}},
+            seed=0,
+            device="cpu",
+        )
     else:
         batch_size = options.envs * options.horizon // options.minibatches
         model = stable_baselines3.PPO(
@@ -82,7 +107,7 @@ def main() -> None:
             seed=0,
             device="cpu",
         )
-    model.learn(10**12, TakeTurns())
+    model.learn(10**12, TakeTurns(options.horizon, options.warmup_steps))
 
 
 if __name__ == "__main__":
