@@ -56,10 +56,10 @@ def test_a_change_of_one_pixel_is_seen():
         assert np.array_equal(resized(resizer, screen), whole(screen)), word
 
 
-def test_all_games():
-    """Random play of each game; one more resizer sees screens of all games, one after another."""
+def test_games():
+    """Random play of every fifth game; one more resizer sees screens of all of them, one after another."""
     shared, rng = ScreenResizer(), np.random.default_rng(0)
-    for game in games():
+    for game in games()[::5]:
         simulator = AtariSimulator(game, make_options("v5", {}), np.random.SeedSequence(0))
         row = np.zeros((84, 84), np.uint8)
         simulator.reset(row)
