@@ -150,11 +150,12 @@ def test_terms_are_means_over_valid_samples(buffers: bool) -> None:
     assert stats["absolute"].item() == pytest.approx(error[valid].abs().mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("how", ["whole", "slices", "buffers"])
+@pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=NO_GPU)])
 def test_entries_for_samples_stay_entries(how: str) -> None:
     """Would catch entries that are added up, divided by the weight, in another order, or overwritten by the next
     update; a replay's priorities are such ones."""
-    learner = Learner(slice_elements=500 if how == "slices" else 10**6, cuda_graphs=False)
+    device = "cuda:0" if how == "graph" else "cpu"
+    learner = Learner(device, slice_elements=500 if how == "slices" else 10**6)
 
     def loss(x: Tensor, target: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         error = learner.network(x).squeeze(-1) - target
@@ -165,7 +166,7 @@ def test_entries_for_samples_stay_entries(how: str) -> None:
         learner.replay()
     given, kept = [], []
     for index in range(5):  # a graph would be captured at the third
-        batch = make_batch(index, num_samples=31, scale=2.0 + index)
+        batch = make_batch(index, num_samples=31, scale=2.0 + index, device=device)
         with torch.no_grad():
             given.append((batch, (learner.network(batch["x"]).squeeze(-1) - batch["target"]).abs()))
         kept.append(learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2))
