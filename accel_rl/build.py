@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
+from accel_rl.affinity import fits
 from accel_rl.algos.base import Algo
 from accel_rl.config import Config
 from accel_rl.envs.batch import BatchConfig
@@ -13,7 +15,7 @@ from accel_rl.errors import UsageError, unknown
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.trunks import NETWORKS
 from accel_rl.samplers.alternating import AlternatingSampler
-from accel_rl.samplers.common import Sampler, SamplerConfig
+from accel_rl.samplers.common import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.memory import keep_freed_memory
@@ -23,8 +25,8 @@ from accel_rl.updates.rules import make_rule
 def check(config: Config) -> None:
     """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
     algo = build_algo(config)
-    build_update(config, algo)
-    algo.check()
+    build_update(config, algo.policy)
+    algo.check(config.run.steps)
     sampler_config(config)
 
 
@@ -57,8 +59,8 @@ def find_network(name: str) -> Network:
     return NETWORKS.get(name) or import_name(name, "network")
 
 
-def build_update(config: Config, algo: Algo) -> LocalUpdate:
-    """Raises UsageError for an unknown update rule or hyperparameter."""
+def build_update(config: Config, module: nn.Module) -> LocalUpdate:
+    """What changes a network's parameters. Raises UsageError for an unknown update rule or hyperparameter."""
     try:
         rule = make_rule(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
@@ -67,7 +69,7 @@ def build_update(config: Config, algo: Algo) -> LocalUpdate:
         keep_freed_memory()
     run = config.run
     return LocalUpdate(
-        algo.policy, rule, config.algo.clip_grad_norm, cuda_graphs=run.cuda_graphs, layer_norms=run.layer_norms
+        module, rule, config.algo.clip_grad_norm, cuda_graphs=run.cuda_graphs, layer_norms=run.layer_norms
     )
 
 
@@ -85,12 +87,20 @@ def sampler_config(config: Config) -> SamplerConfig:
         num_envs=run.envs,
         horizon=run.horizon,
         num_workers=config.workers or 1,
+        num_evaluation_envs=evaluation_envs(run.eval_steps, run.envs, config.workers or 1) if run.eval_steps else None,
         worker_cpus=config.plan.worker_cpus,
         spin=config.plan.server_is_reserved,
         cuda_graphs=run.cuda_graphs,
         env_timeout_s=run.env_timeout_s,
         env_build_timeout_s=run.env_build_timeout_s,
     )
+
+
+def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
+    """How many environments share an evaluation of so many steps: as many as leave each of them the time for the
+    longest game, or else as few as the workers take. More would leave long games out."""
+    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)]
+    return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
 
 
 def batch_config(config: Config) -> BatchConfig:

@@ -9,7 +9,7 @@ import torch
 
 from accel_rl.errors import RunError, UsageError
 
-FORMAT = "accel_rl checkpoint 1"
+FORMAT = "accel_rl checkpoint 2"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class RunSettings:
     )
     eval_greedy: bool = setting(False, "evaluate the likeliest actions instead of sampled ones")
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
-    layer_norms: bool = setting(False, "log the norm of each layer's parameters, gradient and steps")
+    layer_norms: bool = setting(False, "log the norm of each layer's parameters, gradient (clipped) and steps")
     tensorboard: bool = setting(True, "write TensorBoard events, where it is installed")
 
 

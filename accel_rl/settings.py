@@ -64,6 +64,8 @@ def _convert(name: str, value: Any, to: Any) -> Any:
         return float(value)
     if origin is int and isinstance(value, float) and value.is_integer():
         return int(value)
+    if origin is tuple and isinstance(value, int | float) and not isinstance(value, bool):
+        return (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(value)
     if origin is dict and isinstance(value, dict):

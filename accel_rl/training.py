@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ MAY_CHANGE = (
     "env_timeout_s",
     "env_build_timeout_s",
     "replay_device",
+    "checkpoint_replay",
 )
 
 
@@ -99,13 +101,16 @@ def train(
 def out_of_memory(error: BaseException, config: Config) -> str:
     """What was asked of the GPU, what it has, and which settings to lower."""
     asked = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
+    wishes = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
+    if (size := getattr(config.algo, "replay_size", None)) is not None:
+        wishes = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
     free = ""
     if torch.cuda.is_available():
         left, total = torch.cuda.mem_get_info(config.run.device)
         free = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
     return (
         f"{config.run.device} is out of memory ({asked[1] if asked else 'an unknown amount'} was asked for{free}): "
-        f"lower --envs ({config.run.envs}) or --horizon ({config.run.horizon})"
+        f"lower {wishes}"
     )
 
 
@@ -119,8 +124,8 @@ class Trainer:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for to repeat bit for bit
             torch.use_deterministic_algorithms(True)
         self.algo = build_algo(config)
-        self.update = build_update(config, self.algo)
-        self.algo.start(run.seed)
+        self.update = build_update(config, self.algo.policy)
+        self.algo.start(run.seed, partial(build_update, config))
         self.steps = 0
         self.evaluation_due = False
         self.best_score: float | None = None
@@ -262,8 +267,9 @@ class Trainer:
         finally:
             policy.train()
         if run.eval_steps:
-            note = "evaluation: %d games; those that had not ended after %d steps are not counted"
-            logger.info(note, len(games), run.eval_steps)
+            num_envs = self.sampler.config.evaluation_envs
+            note = "evaluation: %d games; %d more had not ended after %d steps of their environments: they do not count"
+            logger.info(note, len(games), num_envs, run.eval_steps // num_envs)
         elif len(games) < run.eval_episodes and not self.stop:
             cut = run.eval_episodes - len(games)
             logger.warning("evaluation: %d of %d games were cut at their step limit", cut, run.eval_episodes)
@@ -286,7 +292,7 @@ class Trainer:
             torch_generator=torch.get_rng_state(),
         )
         self.guard.saved(self.steps)
-        for path in self.folder.glob("replay-*.pt"):
+        for path in self.folder.glob("replay-*.pt*"):
             if path.name != replay:
                 path.unlink()
 
@@ -303,6 +309,10 @@ class Trainer:
         if self.algo.replay is None:
             return
         if name is not None:
+            if not (self.folder / name).exists():
+                raise UsageError(
+                    f"{self.folder / CHECKPOINT} goes with a replay that is not there any more, {name}: put it back"
+                )
             self.algo.replay.load_state_dict(checkpoint.load(self.folder / name, mapped=True))
             return
         logger.warning(
@@ -371,7 +381,7 @@ def _clear(folder: Path) -> None:
         "summary.json",
         "learning_curve.png",
     )
-    others = [*folder.glob("events.out.tfevents.*"), *folder.glob("replay-*.pt")]
+    others = [*folder.glob("events.out.tfevents.*"), *folder.glob("replay-*.pt*")]
     for path in [*(folder / name for name in names), *others]:
         path.unlink(missing_ok=True)
 

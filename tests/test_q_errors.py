@@ -19,6 +19,7 @@ from tests.helpers.samplers import TOYS, spec_of
 # 4 environments x 4 steps: 16 samples of a rollout.
 DQN: dict[str, Any] = {
     "algo": "dqn",
+    "n_step": 1,
     "envs": 4,
     "horizon": 4,
     "steps": 400,
@@ -39,7 +40,8 @@ def resolved(settings: dict[str, Any], env: str = "CartPole-v1", **options: Any)
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     (
         {"replay_size": 10**12},
-        r"replay_size=1000000000000 needs [\d.]+ GB on cpu, but [\d.]+ GB are free: use --replay-size \d+ or less",
+        r"replay_size=1000000000000 needs [\d.]+ GB on cpu, but of [\d.]+ GB that are free it can have [\d.]+: use "
+        r"--replay-size \d+ or less",
     ),
     ({"replay_device": "cuda:99"}, "replay_device='cuda:99', but there is no such GPU here; use --replay-device cpu"),
     ({"replay_device": "disk"}, "replay_device='disk' must be auto, cpu or cuda:<number>"),

@@ -62,8 +62,8 @@ def test_two_halves_are_a_whole_on_pong(tmp_path: Path) -> None:
 SMALL_PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
 # A replay that is full before the run is stopped, and goes around after.
-REPLAY: dict[str, Any] = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
-REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
+REPLAY: dict[str, Any] = {"n_step": 3, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
+REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
     "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},

@@ -1,11 +1,12 @@
 """The base class of all algorithms, and the settings that they share."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
@@ -13,7 +14,9 @@ from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.replay import Replay
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
-from accel_rl.updates import Update
+from accel_rl.updates import LocalUpdate, Update
+
+MakeUpdate = Callable[[nn.Module], LocalUpdate]
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,13 @@ class Algo(ABC):
         """Puts the policy, and whatever else decides what is learned, onto the learner's device."""
         self.policy.to(device)
 
-    def check(self) -> None:
-        """Once it is on its device, before anything of a run is written: raises UsageError for what can't be had."""
+    def check(self, steps: int) -> None:
+        """Once it is on its device, before anything of a run of so many steps is written: raises UsageError for what
+        can't be had."""
 
-    def start(self, seed: int) -> None:
-        """Before a run, of which this is the seed: makes what is only needed to learn."""
+    def start(self, seed: int, make_update: MakeUpdate) -> None:
+        """Before a run, of which this is the seed: makes what is only needed to learn. make_update: what changes the
+        parameters of a network beside the policy, by the run's settings."""
 
     def prepare(self, step: int) -> None:
         """Before the rollout that begins at that agent step of the run: what acting depends on beside parameters."""

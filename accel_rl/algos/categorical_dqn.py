@@ -56,15 +56,15 @@ class CategoricalDQN(DQN):
         valid: Tensor,
         importance: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        support, row = network.support, torch.arange(len(action), device=action.device)
+        support = network.support
         assert support is not None
         with torch.no_grad():
             logits = target(next_observation)  # [N, A, K]
             chooser = network(next_observation) if self.settings.double else logits
             best = network.values(chooser).argmax(-1)
             reached = return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * support  # [N, K]
-            goal = project_distribution(logits[row, best].softmax(-1), support, reached)
-        log_p = network(observation)[row, action].log_softmax(-1)
+            goal = project_distribution(_of_action(logits, best).softmax(-1), support, reached)
+        log_p = _of_action(network(observation), action).log_softmax(-1)
         return cross_entropy_loss(log_p, goal, support, valid, importance)
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
@@ -85,11 +85,17 @@ class CategoricalDQN(DQN):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"has_told": self._has_told}
+        return super().state_dict() | {"has_told": self._has_told, "num_outside": self._num_outside}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._has_told = state["has_told"]
+        self._has_told, outside = state["has_told"], state["num_outside"]
+        self._num_outside = None if outside is None else outside.to(self.device)
+
+
+def _of_action(logits: Tensor, action: Tensor) -> Tensor:
+    """logits [N, A, K], action [N] -> [N, K]. (By an index, the gradient on a GPU would be sorted first.)"""
+    return logits.gather(1, action.view(-1, 1, 1).expand(-1, 1, logits.shape[-1])).squeeze(1)
 
 
 def cross_entropy_loss(

@@ -14,22 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, masked_sum
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, masked_sum
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.device import find_device
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay import Replay
-from accel_rl.replay.replay import check_room, importance, needed_bytes
+from accel_rl.replay.replay import check_room, importance, needed_bytes, set_generator
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
-from accel_rl.updates import LocalUpdate, Update
-from accel_rl.updates.rules import make_rule
+from accel_rl.updates import Update
 
 logger = logging.getLogger("accel_rl")
 
 LARGEST_KEPT = 2 * 10**9  # bytes of a replay that checkpoints hold where nothing is said
+LEAST_PRIORITY = 1e-6  # or what was once right would never be drawn again
 LARGEST_PRIORITY = 1.0  # of a squared error, in the authors' code: as the Huber loss cuts its gradient
 
 
@@ -43,7 +43,9 @@ class DQNSettings(ExplorationSettings, AlgoSettings):
     target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
     n_step: int = setting(1, "rewards of a return before it is continued by the target network's value", least=1)
     double: bool = setting(False, "the network that learns chooses the action whose value the target network gives")
-    dueling: bool = setting(False, "values from two streams: of the state, and of each action's advantage")
+    dueling: bool = setting(
+        False, "values from two streams: of the state, and of each action's advantage (the papers clip at 10 with it)"
+    )
     prioritized: bool = setting(False, "samples are drawn by the size of their last error")
     priority_alpha: float = setting(0.6, "exponent of the priority: 0: uniform", least=0)
     priority_beta: float = setting(0.4, "exponent of the correction for it, at first", least=0, most=1)
@@ -68,11 +70,6 @@ class DQN(Algo):
         super().__init__(*arguments, **more)
         settings, num_samples = self.settings, self.num_envs * self.horizon
         self.updates_per_rollout = updates_per_rollout(settings.training_intensity, num_samples, settings.batch_size)
-        if settings.warmup_steps >= self.schedule_steps:
-            raise UsageError(
-                f"warmup_steps={settings.warmup_steps} are not over before the run is ({self.schedule_steps} steps): "
-                "nothing would be learned; make the run longer or the warm-up shorter"
-            )
         stored = settings.warmup_steps - self.num_envs * settings.n_step
         sizes = {name: getattr(settings, name) or 0 for name in ("batch_size", "secondary_batch_size")}
         largest = max(sizes, key=lambda name: sizes[name])
@@ -102,9 +99,16 @@ class DQN(Algo):
     def to(self, device: torch.device) -> None:
         for network in (self.policy, self.target, *(self.secondary.networks if self.secondary else ())):
             network.to(device)
+        self.exploration.to(device)
         self.device = device
 
-    def check(self) -> None:
+    def check(self, steps: int) -> None:
+        warmup = self.settings.warmup_steps
+        if warmup >= steps:
+            raise UsageError(
+                f"warmup_steps={warmup} are not over before the run is ({steps} steps): nothing would be learned; make "
+                "the run longer or the warm-up shorter"
+            )
         self._room()
 
     def _room(self) -> tuple[torch.device, int, int]:
@@ -115,11 +119,11 @@ class DQN(Algo):
         needed = needed_bytes(self.spec, self.num_envs, settings.replay_size, settings.n_step, settings.prioritized)
         return device, needed, check_room(needed, settings.replay_size, device)
 
-    def start(self, seed: int) -> None:
+    def start(self, seed: int, make_update: MakeUpdate) -> None:
         settings, size = self.settings, self.settings.replay_size
         device, needed, free = self._room()
         logger.info(
-            "replay: %s steps, %.2f GB on %s, of which %.2f GB are free", f"{size:,}", needed / 1e9, device, free / 1e9
+            "replay: %s steps need %.2f GB on %s, where %.2f GB are free", f"{size:,}", needed / 1e9, device, free / 1e9
         )
         self.replay = Replay(
             self.spec,
@@ -136,7 +140,7 @@ class DQN(Algo):
         self.keeps_replay = is_small if settings.checkpoint_replay is None else settings.checkpoint_replay
         self.target.bf16 = self.policy.bf16
         if self.secondary:
-            self.secondary.start(seed, device)
+            self.secondary.start(seed, device, make_update)
 
     def prepare(self, step: int) -> None:
         is_warm = step >= self.settings.warmup_steps
@@ -240,28 +244,27 @@ class Secondary:
         self.networks = (self.network, self.target)
         self.owed = 0.0  # samples that it is behind
 
-    def start(self, seed: int, device: torch.device) -> None:
+    def start(self, seed: int, device: torch.device, make_update: MakeUpdate) -> None:
         """device: the replay's, from which it draws by a generator of its own: so the other network learns the same
         with it as without."""
-        settings = self.algo.settings
         sequence = np.random.SeedSequence(seed, spawn_key=(1,))
         self.generator = torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
-        rule = make_rule(settings.optimizer, **settings.optimizer_options)
-        self.update = LocalUpdate(self.network, rule, settings.clip_grad_norm)
+        self.update = make_update(self.network)
         for network in self.networks:
             network.bf16 = self.algo.policy.bf16
 
     def learn(self, replay: Replay, step: int) -> dict[str, Tensor]:
         """After one update of the other network: as many of its own as make up for the samples of that."""
         self.owed += self.algo.settings.batch_size
-        stats: dict[str, Tensor] = {}
+        updates: list[dict[str, Tensor]] = []
         rate = self.algo.scheduled(self.algo.settings.learning_rate_schedule, self.learning_rate, step)
         while self.owed >= self.batch_size:
             self.owed -= self.batch_size
             batch = replay.batch(replay.draw(self.batch_size, self.generator)[0], self.algo.device)
-            stats = self.update.minimize(self.loss, batch, batch["valid"].sum(), rate)
-            stats.pop("priority")
-        return {f"secondary_{name}": value for name, value in stats.items()}
+            updates.append(self.update.minimize(self.loss, batch, batch["valid"].sum(), rate))
+            updates[-1].pop("priority")
+        names = updates[0] if updates else ()
+        return {f"secondary_{name}": torch.stack([each[name] for each in updates]).mean() for name in names}
 
     def loss(self, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.algo.loss_of(self.network, self.target, **batch)
@@ -281,8 +284,7 @@ class Secondary:
         self.update.load_state_dict(state["update"])
         self.target.load_state_dict(state["target"])
         self.owed = state["owed"]
-        if state["generator"].shape == self.generator.get_state().shape:  # else it was one of another kind of device
-            self.generator.set_state(state["generator"])
+        set_generator(self.generator, state["generator"])
 
 
 def huber_loss(
@@ -291,7 +293,8 @@ def huber_loss(
     """sum over valid samples of  w h(goal - value),  h(d) = d^2 / 2 if |d| <= 1, else |d| - 1/2.
 
     value, goal, valid, importance (w, 1 if None) [N]; gradients flow through value only. Returns the sum; its terms as
-    sums, too; and each sample's priority min(|d|, 1) [N]. Source: Mnih et al. 2015; facts of the authors' code.
+    sums, too; and each sample's priority min(|d|, 1), at least 1e-6 [N]. Source: Mnih et al. 2015; the priority as in
+    Stooke & Abbeel's code.
     """
     error = (goal.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
     losses = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
@@ -300,7 +303,7 @@ def huber_loss(
         "loss": loss_sum,
         "value": masked_sum(value, valid),
         "td_error": masked_sum(error.abs(), valid),
-        "priority": error.abs().clamp(max=LARGEST_PRIORITY),
+        "priority": error.abs().clamp(LEAST_PRIORITY, LARGEST_PRIORITY),
     }
     return loss_sum, {name: term.detach() for name, term in terms.items()}
 
@@ -336,5 +339,5 @@ def frozen(network: QNetwork) -> QNetwork:
 
 @torch.no_grad()
 def copy_parameters(source: QNetwork, to: QNetwork) -> None:
-    """The parameters of one network become those of another."""
-    torch._foreach_copy_(list(to.parameters()), list(source.parameters()))
+    """The parameters and buffers of one network become those of another."""
+    torch._foreach_copy_([*to.parameters(), *to.buffers()], [*source.parameters(), *source.buffers()])

@@ -34,7 +34,8 @@ class Exploration:
                 raise UsageError(f"{name}={list(values)} must be numbers from 0 to 1, as in 0.1,0.01,0.5")
         if len(odds) != len(finals) or not any(odds):
             raise UsageError(
-                f"epsilon_odds={list(odds)} must be a probability for each of epsilon_final={list(finals)}"
+                f"epsilon_odds={list(odds)} must be a probability for each of epsilon_final={list(finals)}; "
+                "null gives them equal ones"
             )
         self.steps = settings.epsilon_steps
         drawn = torch.multinomial(torch.tensor(odds, dtype=torch.float), num_envs, replacement=True)
@@ -46,8 +47,12 @@ class Exploration:
         share: Tensor = 1 + progress * (self.final - 1)
         return share
 
+    def to(self, device: torch.device) -> None:
+        """Where noise is drawn: so that no rollout waits for it."""
+        self.final = self.final.to(device)
+
     def state_dict(self) -> dict[str, Any]:
         return {"final": self.final}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.final = state["final"]
+        self.final = state["final"].to(self.final.device)

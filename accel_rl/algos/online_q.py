@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, masked_sum
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, masked_sum
 from accel_rl.algos.dqn import copy_parameters, frozen
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.returns import discounted_return
@@ -61,8 +61,9 @@ class OnlineQ(Algo):
     def to(self, device: torch.device) -> None:
         super().to(device)
         self.target.to(device)
+        self.exploration.to(device)
 
-    def start(self, seed: int) -> None:
+    def start(self, seed: int, make_update: MakeUpdate) -> None:
         self.target.bf16 = self.policy.bf16
 
     def prepare(self, step: int) -> None:

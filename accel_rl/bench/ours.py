@@ -1,5 +1,6 @@
 """Our training as a contestant, and the parts of it."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,8 @@ class Training(Repeated):
         short = {"decorrelation_steps": 100}  # the preset's cost seconds before the first turn, and nothing after it
         self.config = config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
         self.algo = build_algo(config)
-        self._update = CountedUpdate(build_update(config, self.algo))
-        self.algo.start(config.run.seed)
+        self._update = CountedUpdate(build_update(config, self.algo.policy))
+        self.algo.start(config.run.seed, partial(build_update, config))
         self.steps = self._steps_before = 0
         self._sampler = build_sampler(config, self.algo.policy)
         self.facts: dict[str, Any] = {
@@ -122,7 +123,7 @@ class Training(Repeated):
         assert replay
         algo = build_algo(config)
         assert isinstance(algo, DQN)
-        update = build_update(config, algo)
+        update = build_update(config, algo.policy)
         batch = replay.batch(replay.draw(config.algo.batch_size)[0], torch.device(config.run.device))
         count = batch["valid"].sum()
         steps: int = round(config.algo.batch_size / config.algo.training_intensity)

@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Learners:
         horizon = min(MOST_STEPS, frames // NUM_ENVS)
         _check_room(spec, frames, horizon, self.device)
         self.algos: list[DQN] = [build_algo(config) for config in configs]  # type: ignore[misc]
-        self.updates = [build_update(config, algo) for config, algo in zip(configs, self.algos, strict=True)]
+        self.updates = [build_update(config, algo.policy) for config, algo in zip(configs, self.algos, strict=True)]
         rollouts = random_rollouts(spec, horizon)
         first = next(rollouts)
         before = resident_bytes()
@@ -136,7 +137,7 @@ class Learners:
     def _fill(self, rollout: Rollout, rollouts: Iterator[Rollout]) -> Replay:
         for algo in self.algos:
             algo.prepare(self.config.algo.warmup_steps)
-        self.algos[0].start(seed=0)
+        self.algos[0].start(0, partial(build_update, self.config))
         replay = self.algos[0].replay
         assert replay
         replay.append(rollout)

@@ -45,7 +45,7 @@ class QNetwork(nn.Module):
         self.body = Body(spec, network, core="none", core_size=0, num_more=0)
         num_atoms = 1 if support is None else len(support)
         trunk, num_features = self.body.trunk, self.body.num_outputs
-        make_head = Dueling if dueling else _linear_head
+        make_head = Dueling if dueling else Head
         # On convolutions, each of the two streams has a hidden layer of its own.
         num_hidden = 0
         if dueling and isinstance(trunk, ConvNet):
@@ -57,7 +57,8 @@ class QNetwork(nn.Module):
         """observation [N, *O] -> Q [N, A], or with a support the logits of the distributions [N, A, K]."""
         # Without the cache of converted weights: it would not outlive the capture of a CUDA graph.
         with torch.autocast(observation.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            output = self.head(self.body.trunk(observation)).float()
+            features = self.head.hidden(self.body.trunk(observation))
+        output = self.head(*(each.float() for each in features))
         return output if self.support is not None else output.squeeze(-1)  # type: ignore[no-any-return]
 
     def values(self, output: Tensor) -> Tensor:
@@ -79,6 +80,21 @@ class QNetwork(nn.Module):
         return best if noise is None else noise.where(noise >= 0, best), {}, None
 
 
+class Head(nn.Module):
+    """One linear layer on the features [N, F] -> [N, A, K]. (num_hidden: as for Dueling, which it stands in for.)"""
+
+    def __init__(self, num_features: int, num_hidden: int, num_actions: int, num_atoms: int):
+        super().__init__()
+        self.num_atoms = num_atoms
+        self.output = linear(num_features, num_actions * num_atoms, HEAD_NORM)
+
+    def hidden(self, features: Tensor) -> tuple[Tensor, ...]:
+        return (features,)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.output(features).unflatten(-1, (-1, self.num_atoms))  # type: ignore[no-any-return]
+
+
 class Dueling(nn.Module):
     """features [N, F] -> V + A - mean of A over the actions [N, A, K], for each of K atoms before the softmax.
 
@@ -91,10 +107,14 @@ class Dueling(nn.Module):
         self.value = _stream(num_features, num_hidden, num_atoms)
         self.advantage = _stream(num_features, num_hidden, num_actions * num_atoms)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def hidden(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layers of both streams see."""
         features = _ScaledGradient.apply(features, DUELING_SCALE)  # type: ignore[no-untyped-call]
-        value = self.value(features).unsqueeze(1)
-        advantage = self.advantage(features).unflatten(-1, (-1, self.num_atoms))
+        return self.value[:-1](features), self.advantage[:-1](features)
+
+    def forward(self, of_value: Tensor, of_advantage: Tensor) -> Tensor:
+        value = self.value[-1](of_value).unsqueeze(1)
+        advantage = self.advantage[-1](of_advantage).unflatten(-1, (-1, self.num_atoms))
         return value + (advantage - advantage.mean(1, keepdim=True))  # type: ignore[no-any-return]
 
 
@@ -111,17 +131,9 @@ class _ScaledGradient(torch.autograd.Function):
         return gradient * context.factor, None
 
 
-def _linear_head(num_features: int, num_hidden: int, num_actions: int, num_atoms: int) -> nn.Module:
-    return nn.Sequential(
-        linear(num_features, num_actions * num_atoms, HEAD_NORM), nn.Unflatten(-1, (num_actions, num_atoms))
-    )
-
-
-def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Module:
-    if not num_hidden:
-        return linear(num_features, num_outputs, HEAD_NORM)
-    hidden = linear(num_features, num_hidden, layer_class=WideLinear)
-    return nn.Sequential(hidden, nn.ReLU(), linear(num_hidden, num_outputs, HEAD_NORM))
+def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequential:
+    layers = [linear(num_features, num_hidden, layer_class=WideLinear), nn.ReLU()] if num_hidden else []
+    return nn.Sequential(*layers, linear(num_hidden or num_features, num_outputs, HEAD_NORM))
 
 
 def _num_actions(spec: EnvSpec) -> int:

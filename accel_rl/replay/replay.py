@@ -1,5 +1,6 @@
 """Replay: what the Q-learning family draws its batches from."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from accel_rl.errors import UsageError
 from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.sum_tree import SumTree
 from accel_rl.samplers.rollout import Rollout
+
+logger = logging.getLogger("accel_rl")
+
+USABLE = 0.95  # of the memory that is free: the rest is for what else grows
 
 
 class Replay:
@@ -48,7 +53,7 @@ class Replay:
     @property
     def num_appended(self) -> int:
         """Steps that it has been given so far."""
-        return self.ring.num_envs * max(0, self.ring.newest - self.ring.oldest_kept)
+        return self.ring.num_envs * max(0, self.ring.newest - self.ring.first_ever)
 
     def append(self, rollout: Rollout) -> None:
         """Takes in a rollout that follows the last one, as which it overwrites the oldest steps."""
@@ -79,7 +84,8 @@ class Replay:
     def batch(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
         """The samples with these indices [K] on a device: the fields of `Samples`."""
         samples = self.ring.samples(index)._asdict()
-        return {name: value.to(device, non_blocking=True) for name, value in samples.items()}
+        # Down from a GPU, a copy that is not waited for could be read before it has come.
+        return {name: value.to(device, non_blocking=device.type == "cuda") for name, value in samples.items()}
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """New priorities [K] of samples [K]; of one that is named several times, the largest counts."""
@@ -94,8 +100,15 @@ class Replay:
         self.ring.load_state_dict(state["ring"])
         if self.priorities is not None:
             self.priorities.load_state_dict(state["priorities"])
-        if state["generator"].shape == self.generator.get_state().shape:  # else it was one of another kind of device
-            self.generator.set_state(state["generator"])
+        set_generator(self.generator, state["generator"])
+
+
+def set_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Goes on from a saved state, unless that is one of another kind of device."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+    else:
+        logger.warning("the replay's draws start anew: their generator was one of another kind of device")
 
 
 class Priorities:
@@ -158,12 +171,12 @@ def needed_bytes(spec: EnvSpec, num_envs: int, size: int, n_step: int, prioritiz
 def check_room(needed: int, size: int, device: torch.device) -> int:
     """The bytes that are free on the device. Raises UsageError if those needed for `size` samples are more."""
     free = free_bytes(device)
-    if needed > free:
-        fits = int(size * free / needed * 0.95)
+    usable = free * USABLE
+    if needed > usable:
         other = "--replay-device cpu, or " if device.type != "cpu" else ""
         raise UsageError(
-            f"replay_size={size} needs {needed / 1e9:.2f} GB on {device}, but {free / 1e9:.2f} GB are free: use "
-            f"{other}--replay-size {fits} or less"
+            f"replay_size={size} needs {needed / 1e9:.2f} GB on {device}, but of {free / 1e9:.2f} GB that are free it "
+            f"can have {usable / 1e9:.2f}: use {other}--replay-size {int(size * usable / needed)} or less"
         )
     return free
 
@@ -176,13 +189,15 @@ def free_bytes(device: torch.device) -> int:
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for group, limit, used, cache in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        most, now = _read(Path(limit)).strip(), _read(Path(used)).strip()
+        most, now = (_read(Path(group, name)).strip() for name in (limit, used))
         if most.isdigit() and now.isdigit():
-            free.append(int(most) - int(now))
+            # Files that were read or written lately count as used, and make room when it is needed.
+            kept = dict(line.split() for line in _read(Path(group, "memory.stat")).splitlines())
+            free.append(int(most) - int(now) + int(kept.get(cache, 0)))
     return max(0, min(free))
 
 

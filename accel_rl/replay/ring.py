@@ -69,7 +69,7 @@ class Ring:
         self._final_rows: deque[int] = deque()  # of those that are kept, oldest first
         self._next_final = 0
         self.newest = -1  # the newest row
-        self.oldest_kept = 0  # the first row of all that the ring has ever been given
+        self.first_ever = 0  # the first row of all that the ring has ever been given
         self._offsets = torch.arange(num_envs, device=device).unsqueeze(1) * num_rows
         self._env = torch.arange(num_envs, device=device)
 
@@ -78,7 +78,7 @@ class Ring:
     @property
     def first_row(self) -> int:
         """The oldest row whose whole stack is still there."""
-        return max(self.oldest_kept, self.newest - self.num_rows + 1 + self.history)
+        return max(self.first_ever, self.newest - self.num_rows + 1 + self.history)
 
     @property
     def num_steps(self) -> int:
@@ -100,11 +100,11 @@ class Ring:
         if T + 1 > self.num_rows - self.history:
             raise ValueError(f"rollouts of {T} steps do not fit into {self.num_rows} steps per environment")
         if is_first:
-            self.oldest_kept = self.newest = self.history
+            self.first_ever = self.newest = self.history
         else:
             self._mark_replaced(rollout)
         start = self.newest
-        unfinished = max(self.oldest_kept, start - self.n_step)  # and the one before, in which a step may be lost now
+        unfinished = max(self.first_ever, start - self.n_step)  # and the one before, in which a step may be lost now
         rows = rollout.observation_rows if is_first else rollout.observation_rows[self.history :]
         self._write_frames(start + T + 1 - len(rows), rows)
         self._write(self.age, start, rollout.age.clamp(max=self.history))
@@ -260,10 +260,10 @@ class Ring:
     )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors that go on changing; of a ring that is not yet full, what has been written."""
+        """Tensors that go on changing; of a ring that is less than half full, what has been written."""
         written = min(self.num_rows, self.newest + 1)
         arrays = {name: getattr(self, name) for name in self._PER_SLOT}
-        if written < self.num_rows:
+        if 2 * written < self.num_rows:  # else the copy would need more memory than it saves of the disk
             arrays = {
                 name: value[:, : written + (self.history if name == "frames" else 0)].clone()
                 for name, value in arrays.items()
@@ -275,7 +275,7 @@ class Ring:
             "final_rows": list(self._final_rows),
             "next_final": self._next_final,
             "newest": self.newest,
-            "oldest_kept": self.oldest_kept,
+            "first_ever": self.first_ever,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -290,7 +290,7 @@ class Ring:
             getattr(self, name)[:, : value.shape[1]] = value
         self.finals = state["finals"].to(self.device).clone()
         self._final_rows = deque(state["final_rows"])
-        self._next_final, self.newest, self.oldest_kept = state["next_final"], state["newest"], state["oldest_kept"]
+        self._next_final, self.newest, self.first_ever = state["next_final"], state["newest"], state["first_ever"]
 
 
 def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int) -> int:

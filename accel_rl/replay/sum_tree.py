@@ -58,7 +58,7 @@ class SumTree:
         Numbers beyond the last part, which rounding can make, lie in it. A leaf of value 0 is never found."""
         node = torch.zeros(prefix.shape, dtype=torch.int64, device=prefix.device)
         for level in reversed(self._levels):
-            ends = level.view(-1, FAN_OUT)[node].cumsum(-1)  # of the children's parts [K, FAN_OUT]
+            ends = _cumulative(level.view(-1, FAN_OUT)[node])  # of the children's parts [K, FAN_OUT]
             last = ends[:, -1]
             prefix = torch.minimum(prefix, torch.nextafter(last, torch.zeros_like(last)))
             child = (ends <= prefix.unsqueeze(-1)).sum(-1).clamp(max=FAN_OUT - 1)
@@ -74,3 +74,12 @@ class SumTree:
         self._levels[0][: self.size] = state["values"]
         for children, parents in zip(self._levels, self._levels[1:], strict=False):
             parents[: len(children) // FAN_OUT] = children.view(-1, FAN_OUT).sum(-1)
+
+
+def _cumulative(values: Tensor) -> Tensor:
+    """Sums of the first 1, 2, ... values [K, FAN_OUT]; on a GPU by doubling: `cumsum` is not deterministic there."""
+    if values.device.type == "cpu":
+        return values.cumsum(-1)
+    for distance in (1, 2, 4, 8, 16, 32):
+        values = torch.cat([values[:, :distance], values[:, distance:] + values[:, :-distance]], -1)
+    return values

@@ -122,11 +122,12 @@ class Games:
     stop: Callable[[], bool] = lambda: False
 
     def play(self, collect: Callable[[], Rollout], num_envs: int) -> list[Game]:
-        quota = [self.episodes // num_envs + (env < self.episodes % num_envs) for env in range(num_envs)]
-        budget = MAX_GAME_STEPS * max(quota)  # steps of each environment
-        if self.num_steps is not None:
+        if self.num_steps is None:
+            quota = [self.episodes // num_envs + (env < self.episodes % num_envs) for env in range(num_envs)]
+            budget = MAX_GAME_STEPS * max(quota)  # steps of each environment
+        else:
             budget = max(1, self.num_steps // num_envs)
-            quota = [budget] * num_envs
+            quota = [budget] * num_envs  # games: a game has a step at least
         played: list[Game] = []
         steps, ended_at = 0, [0] * num_envs  # one game follows another
         while any(quota) and steps < budget and not self.stop():

@@ -32,7 +32,7 @@ def table_trunk(spec: EnvSpec) -> OneHot:
 
 def set_table(network: QNetwork, table: Any) -> None:
     """table [S, A], or logits [S, A, K]."""
-    layer, table = network.head[0], torch.as_tensor(table, dtype=torch.float)
+    layer, table = network.head.output, torch.as_tensor(table, dtype=torch.float)
     with torch.no_grad():
         layer.weight.copy_(table.flatten(1).T)
         layer.bias.zero_()
@@ -40,7 +40,7 @@ def set_table(network: QNetwork, table: Any) -> None:
 
 def table_gradient(network: QNetwork) -> Tensor:
     """By the entries of the table [S, A] or [S, A, K], the layout of `set_table`."""
-    gradient = network.head[0].weight.grad.T
+    gradient = network.head.output.weight.grad.T
     return gradient.view(len(gradient), network.num_actions, -1).squeeze(-1)
 
 

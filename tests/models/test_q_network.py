@@ -44,8 +44,8 @@ def dueling(support: Tensor | None) -> QNetwork:
 def plainly(network: QNetwork, observation: Tensor) -> Tensor:
     """The same function of the same parameters, without anything done to its gradient [N, A, K]."""
     features, head = network.body.trunk(observation), network.head
-    value = features @ head.value.weight.T + head.value.bias  # [N, K]
-    advantage = (features @ head.advantage.weight.T + head.advantage.bias).view(len(features), 3, -1)
+    value = features @ head.value[-1].weight.T + head.value[-1].bias  # [N, K]
+    advantage = (features @ head.advantage[-1].weight.T + head.advantage[-1].bias).view(len(features), 3, -1)
     return value[:, None] + advantage - advantage.mean(1, keepdim=True)
 
 
