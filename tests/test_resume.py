@@ -131,7 +131,9 @@ def test_of_several_checkpoints_one_replay_is_left(tmp_path: Path) -> None:
     accel_rl.train(resume=run, steps=140)
     assert [path.name for path in run.glob("replay-*")] == ["replay-140.pt"]
     os.unlink(run / "replay-140.pt")
-    with pytest.raises(UsageError, match=r"there is no checkpoint .*replay-140\.pt"):
+    with pytest.raises(
+        UsageError, match=r"checkpoint.pt goes with a replay that is not there any more, replay-140\.pt"
+    ):
         accel_rl.train(resume=run, steps=180)
 
 

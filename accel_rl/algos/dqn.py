@@ -76,7 +76,7 @@ class DQN(Algo):
         if sizes[largest] > min(stored, settings.replay_size):
             raise UsageError(
                 f"{largest}={sizes[largest]} is more than what is in the replay after warmup_steps="
-                f"{settings.warmup_steps} (replay_size={settings.replay_size}): lower it, or raise these"
+                f"{settings.warmup_steps} (n_step={settings.n_step}, replay_size={settings.replay_size}): lower it, or raise them"
             )
         if settings.n_step >= settings.replay_size // self.num_envs:
             raise UsageError(

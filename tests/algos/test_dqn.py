@@ -431,6 +431,7 @@ def test_the_second_network_learns_from_as_many_samples(batch_size: int) -> None
 
 
 RUN: dict[str, Any] = {
+    "n_step": 1,
     **SMALL,
     "algo": "dqn",
     "env": "CartPole-v1",
@@ -468,7 +469,9 @@ def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in more} == {"eval_secondary", "train"}
     scores = [row["eval_secondary/mean_reward"] for row in rows(both)]
     assert sum(score != "" for score in scores) == 2
-    assert not torch.equal(second["policy"]["head.0.weight"], second["algo"]["secondary"]["target"]["head.0.weight"])
+    assert not torch.equal(
+        second["policy"]["head.output.weight"], second["algo"]["secondary"]["target"]["head.output.weight"]
+    )
 
 
 def test_a_second_network_sets_no_priorities() -> None:
