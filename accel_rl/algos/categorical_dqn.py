@@ -44,28 +44,17 @@ class CategoricalDQN(DQN):
         support = torch.linspace(settings.v_min, settings.v_max, settings.atoms)
         return QNetwork(self.spec, network, support, settings.dueling, settings.epsilon_eval)
 
-    def loss_of(
-        self,
-        network: QNetwork,
-        target: QNetwork,
-        observation: Tensor,
-        action: Tensor,
-        return_: Tensor,
-        next_observation: Tensor,
-        bootstrap: Tensor,
-        valid: Tensor,
-        importance: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        support = network.support
+    def loss_of(self, network: QNetwork, target: QNetwork, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        support, next_observation = network.support, batch["next_observation"]
         assert support is not None
         with torch.no_grad():
             logits = target(next_observation)  # [N, A, K]
             chooser = network(next_observation) if self.settings.double else logits
             best = network.values(chooser).argmax(-1)
-            reached = return_.unsqueeze(-1) + bootstrap.unsqueeze(-1) * support  # [N, K]
+            reached = batch["return_"].unsqueeze(-1) + batch["bootstrap"].unsqueeze(-1) * support  # [N, K]
             goal = project_distribution(_of_action(logits, best).softmax(-1), support, reached)
-        log_p = _of_action(network(observation), action).log_softmax(-1)
-        return cross_entropy_loss(log_p, goal, support, valid, importance)
+        log_p = _of_action(network(batch["observation"]), batch["action"]).log_softmax(-1)
+        return cross_entropy_loss(log_p, goal, support, batch["valid"], batch.get("importance"))
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
         if not self._has_told:

@@ -76,7 +76,8 @@ class DQN(Algo):
         if sizes[largest] > min(stored, settings.replay_size):
             raise UsageError(
                 f"{largest}={sizes[largest]} is more than what is in the replay after warmup_steps="
-                f"{settings.warmup_steps} (n_step={settings.n_step}, replay_size={settings.replay_size}): lower it, or raise them"
+                f"{settings.warmup_steps} (n_step={settings.n_step}, replay_size={settings.replay_size}): lower it, or "
+                "make the warm-up or the replay larger"
             )
         if settings.n_step >= settings.replay_size // self.num_envs:
             raise UsageError(
@@ -186,26 +187,17 @@ class DQN(Algo):
     def loss(self, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.loss_of(self.policy, self.target, **batch)
 
-    def loss_of(
-        self,
-        network: QNetwork,
-        target: QNetwork,
-        observation: Tensor,
-        action: Tensor,
-        return_: Tensor,
-        next_observation: Tensor,
-        bootstrap: Tensor,
-        valid: Tensor,
-        importance: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`huber_loss` of a network against another's targets; all [N, ...], as in `replay.Samples`."""
+    def loss_of(self, network: QNetwork, target: QNetwork, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """`huber_loss` of a network against another's targets. batch: the fields of `ring.Samples`, [N, ...], and
+        "importance" [N] where samples are drawn by priority."""
+        next_observation = batch["next_observation"]
         with torch.no_grad():
             values = target(next_observation)  # [N, A]
             chooser = network(next_observation) if self.settings.double else values
             best = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-            goal = return_ + bootstrap * best
-        value = network(observation).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return huber_loss(value, goal, valid, importance)
+            goal = batch["return_"] + batch["bootstrap"] * best
+        value = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        return huber_loss(value, goal, batch["valid"], batch.get("importance"))
 
     def renew_targets(self) -> None:
         """The target network becomes what the other one is now."""

@@ -14,6 +14,7 @@ from accel_rl import checkpoint
 from accel_rl.algos.categorical_dqn import CategoricalDQN, CategoricalDQNSettings, cross_entropy_loss
 from accel_rl.algos.dqn import DQN, DQNSettings, huber_loss, updates_per_rollout
 from accel_rl.envs import EnvConfig
+from accel_rl.envs.batch import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.common import SamplerConfig
@@ -477,3 +478,23 @@ def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
 def test_a_second_network_sets_no_priorities() -> None:
     with pytest.raises(UsageError, match="both networks would set the priorities"):
         make_dqn(prioritized=True, secondary_batch_size=8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_an_update_does_not_wait_for_the_gpu(prioritized: bool) -> None:
+    """Would catch a value that is looked at between two updates, of a network and a replay on the same GPU."""
+    device = torch.device("cuda:0")
+    algo = DQN(spec_of(COUNTING), DQNSettings(**SMALL, prioritized=prioritized, double=True), 1000, 4, 3)
+    algo.to(device)
+    update = Counted(algo.policy)
+    algo.start(1, Counted)
+    sampler = SerialSampler(spec_of(COUNTING), BatchConfig(COUNTING, seed=3), algo.policy, SamplerConfig(4, 3), device)
+    play(algo, sampler, update, 4)
+    assert algo.replay is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            algo.learn_batch(algo.replay, update)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
