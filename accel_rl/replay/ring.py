@@ -71,7 +71,6 @@ class Ring:
         self.newest = -1  # the newest row
         self.first_ever = 0  # the first row of all that the ring has ever been given
         self._offsets = torch.arange(num_envs, device=device).unsqueeze(1) * num_rows
-        self._env = torch.arange(num_envs, device=device)
 
     # ---- which rows can be sampled ----
 
