@@ -18,10 +18,9 @@ from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spaces import from_env
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
+from accel_rl.shared import Layout
 
 logger = logging.getLogger("accel_rl")
-
-Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
 
 def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> Layout:

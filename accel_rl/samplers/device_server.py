@@ -17,7 +17,7 @@ from torch import Tensor
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
 from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
-from accel_rl.samplers.shared import SharedArrays
+from accel_rl.shared import SharedArrays
 
 logger = logging.getLogger("accel_rl")
 

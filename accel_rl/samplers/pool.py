@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from accel_rl.affinity import default_worker_cpus
-from accel_rl.envs.batch import BatchConfig, Layout
+from accel_rl.envs.batch import BatchConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers.launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
-from accel_rl.samplers.shared import SharedArrays, Signal, poller
 from accel_rl.samplers.worker import (
     ANNOUNCED,
     CURRENT_ENV,
@@ -32,6 +31,7 @@ from accel_rl.samplers.worker import (
     StageSetup,
     WorkerSetup,
 )
+from accel_rl.shared import Layout, SharedArrays, Signal, poller
 
 logger = logging.getLogger("accel_rl")
 

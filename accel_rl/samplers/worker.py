@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, Layout, cut
+from accel_rl.envs.batch import BatchConfig, BatchSimulator, cut
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
-from accel_rl.samplers.shared import SharedArrays, Signal, poller
+from accel_rl.shared import Layout, SharedArrays, Signal, poller
 
 # Columns of a worker's row in the status array, which outlives the worker; ANNOUNCED is group 0's, group 1's follows.
 CURRENT_ENV, HEARTBEAT, WAITED_NS, ANNOUNCED = range(4)

@@ -6,17 +6,17 @@ import os
 import select
 import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch import Layout
-from accel_rl.envs.spec import Array
+Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
 ALIGNMENT = 64  # bytes: a cache line
 
 
 class SharedArrays:
-    """NumPy arrays in one anonymous piece of shared memory; its file descriptor is inherited by the workers."""
+    """NumPy arrays in one anonymous piece of shared memory; other processes inherit its file descriptor."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
         offsets, size = [], 0
@@ -25,7 +25,7 @@ class SharedArrays:
             size += -(-int(np.prod(shape)) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
         self.fd = _anonymous_file(size) if fd is None else fd
         self._memory = mmap.mmap(self.fd, size)
-        self.arrays: dict[str, Array] = {
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {
             name: np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
             for (name, (shape, dtype)), offset in zip(layout.items(), offsets, strict=True)
         }
