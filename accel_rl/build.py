@@ -26,7 +26,7 @@ def check(config: Config) -> None:
     """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
     algo = build_algo(config)
     build_update(config, algo.policy)
-    algo.check(config.run.steps)
+    algo.check(config.run.steps, num_alike=1)
     sampler_config(config)
 
 

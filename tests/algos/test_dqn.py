@@ -426,9 +426,9 @@ def test_the_second_network_learns_from_as_many_samples(batch_size: int) -> None
     assert not torch.equal(own.parameters.values, update.parameters.values)
     assert all(value.isfinite().all() for each in stats for value in each.values())
     assert sum(len(each.get("secondary_loss", ())) for each in stats) == min(len(own.batches), len(update.batches))
-    algo.renew_targets()
-    assert_same(second.target.state_dict(), second.network.state_dict())
-    assert_same(algo.target.state_dict(), algo.policy.state_dict())
+    for renewed, network, target in ((update, algo.policy, algo.target), (own, second.network, second.target)):
+        renewed.renew(target, 10**6)
+        assert_same(target.state_dict(), network.state_dict())
 
 
 RUN: dict[str, Any] = {
