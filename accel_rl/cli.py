@@ -198,7 +198,7 @@ def _train(options: argparse.Namespace) -> None:
         del given[name]
     if given.pop("show_affinity"):
         return _show_affinity(given)
-    from accel_rl.training import train
+    from accel_rl.launch import train
 
     _say_goodbye(train(**given, show=True))
 
