@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ class Machine:
     num_online: int  # processors in all
     quota: float | None = None  # processor time in processors (`docker --cpus`, Kubernetes, SLURM); None: no limit
     can_pin: bool = True
-    chosen: bool = False  # by name, from among those that the process may use
+    chosen: bool = False  # from among those that the process may use: by name, or as one learner's part
 
     @property
     def cpus(self) -> Cpus:
@@ -145,7 +146,7 @@ def _read_cpus(path: Path) -> list[int]:
         return []
 
 
-def show_cpus(cpus: "set[int] | list[int] | Cpus") -> str:
+def show_cpus(cpus: Iterable[int]) -> str:
     """As parse_cpus reads it: 0-3,8."""
     known = set(cpus)
     firsts = [cpu for cpu in sorted(known) if cpu - 1 not in known]

@@ -1,6 +1,7 @@
 """Machines of every shape, as /sys and /proc would show them."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def build_machine(
     files |= {f"sys/devices/system/node/node{node}/cpulist": text for node, text in enumerate(nodes or [])}
     files |= {f"{cpus}/online": online, "proc/self/cgroup": f"0::/{group}"}
     limit = "max" if quota is None else f"{quota * 100_000:.0f}"
+    shutil.rmtree(root / "sys", ignore_errors=True)  # a test may build one after the other
     write(root, {**files, f"sys/fs/cgroup/{group.split('/')[0]}/cpu.max": f"{limit} 100000"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(parse_cpus(allowed or online)), raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
