@@ -256,7 +256,7 @@ def _deal(machine: Machine, homes: list[int | None]) -> list[set[int]]:
         parts.append(_take(idle[home], num) if home is not None else [])
     for part, home, size in zip(parts, homes, sizes, strict=True):
         while missing := size - len(part):
-            part += _take(idle[_next_node(idle, home, missing)], missing)
+            part += _take(idle[_next_node(idle, home)], missing)
     return [{cpu for piece in part for cpu in piece} for part in parts]
 
 
@@ -276,13 +276,10 @@ def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
     return sizes
 
 
-def _next_node(idle: dict[int, list[Cpus]], home: int | None, missing: int) -> int:
-    """Where a learner takes what it is missing: if possible all of it on one node; the nearest, or the idlest one."""
-
-    def rank(node: int) -> tuple[bool, int]:
-        return len(idle[node]) < missing, -len(idle[node]) if home is None else abs(node - home)
-
-    return min((node for node in idle if idle[node]), key=rank)
+def _next_node(idle: dict[int, list[Cpus]], home: int | None) -> int:
+    """Where a learner takes what it is missing: the nearest node to its home, or the idlest one."""
+    nodes = [node for node in idle if idle[node]]
+    return min(nodes, key=lambda node: -len(idle[node]) if home is None else abs(node - home))
 
 
 def _take(pieces: list[Cpus], num: int) -> list[Cpus]:
