@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from accel_rl.affinity import Plan, make_plans, read_machine
+from accel_rl.affinity import Plan, make_plans
 from accel_rl.device import find_device, find_devices
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.gym import import_name
@@ -15,6 +15,7 @@ from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.learners import LearnerSettings, Place, check_learners, launched_place
+from accel_rl.machine import read_machine
 from accel_rl.settings import build, setting
 
 
