@@ -22,6 +22,7 @@ from accel_rl import checkpoint, finite
 from accel_rl.affinity import has_bf16, pinned
 from accel_rl.algos import schedules
 from accel_rl.build import build_algo, build_sampler, build_update, check
+from accel_rl.clock import GpuClock
 from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.errors import RunError, UsageError
@@ -30,7 +31,6 @@ from accel_rl.finite import FiniteGuard
 from accel_rl.interrupt import StopSignal
 from accel_rl.logs import Progress, close_log, command, logger, open_log
 from accel_rl.samplers.common import Games
-from accel_rl.samplers.device_server import GpuClock
 from accel_rl.samplers.rollout import Rollout
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"

@@ -8,12 +8,12 @@ actions come back in one copy, for which the server waits. Each group has a stre
 
 import contextlib
 import logging
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accel_rl.clock import GpuClock
 from accel_rl.device import pin, unpin
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
@@ -244,37 +244,3 @@ def make_server(
     if device.type == "cpu":
         return ActionServer(spec, arrays, generator, window)
     return DeviceServer(spec, arrays, generator, device, window, memory, graphs)
-
-
-class GpuClock:
-    """Seconds that a GPU has spent on what was enqueued under `with clock:`; on the CPU, seconds."""
-
-    def __init__(self, device: torch.device):
-        self._device, self._seconds = device, 0.0
-        self._events: list[tuple[Any, Any]] = []
-
-    def __enter__(self) -> None:
-        self._start = self._mark()
-
-    def __exit__(self, *_: object) -> None:
-        self._events.append((self._start, self._mark()))
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def read(self) -> float:
-        """Since the last reading. Waits for the GPU."""
-        seconds = sum(_between(start, end) for start, end in self._events)
-        self._events = []
-        return seconds
-
-
-def _between(start: Any, end: Any) -> float:
-    if isinstance(start, float):
-        return float(end - start)
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3

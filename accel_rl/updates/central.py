@@ -56,6 +56,7 @@ class CentralUpdate(LocalUpdate):
         self._seen = [0] * len(store.chunks)  # versions
         self._missed = [0] * len(store.chunks)  # of them by others
         self._num_pending = 0  # updates since the last exchange
+        self._read_s = store.waited_s
         # All that an exchange of multi-step Adam exchanges, now and as the last one has left it: whole vectors.
         self._local: State = {PARAMETERS: values}
         self._base: State = {}
@@ -96,7 +97,6 @@ class CentralUpdate(LocalUpdate):
             self._num_pending += 1
             if self._num_pending == self.updates_per_exchange:
                 self.flush()
-        self.seconds["lock"] = self.store.waited_s
         staleness = torch.full((), sum(self._missed) / len(self._missed), device=values.device)
         return means(sums, weight) | {"grad_norm": norm, "staleness": staleness}
 
@@ -215,6 +215,10 @@ class CentralUpdate(LocalUpdate):
             for name, value in part.draft.items():
                 value.copy_(buffers[name])
             part.publish()
+
+    def read_seconds(self) -> dict[str, float]:
+        waited_s, self._read_s = self.store.waited_s - self._read_s, self.store.waited_s
+        return {"lock": waited_s}
 
     # ---- checkpoints ----
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-SPARE = 64
+SPARE = 64  # numbers
 
 
 class FlatParameters:
@@ -46,6 +46,12 @@ class FlatParameters:
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()
+
+    def tail(self, count: int) -> Tensor:
+        """The first numbers [count] behind the gradient. Raises ValueError if there is no room for so many."""
+        if count > SPARE:
+            raise ValueError(f"{count} numbers beside the gradient, but there is room for {SPARE}: log fewer terms")
+        return self.shared[len(self.gradient) :][:count]
 
     def norms(self, before: Tensor) -> dict[str, Tensor]:
         """The 2-norms of each parameter tensor, of its gradient and of its change since the values were `before` [P]

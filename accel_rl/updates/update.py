@@ -87,8 +87,6 @@ class LocalUpdate:
         self.layer_norms = layer_norms
         self.rule, self.clip_grad_norm, self.slice_elements = rule, clip_grad_norm, slice_elements
         self.rule_state = rule.init(self.parameters.values)
-        self.seconds: dict[str, float] = {}
-        """Wall time of updates so far that other learners have cost, by what it went for."""
         self._num_renewed = 0
         device = self.parameters.values.device
         self._on_cpu = device.type == "cpu"
@@ -166,6 +164,10 @@ class LocalUpdate:
 
     def exclusive(self, buffers: dict[str, Tensor]) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def read_seconds(self) -> dict[str, float]:
+        """What other learners have cost since the last reading, by what it went for; may wait for a GPU."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and the update rule's state, exactly."""

@@ -298,6 +298,16 @@ def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
     assert found == [0, 0, 0, 1, 1, 0, 1]
 
 
+def test_seconds_are_those_since_the_last_reading() -> None:
+    """Would catch waiting that is logged again and again."""
+    store = make_store(make_network(), SGD())
+    store.waited_s = 3.0
+    update = CentralUpdate(make_network(), SGD(), store)
+    store.waited_s += 0.5
+    assert update.read_seconds() == {"lock": 0.5}
+    assert update.read_seconds() == {"lock": 0.0}
+
+
 def test_updates_of_two_processes_add_up() -> None:
     """Would catch an update that is lost: each subtracts exactly 1."""
     store = make_store(Weights(1000), SGD())
