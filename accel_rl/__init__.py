@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from accel_rl import algos as algos
     from accel_rl import envs as envs
     from accel_rl import samplers as samplers
-    from accel_rl.player import load as load
     from accel_rl.launch import train as train
+    from accel_rl.player import load as load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load", "train"]

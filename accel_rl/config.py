@@ -168,9 +168,7 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     learners, place, devices = _learners(run, _pick(LearnerSettings, values))
     run = replace(run, device=devices[place.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, place, devices)
-    return Config(
-        run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, place, devices, plans
-    )
+    return Config(run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, place, devices, plans)
 
 
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +197,9 @@ def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSetti
     if place := launched_place():
         if settings.devices:
             raise UsageError("torchrun starts a learner for each device by itself: leave --devices away")
-        names = [f"cuda:{rank}" if run.device == "auto" and _has_gpu() else run.device for rank in range(place.local_size)]
+        names = [
+            f"cuda:{rank}" if run.device == "auto" and _has_gpu() else run.device for rank in range(place.local_size)
+        ]
         devices = tuple(find_device(name) for name in names)
     else:
         listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)

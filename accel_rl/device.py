@@ -1,10 +1,14 @@
-"""Which devices a setting names."""
+"""Which devices a setting names, and memory that a GPU reads directly."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
 from accel_rl.errors import UsageError
 from accel_rl.machine import parse_cpus, show_cpus
+from accel_rl.shared import SharedArrays
+
+logger = logging.getLogger("accel_rl")
 
 
 def find_device(name: str, setting: str = "device") -> str:
@@ -80,3 +84,21 @@ def _num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pin(memory: SharedArrays) -> int | None:
+    """Lets the GPU read the shared memory directly; its address, or None where the system refuses."""
+    import torch
+
+    address, size = memory.address, memory.size
+    error = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
+    if int(error) != 0:
+        logger.warning("the shared memory can't be pinned (CUDA error %d): transfers are slower", int(error))
+        return None
+    return address
+
+
+def unpin(address: int) -> None:
+    import torch
+
+    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -13,7 +13,6 @@ from accel_rl.checkpoint import BEST, CHECKPOINT, REPLAYS
 from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.errors import UsageError
 
-
 # What a resumed run may have otherwise: how far it goes, and what it runs on.
 MAY_CHANGE = (
     "steps",

@@ -18,8 +18,8 @@ from torch import Tensor
 from accel_rl import checkpoint
 from accel_rl.affinity import show_plans
 from accel_rl.algos import schedules
-from accel_rl.checkpoint import BEST, CHECKPOINT
 from accel_rl.build import build_algo, build_sampler, build_update
+from accel_rl.checkpoint import BEST, CHECKPOINT
 from accel_rl.clock import GpuClock
 from accel_rl.config import Config
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
@@ -198,9 +198,7 @@ class Trainer:
         if self.config.run.device != "cpu":
             self.tally.add_seconds({"gpu": learned_s})
         restarts = {"rollout/env_restarts": float(self.sampler.num_restarts)}
-        reports = self.team.report(
-            self.tally.take(restarts if self.config.run.on_env_error == "restart" else {}), last
-        )
+        reports = self.team.report(self.tally.take(restarts if self.config.run.on_env_error == "restart" else {}), last)
         if self.progress:
             self.progress.take_in(reports)
             self.progress.write_row(**metrics)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.clock import GpuClock
+from accel_rl.device import pin, unpin
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
 from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
@@ -58,7 +59,7 @@ class DeviceServer(ActionServer):
     ):
         super().__init__(spec, arrays, generator, window)
         self.device = device
-        self._pinned = _pin(memory) if memory and device.type == "cuda" else None
+        self._pinned = pin(memory) if memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
         self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in KEPT_HERE}
         self._here = {name: rows[window:] for name, rows in self._kept.items()}
@@ -226,7 +227,7 @@ class DeviceServer(ActionServer):
     def close(self) -> None:
         if self._pinned:
             torch.cuda.synchronize(self.device)
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+            unpin(self._pinned)
             self._pinned = None
 
 
@@ -243,13 +244,3 @@ def make_server(
     if device.type == "cpu":
         return ActionServer(spec, arrays, generator, window)
     return DeviceServer(spec, arrays, generator, device, window, memory, graphs)
-
-
-def _pin(memory: SharedArrays) -> int | None:
-    """Lets the GPU read the shared memory directly; its address, or None where the system refuses."""
-    address, size = memory.address, memory.size
-    error = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
-    if int(error) != 0:
-        logger.warning("the shared memory can't be pinned (CUDA error %d): transfers are slower", int(error))
-        return None
-    return address

@@ -27,17 +27,22 @@ class FlatParameters:
     def __init__(self, module: nn.Module) -> None:
         _check(module)
         parameters = list(module.parameters())
-        sizes = [parameter.numel() for parameter in parameters]
-        self._names, self._sizes = [name for name, _ in module.named_parameters()], sizes
-        num_parameters, first = sum(sizes), parameters[0]
+        self._names = [name for name, _ in module.named_parameters()]
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._shapes = [parameter.shape for parameter in parameters]
+        num_parameters, first = sum(self._sizes), parameters[0]
         self.values = torch.empty(num_parameters, dtype=first.dtype, device=first.device)
         self.shared = torch.zeros(num_parameters + SPARE, dtype=first.dtype, device=first.device)
         self.gradient = self.shared[:num_parameters]
-        pieces = zip(torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True)
+        pieces = zip(self.views(self.values), self.views(self.gradient), strict=True)
         for parameter, (values, gradient) in zip(parameters, pieces, strict=True):
-            parameter.data = _shaped(values, parameter.shape).copy_(parameter.detach())
-            # backward adds in place to a .grad that is already there.
-            parameter.grad = _shaped(gradient, parameter.shape)
+            parameter.data = values.copy_(parameter.detach())
+            parameter.grad = gradient  # backward adds in place to a .grad that is already there
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """A vector [P] like `values` as tensors in the order and the shapes of `module.parameters()`."""
+        pieces = torch.split(vector, self._sizes)
+        return [_shaped(piece, shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()
