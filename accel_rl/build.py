@@ -86,7 +86,7 @@ def sampler_config(config: Config) -> SamplerConfig:
     return SamplerConfig(
         num_envs=run.envs,
         horizon=run.horizon,
-        num_workers=config.workers or 1,
+        num_workers=config.workers,
         num_evaluation_envs=evaluation_envs(run.eval_steps, run.envs, config.workers or 1) if run.eval_steps else None,
         worker_cpus=config.plan.worker_cpus,
         spin=config.plan.server_is_reserved,
@@ -99,7 +99,7 @@ def sampler_config(config: Config) -> SamplerConfig:
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     """How many environments share an evaluation of so many steps: as many as leave each of them the time for the
     longest game, or else as few as the workers take. More would leave long games out."""
-    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)]
+    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)] or [num_envs]
     return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
 
 

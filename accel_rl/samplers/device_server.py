@@ -55,8 +55,9 @@ class DeviceServer(ActionServer):
         window: int = 0,
         memory: SharedArrays | None = None,
         graphs: bool = True,
+        num_learners: int = 1,
     ):
-        super().__init__(spec, arrays, generator, window)
+        super().__init__(spec, arrays, generator, window, num_learners)
         self.device = device
         self._pinned = _pin(memory) if memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
@@ -238,11 +239,12 @@ def make_server(
     window: int = 0,
     memory: SharedArrays | None = None,
     graphs: bool = True,
+    num_learners: int = 1,
 ) -> ActionServer:
     """The one for this device."""
     if device.type == "cpu":
-        return ActionServer(spec, arrays, generator, window)
-    return DeviceServer(spec, arrays, generator, device, window, memory, graphs)
+        return ActionServer(spec, arrays, generator, window, num_learners)
+    return DeviceServer(spec, arrays, generator, device, window, memory, graphs, num_learners)
 
 
 class GpuClock:
