@@ -123,11 +123,14 @@ def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
 def sampler_config(config: Config) -> SamplerConfig:
     """Raises UsageError where the numbers do not divide."""
     run = config.run
+    # Learners in step share an evaluation; of others the first one plays it alone.
+    eval_steps = run.eval_steps and run.eval_steps // (1 if config.is_central else config.place.size)
     return SamplerConfig(
-        num_envs=run.envs,
+        num_envs=config.local_envs,
         horizon=run.horizon,
-        num_workers=config.workers or 1,
-        num_evaluation_envs=evaluation_envs(run.eval_steps, run.envs, config.workers or 1) if run.eval_steps else None,
+        num_learners=config.place.size,
+        num_workers=config.workers,
+        num_evaluation_envs=evaluation_envs(eval_steps, config.local_envs, config.workers or 1) if eval_steps else None,
         worker_cpus=config.plan.worker_cpus,
         spin=config.plan.server_is_reserved,
         cuda_graphs=run.cuda_graphs,
@@ -139,7 +142,7 @@ def sampler_config(config: Config) -> SamplerConfig:
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     """How many environments share an evaluation of so many steps: as many as leave each of them the time for the
     longest game, or else as few as the workers take. More would leave long games out."""
-    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)]
+    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)] or [num_envs]
     return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
 
 
@@ -147,6 +150,7 @@ def batch_config(config: Config) -> BatchConfig:
     return BatchConfig(
         env=config.env,
         seed=config.run.seed,
+        first_env=config.place.rank * config.local_envs,
         reset_mode=config.run.reset_mode,
         decorrelation_steps=config.run.decorrelation_steps,
         restart_on_error=config.run.on_env_error == "restart",

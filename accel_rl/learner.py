@@ -1,4 +1,4 @@
-"""One learner of a run: what the only one does, and what a learner's own process does (`python -m accel_rl.learner`)."""
+"""One learner of a run: what the only one does, and its own process where there are several."""
 
 import faulthandler
 import os

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accel_rl.build import build_algo, build_store
 from accel_rl.config import Config
@@ -91,7 +91,7 @@ def supervise(config: Config, folder: Path, state: dict[str, Any] | None, stop: 
                     setup.to_first, setups[0].from_others[rank] = writer.fileno(), reader.fileno()
                     pipes += [reader, writer]
         else:
-            meeting = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+            meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
             for setup in setups:
                 setup.port = meeting.port
         try:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accel_rl.errors import RunError, UsageError
 from accel_rl.shared import Layout, SharedArrays
@@ -93,7 +94,7 @@ class Together:
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self._steps = rank, size, 0
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)  # type: ignore[no-untyped-call]
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._states: list[Any] | None = None
 
@@ -296,10 +297,10 @@ def process_group(rank: int, size: int, port: int | None, uses_gpus: bool) -> It
             "update=all_reduce on GPUs needs NCCL, which this build of PyTorch does not have; use --update "
             "central_store, or CPU learners"
         )
-    store = None if port is None else dist.TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    store = port and TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
     backend = "cpu:gloo,cuda:nccl" if uses_gpus else "gloo"
     try:
-        if store is None:
+        if not store:
             dist.init_process_group(backend, timeout=PATIENCE)
         else:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)

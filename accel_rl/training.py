@@ -37,8 +37,8 @@ from accel_rl.updates.store import CentralStore
 class Trainer:
     """One learner of a run, or the only one.
 
-    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: what a checkpoint held, to
-    continue from. show: progress on the console. store: of the parameters, if they lie in one.
+    config: as this learner sees it. stop: true once a signal has asked the run to stop. state: what a checkpoint held,
+    to continue from. show: progress on the console. store: of the parameters, if they lie in one.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Trainer:
             "replay": self._save_replay(),
             "num_rollouts": self.num_rollouts,
             "tally": self.tally.get_state(),
-            "update": self.update.own_state(),
+            "update": self.update.private_state(),
             "torch_generator": torch.get_rng_state(),
         })  # fmt: skip
 
@@ -292,8 +292,9 @@ class Trainer:
         )
         self.guard.saved()
         replays = [learner["replay"] for learner in learners]
-        for name in {*self._replays_before} - {*replays, None}:
-            (self.folder / name).unlink(missing_ok=True)
+        for name in self._replays_before:
+            if name and name not in replays:
+                (self.folder / name).unlink(missing_ok=True)
         self._replays_before = replays
 
     def _save_replay(self) -> str | None:
@@ -352,7 +353,7 @@ class Trainer:
     def _restore_learner(self, state: dict[str, Any]) -> None:
         """What is this learner's alone."""
         self.num_rollouts = state["num_rollouts"]
-        self.update.load_own_state(state["update"])
+        self.update.load_private_state(state["update"])
         self.algo.load_state_dict(state["algo"])
         self._restore_replay(state["replay"])
         self.tally.set_state(state["tally"])

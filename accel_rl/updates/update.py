@@ -169,11 +169,11 @@ class LocalUpdate:
         """What other learners have cost since the last reading, by what it went for; may wait for a GPU."""
         return {}
 
-    def own_state(self) -> dict[str, Any]:
-        """What is not part of `state_dict` since it is this learner's alone."""
+    def private_state(self) -> dict[str, Any]:
+        """What is this learner's alone, where `state_dict` is what all of them share."""
         return {}
 
-    def load_own_state(self, state: dict[str, Any]) -> None:
+    def load_private_state(self, state: dict[str, Any]) -> None:
         pass
 
     def state_dict(self) -> dict[str, Any]:
