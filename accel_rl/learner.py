@@ -110,7 +110,7 @@ def main() -> None:
 
 @dataclass
 class _Ready:
-    """The wish to stop, for a Trainer; and its `patient` tells the parent that this learner can stop in good order."""
+    """The wish to stop, for a Trainer. Once it is `patient`, this learner is ready, and waits for the others."""
 
     parent: "Connection[Any, Any]"
     control: Control
@@ -125,6 +125,7 @@ class _Ready:
     @patient.setter
     def patient(self, value: bool) -> None:
         self.parent.send(("ready", ""))
+        self.control.wait_for_go()
 
 
 def _work(setup: LearnerSetup, stop: _Ready) -> None:

@@ -131,7 +131,9 @@ def _watch(learners: list[Learner], control: Control, stop: StopSignal) -> None:
         talking = {learner.control: learner for learner in learners if not learner.is_gone}
         for connection in wait(list(talking), LOOK_S):
             talking[connection].hear()  # type: ignore[index]
-        stop.patient = all(learner.is_ready or learner.is_done for learner in learners)
+        if not stop.patient and all(learner.is_ready for learner in learners):
+            stop.patient = True
+            control.go()
         troubled = [learner for learner in learners if learner.trouble]
         if troubled:
             deadline = min(deadline, time.monotonic() + GRACE_S)

@@ -3,6 +3,7 @@
 import contextlib
 import pickle
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -262,12 +263,14 @@ class _Inbox:
 
 
 class Control:
-    """What the launching process and its learners share: agent steps done by each learner, and the wish to stop."""
+    """What the launching process and its learners share: agent steps done by each learner, whether all are there, and
+    the wish to stop."""
 
     def __init__(self, num_learners: int, fd: int | None = None):
-        layout: Layout = {"steps": ((num_learners,), "<i8"), "stop": ((1,), "<i8")}
+        layout: Layout = {"steps": ((num_learners,), "<i8"), "go": ((1,), "<i8"), "stop": ((1,), "<i8")}
         self.memory = SharedArrays(layout, fd)
-        self._steps, self._stop = self.memory.arrays["steps"], self.memory.arrays["stop"]
+        arrays = self.memory.arrays
+        self._steps, self._go, self._stop = arrays["steps"], arrays["go"], arrays["stop"]
 
     def begin(self, steps: int) -> None:
         """Of a run that is resumed, the steps that it has behind it."""
@@ -277,6 +280,13 @@ class Control:
         """Each learner counts its own, so that none waits for another; returns the sum."""
         self._steps[rank] += num_steps
         return int(self._steps.sum())
+
+    def go(self) -> None:
+        self._go[0] = 1
+
+    def wait_for_go(self) -> None:
+        while not self._go[0]:
+            time.sleep(0.002)
 
     @property
     def stop(self) -> bool:
