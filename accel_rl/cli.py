@@ -202,7 +202,9 @@ def _train(options: argparse.Namespace) -> None:
         return _show_affinity(given)
     from accel_rl.launch import train
 
-    _say_goodbye(train(**given, show=True))
+    folder = train(**given, show=True)
+    if os.environ.get("RANK", "0") == "0":  # torchrun: the others have nothing to add
+        _say_goodbye(folder)
 
 
 def _show_affinity(given: dict[str, Any]) -> None:
@@ -277,7 +279,7 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        if options.what == "presets" or "base" not in preset:
+        if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C otherwise updated
             print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         from accel_rl.envs.atari import PRESETS

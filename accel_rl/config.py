@@ -37,7 +37,9 @@ class RunSettings:
     device: str = setting("auto", "auto, cpu, or cuda:0: where the network runs and learns")
     deterministic: bool = setting(False, "CUDA: only algorithms that repeat bit for bit (slower)")
 
-    envs: int = setting(16, "environments in all; half of them in each of two alternating groups", least=1)
+    envs: int = setting(
+        16, "environments in all, half of them in each of two alternating groups (default: so many for each learner)", least=1
+    )
     workers: int | None = setting(
         None, "simulator processes (default: one per processor, if the environments divide)", least=1
     )
@@ -164,8 +166,11 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
         below["normalize_observations"] = False
     values = overlay(below, chosen)
     values |= {"algo": algo_name, "env": env.env_id}
+    learners, place, devices = _learners(_pick(RunSettings, values), _pick(LearnerSettings, values))
+    if "envs" not in chosen:  # what presets have is one learner's
+        values["envs"] = values.get("envs", RunSettings.envs) * place.size
     run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
-    learners, place, devices = _learners(run, _pick(LearnerSettings, values))
+    check_learners(learners, place, run.envs)
     run = replace(run, device=devices[place.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, place, devices)
     return Config(run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, place, devices, plans)
@@ -209,7 +214,6 @@ def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSetti
         place = Place(0, len(devices), 0, len(devices))
         several = ",".join(devices[:: settings.learners_per_gpu]) if len(devices) > 1 else None
         settings = replace(settings, devices=several)
-    check_learners(settings, place, run.envs)
     return settings, place, devices
 
 
