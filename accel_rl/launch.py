@@ -2,26 +2,30 @@
 
 import os
 import socket
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from accel_rl import __version__
 from accel_rl.build import build_algo, build_store, check
 from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config, resolve
-from accel_rl.errors import UsageError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import StopSignal
 from accel_rl.learner import learn
-from accel_rl.learners import launched_place
+from accel_rl.learners import Place, launched_place
 from accel_rl.logs import close_log, logger, open_log
-from accel_rl.run_folder import create, go_on, reopen
+from accel_rl.run_folder import check_still_ours, create, go_on, job_of, reopen, take_over, wait_to_see
 from accel_rl.supervisor import supervise
-from accel_rl.team import Alone, Apart, Control, Together, process_group
+from accel_rl.team import Alone, Apart, Control, Together, process_group, what_is_lost
 
 State = dict[str, Any]
+SIGNALS_WITHIN_S = 3.0  # of each other, launchers of several machines pass a signal on
 
 
 def train(
@@ -46,11 +50,8 @@ def train(
     given = {**{name: value for name, value in named.items() if value is not None}, **settings}
     with StopSignal() as stop:
         if place := launched_place():
-            with process_group(place.rank, place.size, None, torch.cuda.is_available()):
-                team = Together(place.rank, place.size)
-                resolved, folder, state = _agree(team, given, out, config, resume, overwrite)
-                team.begin(state["steps"] if state else 0)
-                _logged(folder, show, place.rank, lambda: learn(resolved, folder, team, stop, state, show))
+            launched = record(_learn_launched)  # torchrun's own report of a failure then shows its message
+            folder = cast(Path, launched(place, given, out, config, resume, overwrite, stop, show))
         else:
             resolved, state = _open(given, out, config, resume)
             folder = _begin(resolved, state, out, resume, overwrite)
@@ -105,32 +106,83 @@ def _learn_alone(config: Config, folder: Path, state: State | None, stop: StopSi
 # ---- one learner of those that torchrun has started, on one machine or several ----
 
 
+def _learn_launched(
+    place: Place, given: State, out: Any, config: Any, resume: Any, overwrite: bool, stop: StopSignal, show: bool
+) -> Path:
+    with process_group(place.rank, place.size, None, torch.cuda.is_available()):
+        team = Together(place.rank, place.size)
+        resolved, folder, state, check = _agree(team, given, out, config, resume, overwrite)
+        team.begin(state["steps"] if state else 0, resolved.learners.learner_timeout_s, check)
+
+        def run() -> None:
+            try:
+                learn(resolved, folder, team, stop, state, show)
+            except (RunError, UsageError) as error:
+                raise type(error)(f"{me}: {error}") from None
+            except RuntimeError as error:
+                if (loss := what_is_lost(error)) is None:
+                    raise
+                raise RunError(f"{me} has lost another one, whose own messages may say why: {loss}") from None
+            if team.steps < resolved.run.steps:
+                _hear_why(stop)
+                if not stop:
+                    raise RunError(f"{me} has stopped at step {team.steps} with another one that was asked to")
+
+        me = f"learner {place.rank} on {socket.gethostname()}"
+        _logged(folder, show, place.rank, run)
+    return folder
+
+
+def _hear_why(stop: StopSignal) -> None:
+    """Stopped with others, this learner is likely to get a signal itself: then its launcher does not blame it."""
+    deadline = time.monotonic() + SIGNALS_WITHIN_S
+    while not stop and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def _agree(
     team: Together, given: State, out: Any, config: Any, resume: Any, overwrite: bool
-) -> tuple[Config, Path, State | None]:
-    """The same run for all learners, in a folder that all of them see; after a restart from its last checkpoint.
+) -> tuple[Config, Path, State | None, Callable[[], None]]:
+    """The same run for all learners, in a folder that all of them see; after a restart from its last checkpoint. Last,
+    what raises RunError once other learners have taken the folder over.
 
-    Raises UsageError where learners have other versions or settings."""
+    Raises UsageError, in all of them, where learners have other versions or settings."""
     if (name := resume or out) is None:
         raise UsageError("with torchrun, name the run's folder by --out DIR: a restarted run goes on from there")
     folder = Path(name)
-    was_restarted = any(team.share(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0))
-    if was_restarted:
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    token = team.share(f"{job} {uuid.uuid4().hex}")[0]
+    was_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    if any(team.share(was_restarted or (team.rank == 0 and job != "none" and job_of(folder) == job))):
         overwrite = True  # what had begun without coming to a checkpoint
-        if team.share((folder / CHECKPOINT).exists())[0]:
+        if team.share(team.rank == 0 and (folder / CHECKPOINT).exists())[0]:
             out, config, resume = None, None, folder
-    resolved, state = _open(given, out, config, resume)
+    resolved, state = _all(team, lambda: _open(given, out, config, resume))
     versions = {"accel_rl": __version__, "torch": torch.__version__}
-    _compare(team.share((socket.gethostname(), versions | resolved.as_dict())))
-    trouble = ""
-    if team.rank == 0:
-        try:
+    begins = {"the checkpoint's steps": state["steps"] if state else 0}
+    _compare(team.share((socket.gethostname(), versions | resolved.as_dict() | begins)))
+
+    def begin() -> None:
+        if team.rank == 0:
             _begin(resolved, state, out, resume, overwrite)
-        except UsageError as error:
-            trouble = str(error)
-    if trouble := team.share(trouble)[0]:
-        raise UsageError(trouble)
-    return resolved, folder, state
+            take_over(folder, token)
+
+    _all(team, begin)
+    _all(team, lambda: wait_to_see(folder, token))
+    return resolved, folder, state, lambda: check_still_ours(folder, token)
+
+
+def _all(team: Together, do: Callable[[], Any]) -> Any:
+    """What do() returns. If it raises UsageError in some learners, all raise that of the first one."""
+    result, trouble = None, ""
+    try:
+        result = do()
+    except UsageError as error:
+        trouble = str(error)
+    for rank, (host, text) in enumerate(team.share((socket.gethostname(), trouble))):
+        if text:
+            raise UsageError(f"learner {rank} on {host}: {text}" if rank else text)
+    return result
 
 
 def _compare(learners: list[tuple[str, State]]) -> None:

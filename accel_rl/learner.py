@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from accel_rl import checkpoint
 from accel_rl.affinity import pinned
@@ -21,7 +20,7 @@ from accel_rl.config import Config
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.logs import close_log, open_log
-from accel_rl.team import Apart, Control, Team, Together, process_group
+from accel_rl.team import Apart, Control, Team, Together, process_group, what_is_lost
 from accel_rl.training import Trainer
 from accel_rl.updates.store import CentralStore, StoreSetup
 
@@ -102,7 +101,7 @@ def main() -> None:
     except (RunError, UsageError) as error:
         parent.send(("usage" if isinstance(error, UsageError) else "failed", str(error)))
     except Exception as error:
-        kind = "lost" if _has_lost_others(error) else "failed"
+        kind = "failed" if what_is_lost(error) is None else "lost"
         parent.send((kind, traceback.format_exc().rstrip()))
     finally:
         close_log(handlers)
@@ -134,18 +133,13 @@ def _work(setup: LearnerSetup, stop: _Ready) -> None:
     if setup.store is None:
         with process_group(place.rank, place.size, setup.port, config.device.startswith("cuda")):
             team = Together(place.rank, place.size)
-            team.begin(state["steps"] if state else 0)
+            team.begin(state["steps"] if state else 0, config.learners.learner_timeout_s)
             learn(config, setup.folder, team, stop, state, setup.show)
         return
     others = {rank: Connection(fd, writable=False) for rank, fd in setup.from_others.items()}
     to_first = None if setup.to_first is None else Connection(setup.to_first, readable=False)
     apart = Apart(place.rank, place.size, stop.control, to_first, others)
     learn(config, setup.folder, apart, stop, state, setup.show, CentralStore.attach(setup.store))
-
-
-def _has_lost_others(error: Exception) -> bool:
-    """Whether this is what a learner notices when another one is gone."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,12 @@ class LearnerSettings:
     pull_horizon: int | None = setting(
         None, "central_store: while sampling, the newest parameters are taken over every so many steps", least=1
     )
+    learner_timeout_s: float = setting(
+        600.0,
+        "all_reduce: how long learners wait for one that does not come, because it evaluates or saves for longer, or "
+        "because its machine is cut off",
+        least=1,
+    )
     share_processors: bool = setting(False, "more learners than processors, which they then share")
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 from accel_rl import checkpoint, finite
 from accel_rl.checkpoint import BEST, CHECKPOINT, REPLAYS
 from accel_rl.config import Config, overlay, read_run, resolve
-from accel_rl.errors import UsageError
+from accel_rl.errors import RunError, UsageError
 
 # What a resumed run may have otherwise: how far it goes, and what it runs on.
 MAY_CHANGE = (
@@ -19,6 +20,7 @@ MAY_CHANGE = (
     "device",
     "devices",
     "learners_per_gpu",
+    "learner_timeout_s",
     "share_processors",
     "workers",
     "cpus",
@@ -32,6 +34,9 @@ MAY_CHANGE = (
 
 ANYWHERE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
 """Settings in place of those of the machine that a run was on."""
+
+JOB = "job.txt"  # in a run's folder: which learners write there, if a launcher has started them
+SEEN_WITHIN_S = 10.0
 
 
 def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
@@ -60,6 +65,7 @@ def _clear(folder: Path) -> None:
     names = (
         "config.yaml",
         "command.txt",
+        JOB,
         "progress.csv",
         "log.txt",
         CHECKPOINT,
@@ -101,6 +107,47 @@ def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:
     for path in folder.glob(REPLAYS):  # of a checkpoint that was not finished any more
         if path.name not in named:
             path.unlink()
+
+
+# ---- a folder that learners on several machines share ----
+
+
+def job_of(folder: Path) -> str:
+    """The job of the launcher (torchrun's --rdzv-id) that has last written to a run's folder; '' if none has."""
+    return _read_token(folder).rpartition(" ")[0]
+
+
+def take_over(folder: Path, token: str) -> None:
+    """From now on the folder is that of the learners with this token: the job's name, and what only they know."""
+    (folder / JOB).write_text(token + "\n")
+
+
+def wait_to_see(folder: Path, token: str) -> None:
+    """Raises UsageError if what learner 0 has written is not here: a network's disk may take some seconds."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while _read_token(folder) != token:
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"{folder.absolute()} is not the folder where learner 0 has just written {JOB}; the run's folder must "
+                "be on a disk that all machines share (--out is best an absolute path)"
+            )
+        time.sleep(0.1)
+
+
+def check_still_ours(folder: Path, token: str) -> None:
+    """Raises RunError if other learners go on with the run: torchrun may have taken these for dead."""
+    if (seen := _read_token(folder)) != token:
+        raise RunError(
+            f"other learners have taken over {folder} ({JOB}: {seen or 'missing'}): these here must have been cut off "
+            "from them, and leave its checkpoint alone"
+        )
+
+
+def _read_token(folder: Path) -> str:
+    try:
+        return (folder / JOB).read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _as_file_name(name: str) -> str:

@@ -2,10 +2,11 @@
 
 import contextlib
 import pickle
+import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -18,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from accel_rl.errors import RunError, UsageError
 from accel_rl.shared import Layout, SharedArrays
 
-PATIENCE = timedelta(minutes=30)  # with learners that write a checkpoint or a replay
+MEETING = timedelta(minutes=5)  # for all learners to be there, from the first one on
 LAST = 2**62  # the number of a learner's last state
 
 
@@ -94,18 +95,25 @@ class Together:
     """Learners in step, by torch.distributed: all make the same calls in the same order."""
 
     def __init__(self, rank: int, size: int):
-        self.rank, self.size, self._steps = rank, size, 0
-        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.rank, self.size, self.steps = rank, size, 0
+        self._group = dist.new_group(backend="gloo", timeout=MEETING)
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._states: list[Any] | None = None
+        self._check: Callable[[], None] = lambda: None
 
-    def begin(self, steps: int) -> None:
-        """Of a run that is resumed, the steps that it has behind it."""
-        self._steps = steps
+    def begin(self, steps: int, timeout_s: float, check: Callable[[], None] | None = None) -> None:
+        """steps: that a resumed run has behind it; timeout_s: how long learners wait for one that does not come.
+
+        check: before rank 0 writes a checkpoint; raises RunError if it must not."""
+        self.steps = steps
+        for group in (None, self._group):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+        if check:
+            self._check = check
 
     def advance(self, num_steps: int) -> int:
-        self._steps += num_steps * self.size
-        return self._steps
+        self.steps += num_steps * self.size
+        return self.steps
 
     def stops(self, wish: bool) -> bool:
         self._flag[0] = wish
@@ -128,6 +136,8 @@ class Together:
 
     def offered(self) -> list[Any] | None:
         states, self._states = self._states, None
+        if states:
+            self._check()
         return states
 
     def _gather(self, value: Any) -> list[Any] | None:
@@ -311,10 +321,26 @@ def process_group(rank: int, size: int, port: int | None, uses_gpus: bool) -> It
     backend = "cpu:gloo,cuda:nccl" if uses_gpus else "gloo"
     try:
         if not store:
-            dist.init_process_group(backend, timeout=PATIENCE)
+            dist.init_process_group(backend, timeout=MEETING)
         else:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-    except dist.DistNetworkError as error:
-        raise UsageError(f"the learners can't meet: {str(error).splitlines()[0]}; is the port in use?") from None
-    yield
-    dist.destroy_process_group()  # not after a failure: another learner may be gone
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MEETING)
+    except (dist.DistError, RuntimeError) as error:
+        raise UsageError(
+            f"the learners can't meet: {str(error).splitlines()[0]}; has one of them failed, is the port in use, or is "
+            "GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) not the network between them?"
+        ) from None
+    try:
+        yield
+    except BaseException:
+        if not uses_gpus:  # NCCL would wait for learners that may be gone
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def what_is_lost(error: Exception) -> str | None:
+    """If this is what a learner in step notices when another one is gone: in short, what that was."""
+    if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+        return None
+    said = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # where in Gloo's source
+    return said.split(". This is typically")[0]
