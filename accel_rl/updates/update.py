@@ -169,6 +169,9 @@ class LocalUpdate:
         """What other learners have cost since the last reading, by what it went for; may wait for a GPU."""
         return {}
 
+    def close(self) -> None:
+        """Before memory that learners share goes."""
+
     def private_state(self) -> dict[str, Any]:
         """What is this learner's alone, where `state_dict` is what all of them share."""
         return {}
