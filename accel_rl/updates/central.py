@@ -243,8 +243,6 @@ class CentralUpdate(LocalUpdate):
         elif self.updates_per_exchange is not None:
             self.rule_state["step"].copy_(rule["step"])
         self._num_renewed = state["num_renewed"]
-        with self.store.holding(self.store.target) as part:
-            self._write_target(part, self._num_renewed)
         self.pull()
 
     def _own_state(self, rule: State, values: Tensor, span: slice) -> State:
