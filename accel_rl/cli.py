@@ -129,11 +129,13 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
         return  # other commands need none of the heavy imports below
     from accel_rl.config import RunSettings, find_algo
     from accel_rl.envs.atari import AtariOptions
+    from accel_rl.learners import LearnerSettings
 
     algo = _name_of_algo(arguments)
     algo_class, preset = find_algo(algo)
     groups = [
         ("the run", RunSettings),
+        ("several learners", LearnerSettings),
         ("Atari games (defaults: env preset stooke)", AtariOptions),
         (f"algorithm {algo}", algo_class.Settings),
     ]
@@ -198,12 +200,15 @@ def _train(options: argparse.Namespace) -> None:
         del given[name]
     if given.pop("show_affinity"):
         return _show_affinity(given)
-    from accel_rl.training import train
+    from accel_rl.launch import train
 
-    _say_goodbye(train(**given, show=True))
+    folder = train(**given, show=True)
+    if os.environ.get("RANK", "0") == "0":  # torchrun: the others have nothing to add
+        _say_goodbye(folder)
 
 
 def _show_affinity(given: dict[str, Any]) -> None:
+    from accel_rl.affinity import show_plans
     from accel_rl.build import check
     from accel_rl.config import overlay, read_run, resolve
 
@@ -211,7 +216,8 @@ def _show_affinity(given: dict[str, Any]) -> None:
     saved = read_run(Path(resume)) if resume else {}
     config = resolve(overlay(saved, given), Path(file) if file else None)
     check(config)
-    print("\n".join([*config.plan.lines(), *(f"warning     {text}" for text in config.plan.warnings)]))
+    lines = show_plans(config.devices, config.plans)
+    print("\n".join([*lines, *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]))
 
 
 def _say_goodbye(folder: Path) -> None:
@@ -273,7 +279,7 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        if options.what == "presets" or "base" not in preset:
+        if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C otherwise updated
             print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         from accel_rl.envs.atari import PRESETS

@@ -64,6 +64,7 @@ VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 
 # A replay that is full before the run is stopped, and goes around after.
 REPLAY: dict[str, Any] = {"n_step": 3, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
 REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
+ALONE = {"envs": 1, "sampler": "serial"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
     "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},
@@ -73,6 +74,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
     "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
+    "a2c of one environment": {**ALONE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
+    "ppo of one environment": {**ALONE, "algo": "ppo", "epochs": 2, "minibatches": 1},
     "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
 }
 

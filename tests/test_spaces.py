@@ -9,7 +9,7 @@ import pytest
 import accel_rl
 from accel_rl import checkpoint
 from accel_rl.envs import make_env
-from accel_rl.training import train
+from accel_rl.launch import train
 from tests.helpers.runs import assert_same, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 

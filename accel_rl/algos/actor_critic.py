@@ -98,6 +98,10 @@ class ActorCriticAlgo(Algo):
         if self.return_scale:
             self.return_scale.load_state_dict(state["return_scale"])
 
+    def adopt(self, state: dict[str, Any]) -> None:
+        if self.return_scale:
+            self.return_scale.load_state_dict(state["return_scale"] | {"running": self.return_scale.running})
+
 
 @torch.no_grad()
 def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor]:

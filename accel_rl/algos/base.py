@@ -144,6 +144,11 @@ class Algo(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
+    def adopt(self, state: dict[str, Any]) -> None:
+        """In place of load_state_dict, where the state is that of a learner with other environments (the run had
+        another number of learners): takes over what does not belong to single environments."""
+        self.load_state_dict(state)
+
 
 def scalar(value: float, like: Tensor) -> Tensor:
     """A setting that changes, as a 0-d tensor on the device of `like`, without waiting for it."""

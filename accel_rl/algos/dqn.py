@@ -231,6 +231,11 @@ class DQN(Algo):
         if self.secondary:
             self.secondary.load_state_dict(state["secondary"])
 
+    def adopt(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+        if self.secondary:
+            self.secondary.load_state_dict(state["secondary"])
+
 
 class Secondary:
     """A network that learns from another one's replay without acting: it shows what the size of the batch does to

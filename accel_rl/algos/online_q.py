@@ -143,6 +143,9 @@ class OnlineQ(Algo):
         device = next(self.target.parameters()).device
         self._last = state["last"] and _LastStep(*(rows.to(device) for rows in state["last"]))
 
+    def adopt(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+
 
 def squared_loss(value: Tensor, goal: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """sum over valid samples of (goal - value)^2, not halved.

@@ -56,8 +56,9 @@ class DeviceServer(ActionServer):
         window: int = 0,
         memory: SharedArrays | None = None,
         graphs: bool = True,
+        num_learners: int = 1,
     ):
-        super().__init__(spec, arrays, generator, window)
+        super().__init__(spec, arrays, generator, window, num_learners)
         self.device = device
         self._pinned = pin(memory) if memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
@@ -239,8 +240,9 @@ def make_server(
     window: int = 0,
     memory: SharedArrays | None = None,
     graphs: bool = True,
+    num_learners: int = 1,
 ) -> ActionServer:
     """The one for this device."""
     if device.type == "cpu":
-        return ActionServer(spec, arrays, generator, window)
-    return DeviceServer(spec, arrays, generator, device, window, memory, graphs)
+        return ActionServer(spec, arrays, generator, window, num_learners)
+    return DeviceServer(spec, arrays, generator, device, window, memory, graphs, num_learners)

@@ -235,15 +235,25 @@ class CentralUpdate(LocalUpdate):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into the store, for all learners: before any of them has made an update."""
-        shared, rule, values = set(self.store.chunks[0].now) - {PARAMETERS}, state["rule"], self.parameters.values
+        shared, rule = set(self.store.chunks[0].now) - {PARAMETERS}, state["rule"]
         self.store.write({PARAMETERS: state["parameters"]} | {name: rule[name] for name in shared})
         self._num_pending = 0
-        if self.own_state:
-            self._states = [self._own_state(rule, values[span], span) for span in self.store.spans]
-        elif self.updates_per_exchange is not None:
-            self.rule_state["step"].copy_(rule["step"])
+        self.load_private_state({"rule": rule, "step": rule.get("step")})
         self._num_renewed = state["num_renewed"]
         self.pull()
+
+    def private_state(self) -> dict[str, Any]:
+        """own_state: the rule's state; multi-step Adam: how many updates this learner has counted."""
+        if self.own_state:
+            return {"rule": join(self._states)}
+        return {} if self.updates_per_exchange is None else {"step": self.rule_state["step"].clone()}
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        values = self.parameters.values
+        if self.own_state:
+            self._states = [self._own_state(state["rule"], values[span], span) for span in self.store.spans]
+        elif self.updates_per_exchange is not None:
+            self.rule_state["step"].copy_(state["step"])
 
     def _own_state(self, rule: State, values: Tensor, span: slice) -> State:
         """A chunk of the whole state, each tensor where the rule would put it, as in LocalUpdate."""

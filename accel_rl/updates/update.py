@@ -169,6 +169,13 @@ class LocalUpdate:
         """What other learners have cost since the last reading, by what it went for; may wait for a GPU."""
         return {}
 
+    def private_state(self) -> dict[str, Any]:
+        """What is this learner's alone, where `state_dict` is what all of them share."""
+        return {}
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        pass
+
     def state_dict(self) -> dict[str, Any]:
         """Parameters and the update rule's state, exactly."""
         return {"parameters": self.parameters.values, "rule": self.rule_state, "num_renewed": self._num_renewed}
