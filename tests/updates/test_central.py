@@ -59,7 +59,7 @@ def assert_equal(value: Tensor, expected: Tensor) -> None:
 
 def assert_same_state(update: CentralUpdate, local: LocalUpdate) -> None:
     state, expected = update.state_dict(), local.state_dict()
-    assert state.keys() == expected.keys()
+    assert state.keys() == {*expected, "target"}
     assert_equal(state["parameters"], expected["parameters"])
     assert state["rule"].keys() == expected["rule"].keys()
     for name, value in expected["rule"].items():
@@ -435,6 +435,15 @@ def test_resumes_bit_for_bit(rule: Rule, options: dict[str, Any], in_place: bool
     before = deepcopy(target)
     again.renew(target, 5)
     assert same_parameters(target, before), "renewed once more"
+    another, its_target = CentralUpdate(make_network(), rule, again.store, **options), make_network()
+    another.renew(its_target, 5)
+    assert same_parameters(its_target, before), "a learner that was not there before"
+    third = CentralUpdate(make_network(), rule, again.store, **options)
+    third.load_private_state(update.private_state())
+    with torch.no_grad():
+        its_target[3].weight.zero_()
+    third.renew(its_target, 5)
+    assert not its_target[3].weight.any(), "one that has that target already"
     again.renew(target, 6)
     assert same_parameters(target, again.module)
 
