@@ -1,0 +1,318 @@
+"""Runs an experiment: a queue of runs over the devices of this machine, each a process of its own.
+
+FOLDER/<run>/ is a run's folder, FOLDER/<run>.yaml its settings, FOLDER/<run>.txt what it says on its console.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accel_rl import finite
+from accel_rl.affinity import Cpus, Machine, parse_cpus, read_machine, show_cpus
+from accel_rl.bench.machine import machine, write_json
+from accel_rl.build import check
+from accel_rl.config import Config, read_run, resolve
+from accel_rl.device import find_device
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import RunError, UsageError
+from accel_rl.experiment import Experiment, ExperimentRun, read_experiment
+from accel_rl.interrupt import StopSignal, stop_with_parent
+from accel_rl.report import report
+from accel_rl.training import CHECKPOINT, changed_settings
+
+POLL_S = 0.05
+TAIL_LINES = 10  # of a failed run's console
+MACHINE = "machine.json"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one learner has."""
+
+    device: str
+    cpus: Cpus | None  # None: whichever the operating system gives it
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run of the experiment, and how far it has come."""
+
+    run: ExperimentRun
+    folder: Path
+    steps: int  # that it is to have
+    steps_done: int
+    can_resume: bool
+    again: dict[str, Any]  # settings to resume it with
+
+    @property
+    def finished(self) -> bool:
+        return self.steps_done >= self.steps
+
+    @property
+    def console(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.txt")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A run under way."""
+
+    task: Task
+    popen: "subprocess.Popen[bytes]"
+    slots: tuple[int, ...]
+
+
+def launch(
+    file: Path, folder: Path | None, devices: list[str], cpus: str, given: dict[str, Any], *, only_report: bool
+) -> None:
+    """Does what is left of the experiment, then prints and draws its summary. Every line goes to the console.
+
+    devices: one for each learner that runs at a time; cpus: processors to divide among them; given: settings for all
+    runs. only_report: starts nothing. Raises UsageError before anything starts, RunError if a run has failed,
+    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    experiment = read_experiment(file, given)
+    folder = folder or Path("results/experiments") / file.stem
+    failed: list[Task] = []
+    if not only_report:
+        slots = make_slots(devices, read_machine(cpus))
+        tasks = plan(experiment, folder, slots)
+        with _only_one(folder):
+            write_json(folder / MACHINE, machine())
+            failed = _run(tasks, slots)
+    here = json.loads((folder / MACHINE).read_text()) if (folder / MACHINE).exists() else machine()
+    report(experiment, folder, here)
+    for task in failed:
+        print(f"\n{task.run.name} has failed; {task.console} ends with:", file=sys.stderr)
+        print("".join(f"    {line}\n" for line in _tail(task.console)), end="", file=sys.stderr)
+    if failed:
+        names = ", ".join(task.run.name for task in failed)
+        raise RunError(f"{len(failed)} of {len(tasks)} runs failed: {names}; the same command tries them again")
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Raises UsageError if another process has the folder under way, or it can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UsageError(f"cannot write the experiment's folder {folder}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{folder} is under way in another process; wait for it, or use another --out") from None
+        yield
+
+
+# ---- devices and processors ----
+
+
+def find_slots(devices: str | None, gpus: str, learners_per_gpu: int = 1) -> list[str]:
+    """The device of each learner that may run at a time: those named, or the GPUs of this machine, or its CPU.
+
+    devices: as in cpu,cpu; gpus: as in 0-3, or all. Raises UsageError for devices that are not here."""
+    import torch
+
+    if devices is not None:
+        return [find_device(name.strip(), "devices") for name in devices.split(",")]
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus == "all":
+        return [f"cuda:{gpu}" for gpu in range(num_gpus) for _ in range(learners_per_gpu)] or ["cpu"]
+    try:
+        chosen = parse_cpus(gpus)
+    except ValueError:
+        raise UsageError(f"gpus={gpus!r} must be a list of GPUs as in 0-3,5, or all") from None
+    if missing := [gpu for gpu in chosen if gpu >= num_gpus]:
+        way_out = f"use --gpus 0-{num_gpus - 1}" if num_gpus else "use --devices cpu, or cpu,cpu for two learners"
+        raise UsageError(f"gpus={gpus!r}: there is no GPU {show_cpus(missing)} here; {way_out}")
+    return [f"cuda:{gpu}" for gpu in chosen for _ in range(learners_per_gpu)]
+
+
+def make_slots(devices: list[str], machine: Machine) -> list[Slot]:
+    """Every device with its equal share of the machine's cores; of its processors where there are fewer cores."""
+    if not machine.can_pin or (len(devices) == 1 and not machine.chosen):
+        return [Slot(device, None) for device in devices]
+    cores = [core for _, core in sorted(zip(machine.nodes, machine.cores, strict=True))]
+    if len(cores) < len(devices):
+        cores = [(cpu,) for cpu in machine.cpus]
+    shares = []
+    for index in range(len(devices)):
+        first, end = (len(cores) * i // len(devices) for i in (index, index + 1))
+        shares.append(cores[first : max(end, first + 1)])
+    return [
+        Slot(device, tuple(sorted(cpu for core in share for cpu in core)))
+        for device, share in zip(devices, shares, strict=True)
+    ]
+
+
+def placement(slots: Iterable[Slot]) -> dict[str, Any]:
+    """The settings that put a run on these slots."""
+    slots = list(slots)
+    devices = [slot.device for slot in slots]
+    settings: dict[str, Any] = {"device": devices[0]} if len(devices) == 1 else {"devices": ",".join(devices)}
+    if (most := max(Counter(devices).values())) > 1 and devices[0] != "cpu":
+        settings["learners_per_gpu"] = most
+    cpus = [cpu for slot in slots for cpu in slot.cpus or ()]
+    return settings | ({"cpus": show_cpus(cpus)} if cpus else {})
+
+
+def assign(waiting: Iterable[int], free: Iterable[int]) -> list[tuple[int, ...]]:
+    """The slots of the runs that can start now, in order; waiting: how many each of them takes.
+
+    A run that has to wait makes all behind it wait, too: else one that takes all slots would never see them free."""
+    left = sorted(free)
+    started: list[tuple[int, ...]] = []
+    for num_slots in waiting:
+        if num_slots > len(left):
+            break
+        started.append(tuple(left[:num_slots]))
+        del left[:num_slots]
+    return started
+
+
+# ---- what there is to do ----
+
+
+def plan(experiment: Experiment, folder: Path, slots: list[Slot]) -> list[Task]:
+    """Every run, resolved as it would start, and how far it has come. Raises UsageError for those that could not."""
+    tasks, seen, specs = [], dict[str, str](), dict[str, EnvSpec]()
+    for run in experiment.runs:
+        combination = run.combination
+        if combination.learners > len(slots):
+            raise UsageError(
+                f"{run.name} has {combination.learners} learners, but there are {len(slots)} devices: "
+                f"{','.join(slot.device for slot in slots)}; name more with --gpus or --devices, or take it out"
+            )
+        # On the CPU: checking leaves nothing on a GPU.
+        where = placement(Slot("cpu", slot.cpus) for slot in slots[: combination.learners])
+        try:
+            config = resolve({**run.settings, **where}, spec=specs.get(combination.name))
+            check(config)
+        except UsageError as error:
+            raise UsageError(f"{run.name}: {error}") from None
+        specs[combination.name] = config.spec
+        same = json.dumps([combination.learners, config.as_dict()], sort_keys=True, default=str)
+        if same in seen:
+            raise UsageError(f"{seen[same]} and {run.name} are the same run; take one of them out")
+        seen[same] = run.name
+        tasks.append(_task(run, folder / run.name, config))
+    return tasks
+
+
+def _task(run: ExperimentRun, folder: Path, config: Config) -> Task:
+    """Raises UsageError if the run has begun with other settings."""
+    again: dict[str, Any] = {"steps": config.run.steps}
+    steps_done = 0
+    if (folder / "config.yaml").exists():
+        saved, values = read_run(folder), config.as_dict()
+        if changed := changed_settings(folder, saved, values):
+            told = ", ".join(f"{name}={saved.get(name)!r} (now {values[name]!r})" for name in changed)
+            hint = "set schedule_steps to what it was to go on to other steps; " if "schedule_steps" in changed else ""
+            raise UsageError(f"{run.name} was begun with {told}; {hint}another --out begins anew, or remove {folder}")
+        again |= {name: values[name] for name in finite.MAY_CHANGE if values[name] != saved.get(name)}
+        with contextlib.suppress(OSError, ValueError):  # not written yet
+            steps_done = json.loads((folder / "summary.json").read_text())["total_timesteps"]
+    return Task(run, folder, config.run.steps, steps_done, (folder / CHECKPOINT).exists(), again)
+
+
+# ---- processes ----
+
+
+def _run(tasks: list[Task], slots: list[Slot]) -> list[Task]:
+    """Those that have failed. Leaves by KeyboardInterrupt or SystemExit if a signal has stopped the rest."""
+    waiting = [task for task in tasks if not task.finished]
+    active: list[Process] = []
+    failed: list[Task] = []
+    forwarded = False
+    _say(f"{len(tasks)} runs, {len(tasks) - len(waiting)} of them finished before; on {_where(slots)}")
+    with StopSignal() as stop:
+        stop.patient = True
+        try:
+            while active or (waiting and not stop):
+                if not stop:
+                    free = set(range(len(slots))) - {slot for process in active for slot in process.slots}
+                    for taken in assign([task.run.combination.learners for task in waiting], free):
+                        active.append(_start(waiting.pop(0), taken, [slots[slot] for slot in taken]))
+                elif not forwarded:
+                    forwarded = True
+                    for process in active:
+                        process.popen.send_signal(stop.received or signal.SIGTERM)
+                for process in [process for process in active if process.popen.poll() is not None]:
+                    active.remove(process)
+                    if not _has_done_well(process, stop):
+                        failed.append(process.task)
+                time.sleep(POLL_S)
+        finally:
+            for process in active:
+                _kill(process)
+    if stop:
+        _say("stopped; the same command goes on from here")
+        stop.leave()
+    return failed
+
+
+def _start(task: Task, taken: tuple[int, ...], slots: list[Slot]) -> Process:
+    if task.can_resume:
+        arguments, settings = ["--resume", str(task.folder)], {**task.again, **placement(slots)}
+    else:
+        file = task.folder.with_name(f"{task.folder.name}.yaml")
+        file.write_text(yaml.safe_dump(task.run.settings, sort_keys=False))
+        arguments, settings = ["--config", str(file), "--out", str(task.folder), "--overwrite"], placement(slots)
+    arguments += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    with task.console.open("ab") as console:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "accel_rl", "train", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C reaches this process alone, which tells the runs
+            preexec_fn=partial(stop_with_parent, os.getpid()),
+        )
+    _say(f"{task.run.name} {'goes on' if task.can_resume else 'starts'} on {_where(slots)}")
+    return Process(task, popen, taken)
+
+
+def _has_done_well(process: Process, stop: StopSignal) -> bool:
+    """Says how a run has ended. One that was asked to stop has done well, too."""
+    name, status = process.task.run.name, process.popen.returncode
+    if status == 0:
+        summary = json.loads((process.task.folder / "summary.json").read_text())
+        score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
+        _say(f"{name} is finished: {score}, {summary['fps']:,.0f} steps/s")
+        return True
+    _say(f"{name} {'is stopped' if stop else f'has failed with status {status}'}")
+    return bool(stop)
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.popen.pid, signal.SIGKILL)
+    process.popen.wait()
+
+
+def _where(slots: list[Slot]) -> str:
+    devices = ", ".join(f"{name} x {n}" if n > 1 else name for name, n in Counter(s.device for s in slots).items())
+    cpus = {cpu for slot in slots for cpu in slot.cpus or ()}
+    return f"{devices}, processors {show_cpus(cpus)}" if cpus else devices
+
+
+def _tail(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
