@@ -92,7 +92,10 @@ class Experiment:
     @property
     def runs(self) -> list[ExperimentRun]:
         """In the order in which they are to start."""
-        return [ExperimentRun(combination, seed) for combination in self.combinations for seed in self.seeds]
+        return [run for combination in self.combinations for run in self.runs_of(combination)]
+
+    def runs_of(self, combination: Combination) -> list[ExperimentRun]:
+        return [ExperimentRun(combination, seed) for seed in self.seeds]
 
 
 def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experiment:

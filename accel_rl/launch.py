@@ -92,8 +92,9 @@ def launch(
         with _only_one(folder):
             write_json(folder / MACHINE, machine())
             failed = _run(tasks, slots)
-    here = json.loads((folder / MACHINE).read_text()) if (folder / MACHINE).exists() else machine()
-    report(experiment, folder, here)
+    elif not (folder / MACHINE).exists():
+        raise UsageError(f"{folder} holds no experiment; without --summary it is begun there")
+    report(experiment, folder, json.loads((folder / MACHINE).read_text()))
     for task in failed:
         print(f"\n{task.run.name} has failed; {task.console} ends with:", file=sys.stderr)
         print("".join(f"    {line}\n" for line in _tail(task.console)), end="", file=sys.stderr)
@@ -127,6 +128,8 @@ def find_slots(devices: str | None, gpus: str, learners_per_gpu: int = 1) -> lis
     devices: as in cpu,cpu; gpus: as in 0-3, or all. Raises UsageError for devices that are not here."""
     import torch
 
+    if learners_per_gpu < 1:
+        raise UsageError(f"learners_per_gpu={learners_per_gpu} must be at least 1")
     if devices is not None:
         return [find_device(name.strip(), "devices") for name in devices.split(",")]
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -238,7 +241,7 @@ def _run(tasks: list[Task], slots: list[Slot]) -> list[Task]:
     active: list[Process] = []
     failed: list[Task] = []
     forwarded = False
-    _say(f"{len(tasks)} runs, {len(tasks) - len(waiting)} of them finished before; on {_where(slots)}")
+    _say(f"runs: {len(tasks)}, finished before: {len(tasks) - len(waiting)}; on {_where(slots)}")
     with StopSignal() as stop:
         stop.patient = True
         try:

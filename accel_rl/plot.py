@@ -89,8 +89,8 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
 
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
-    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well. A single run is drawn
-    as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well, unless there are more curves
+    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
     figure = new_figure(width=12)
     if not run_dirs:
         raise UsageError("no run folder to plot was given")
@@ -128,6 +128,7 @@ def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> N
         handles += over_steps.plot([], [], "o", color="#777777", markersize=5, label="evaluation")
     longest_label = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH))
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # as many rows, evenly filled
     over_steps.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
@@ -210,10 +211,11 @@ def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -
         if len(curve.runs) == 1:
             x, mean = xs[0], values[0]
         else:
-            for run_x, run_value in zip(xs, values, strict=True):
-                axes.plot(run_x, run_value, color=color, linewidth=0.7, alpha=0.35)
             x, mean, half_width = _mean_and_interval(xs, values)
-            bands.append((x, mean - half_width, mean + half_width, color))
+            if len(curves) <= len(COLORS):
+                for run_x, run_value in zip(xs, values, strict=True):
+                    axes.plot(run_x, run_value, color=color, linewidth=0.7, alpha=0.35)
+                bands.append((x, mean - half_width, mean + half_width, color))
         marker = "o" if len(x) == 1 else None
         axes.plot(x, mean, style, color=color, linewidth=2, marker=marker, markersize=4, label=curve.label)
         for run in curve.runs:

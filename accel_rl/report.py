@@ -25,7 +25,6 @@ def report(experiment: Experiment, folder: Path, machine: dict[str, Any]) -> Non
     """Prints the table, and writes folder/summary.md, summary.json and summary.png. machine: where the runs were."""
     result = {"title": experiment.title, "machine": machine, **summarize(experiment, folder)}
     text = as_markdown(experiment, result)
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "summary.json", result)
     (folder / "summary.md").write_text(text)
     print(f"\n{text}")
@@ -44,14 +43,10 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     that the paper's number of steps (or the run's own) take at that rate, and how many times faster that is than with
     one learner. None where there is nothing to tell it from."""
     rows = [_row(experiment, combination, folder) for combination in experiment.combinations]
+    numbered = list(enumerate(experiment.combinations))
     for row, combination in zip(rows, experiment.combinations, strict=True):
         alone = next(
-            (
-                other_row
-                for other_row, other in zip(rows, experiment.combinations, strict=True)
-                if other.learners == 1 and other.is_but_for_learners(combination)
-            ),
-            None,
+            (rows[i] for i, other in numbered if other.learners == 1 and other.is_but_for_learners(combination)), None
         )
         row["speed_up"] = _ratio(row["steps_per_second"], alone["steps_per_second"]) if alone else None
         row["paper"]["speed_up"] = _speed_up_in_paper(row["paper"], alone["paper"]) if alone else None
@@ -60,7 +55,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 
 def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict[str, Any]:
     summaries, finished, steps = [], 0, experiment.paper.steps
-    for run in (run for run in experiment.runs if run.combination is combination):
+    for run in experiment.runs_of(combination):
         with contextlib.suppress(OSError, ValueError):  # not there, or not yet
             summary = json.loads((folder / run.name / "summary.json").read_text())
             wanted = read_run(folder / run.name)["steps"]
@@ -151,16 +146,19 @@ def _of_paper(rows: list[dict[str, Any]], measure: str, digits: int) -> dict[str
 
 
 def _shown(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    """With so many decimals, or more where that would leave next to nothing of it."""
+    if value is None:
+        return "-"
+    return f"{value:,.{digits}f}" if value == 0 or abs(value) >= 10 ** (1 - digits) else f"{value:.2g}"
 
 
 def _table(columns: dict[str, list[str]]) -> list[str]:
     """Aligned, as Markdown has it."""
-    widths = {name: max(map(len, [name, *cells])) for name, cells in columns.items()}
-    lines = [dict.fromkeys(columns, ""), *({n: c[i] for n, c in columns.items()} for i in range(len(columns["runs"])))]
-    lines[0] = {name: name for name in columns}
-    text = ["| " + " | ".join(line[name].rjust(widths[name]) for name in columns) + " |" for line in lines]
-    return [text[0], "|" + "|".join("-" * (width + 1) + ":" for width in widths.values()) + "|", *text[1:]]
+    lines = [tuple(columns), *zip(*columns.values(), strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    text = [" | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    rule = "|".join("-" * (width + 1) + ":" for width in widths)
+    return [f"| {text[0]} |", f"|{rule}|", *(f"| {line} |" for line in text[1:])]
 
 
 # ---- picture ----
@@ -177,7 +175,7 @@ def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) ->
     for color, family in enumerate(families):
         for combination in family:
             runs = []
-            for run in (run for run in experiment.runs if run.combination is combination):
+            for run in experiment.runs_of(combination):
                 with contextlib.suppress(UsageError):  # not there, or no game has finished yet
                     runs.append(read_curve(folder / run.name))
             style = LINE_STYLES[counts.index(combination.learners) % len(LINE_STYLES)]
@@ -210,7 +208,7 @@ def _draw_speed(
     axes: "Axes", experiment: Experiment, families: list[list[Combination]], counts: list[int], result: dict[str, Any]
 ) -> None:
     """Hours over learners if the paper has hours, else steps per second; both axes logarithmic."""
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogLocator, NullLocator
 
     rows = {row["name"]: row for row in result["rows"]}
     measure = "hours" if any("hours" in row["paper"] for row in rows.values()) else "steps_per_second"
@@ -226,11 +224,13 @@ def _draw_speed(
     if any(measure in row["paper"] for row in rows.values()):
         axes.plot([], [], "o--", color="#777777", markerfacecolor="white", label="paper")
     axes.legend(frameon=False)
-    tidy(axes)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(counts)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+    tidy(axes)
 
 
 def _measured(row: dict[str, Any], measure: str) -> float:

@@ -136,6 +136,7 @@ BAD_FLAGS = [
     ("--devices cpu,tpu", "devices='tpu' must be auto, cpu or cuda:<number>"),
     ("--gpus 97", "gpus='97': there is no GPU 97 here; use"),
     ("--gpus some", "gpus='some' must be a list of GPUs as in 0-3,5, or all"),
+    ("--learners-per-gpu 0", "learners_per_gpu=0 must be at least 1"),
     ("--algo dqn", "algo is in the grid; leave --algo away"),
     ("--overwrite", "--overwrite is for a single run"),
     ("--device cpu", "--device is for a single run"),
@@ -218,7 +219,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> N
     words = ["--experiment", file, "--devices", "cpu,cpu", "--out", out]
     result = call(capfd, "launch", *words)
     assert result.status == 1
-    assert "2 runs, 0 of them finished before; on cpu x 2" in result.out
+    assert "runs: 2, finished before: 0; on cpu x 2" in result.out
     assert "horizon4-s0 has failed with status 1" in result.out and "CartPole-v1-s0 is finished" in result.out
     assert f"horizon4-s0 has failed; {out / 'horizon4-s0.txt'} ends with:" in result.err
     assert "ValueError: broken on purpose" in result.err
@@ -228,7 +229,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> N
     finished = (out / "CartPole-v1-s0" / "checkpoint.pt").stat().st_mtime_ns
     result = call(capfd, "launch", *words)
     assert result.status == 0, result.err
-    assert "2 runs, 1 of them finished before" in result.out and "horizon4-s0 is finished" in result.out
+    assert "runs: 2, finished before: 1;" in result.out and "horizon4-s0 is finished" in result.out
     assert (out / "CartPole-v1-s0" / "checkpoint.pt").stat().st_mtime_ns == finished
     assert "0 of 1" not in (out / "summary.md").read_text()
 
@@ -399,8 +400,12 @@ def test_the_picture(known: Any) -> None:
 
 
 def test_before_any_game_there_is_a_table(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a summary that fails because there is nothing to draw yet."""
+    """Would catch a summary that fails because there is nothing to draw yet, or one of a folder that was mistyped."""
     file = write(tmp_path / "x.yaml", **GOOD)
-    result = call(capfd, "launch", "--experiment", file, "--devices", "cpu", "--out", tmp_path / "out", "--summary")
+    words = ["--experiment", file, "--devices", "cpu", "--summary", "--out"]
+    call(capfd, "launch", *words, tmp_path / "none").assert_one_line(2)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "machine.json").write_text(json.dumps(MACHINE))
+    result = call(capfd, "launch", *words, tmp_path)
     assert (result.status, result.err) == (0, "")
     assert "| 0 of 1 |" in result.out and "picture  none: no game has finished yet" in result.out
