@@ -88,8 +88,9 @@ def launch(
     failed: list[Task] = []
     if not only_report:
         slots = make_slots(devices, read_machine(cpus))
-        tasks = plan(experiment, folder, slots)
+        configs = resolve_all(experiment, slots)
         with _only_one(folder):
+            tasks = [look_at(run, folder / run.name, config) for run, config in configs]
             write_json(folder / MACHINE, machine())
             failed = _run(tasks, slots)
     elif not (folder / MACHINE).exists():
@@ -190,9 +191,9 @@ def assign(waiting: Iterable[int], free: Iterable[int]) -> list[tuple[int, ...]]
 # ---- what there is to do ----
 
 
-def plan(experiment: Experiment, folder: Path, slots: list[Slot]) -> list[Task]:
-    """Every run, resolved as it would start, and how far it has come. Raises UsageError for those that could not."""
-    tasks, seen, specs = [], dict[str, str](), dict[str, EnvSpec]()
+def resolve_all(experiment: Experiment, slots: list[Slot]) -> list[tuple[ExperimentRun, Config]]:
+    """Every run as it would start, but on the CPU. Raises UsageError for those that could not, or are the same."""
+    resolved, seen, specs = [], dict[str, str](), dict[str, EnvSpec]()
     for run in experiment.runs:
         combination = run.combination
         if combination.learners > len(slots):
@@ -200,7 +201,7 @@ def plan(experiment: Experiment, folder: Path, slots: list[Slot]) -> list[Task]:
                 f"{run.name} has {combination.learners} learners, but there are {len(slots)} devices: "
                 f"{','.join(slot.device for slot in slots)}; name more with --gpus or --devices, or take it out"
             )
-        # On the CPU: checking leaves nothing on a GPU.
+        # Checked on a GPU, the network would stay in its memory.
         where = placement(Slot("cpu", slot.cpus) for slot in slots[: combination.learners])
         try:
             config = resolve({**run.settings, **where}, spec=specs.get(combination.name))
@@ -212,12 +213,12 @@ def plan(experiment: Experiment, folder: Path, slots: list[Slot]) -> list[Task]:
         if same in seen:
             raise UsageError(f"{seen[same]} and {run.name} are the same run; take one of them out")
         seen[same] = run.name
-        tasks.append(_task(run, folder / run.name, config))
-    return tasks
+        resolved.append((run, config))
+    return resolved
 
 
-def _task(run: ExperimentRun, folder: Path, config: Config) -> Task:
-    """Raises UsageError if the run has begun with other settings."""
+def look_at(run: ExperimentRun, folder: Path, config: Config) -> Task:
+    """How far the run has come. Raises UsageError if it was begun with other settings."""
     again: dict[str, Any] = {"steps": config.run.steps}
     steps_done = 0
     if (folder / "config.yaml").exists():
