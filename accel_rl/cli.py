@@ -158,7 +158,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
 
 def _add_launch_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("devices and experiments")
-    group.add_argument("--gpus", metavar="LIST", default="all", help="which of them, as in 0-3 (all; none: the CPU)")
+    group.add_argument("--gpus", metavar="LIST", help="which of them, as in 0-3 (all; none: the CPU)")
     group.add_argument("--devices", metavar="LIST", help="instead of --gpus: a device for each learner, as in cpu,cpu")
     group.add_argument("--learners-per-gpu", type=int, default=1, metavar="N", help="learners on each GPU (1)")
     group.add_argument(
@@ -237,21 +237,24 @@ def _train_with(given: dict[str, Any]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    from accel_rl.launch import Slot, find_slots, launch, placement
+    from accel_rl.queue import Slot, find_slots, placement, run_experiment
 
     given = _given(options)
-    devices, gpus, per_gpu = (given.pop(name, None) for name in ("devices", "gpus", "learners_per_gpu"))
     file, only_report = given.pop("experiment", None), given.pop("summary")
-    slots = find_slots(devices, gpus, per_gpu)
+    devices, per_gpu = find_slots(given.pop("devices", None), given.pop("gpus", None)), given.pop("learners_per_gpu")
+    if per_gpu < 1:
+        raise UsageError(f"learners_per_gpu={per_gpu} must be at least 1")
+    if per_gpu > 1 and "cpu" in devices:
+        raise UsageError("--learners-per-gpu is for GPUs; use --devices cpu,cpu for two learners without one")
     if file is None:
         if only_report:
             raise UsageError("--summary is of an experiment; name it with --experiment")
-        return _train_with(given | placement(Slot(name, None) for name in slots))
+        return _train_with(given | placement([Slot(name, None) for name in devices], len(devices) * per_gpu))
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
         if given.pop(name, None):
             raise UsageError(f"--{name.replace('_', '-')} is for a single run; leave it away with --experiment")
     folder, cpus = given.pop("out", None), given.pop("cpus", "all")
-    launch(file, Path(folder) if folder else None, slots, cpus, given, only_report=only_report)
+    run_experiment(file, given, Path(folder) if folder else None, devices, per_gpu, cpus, only_report)
 
 
 def _show_affinity(given: dict[str, Any]) -> None:

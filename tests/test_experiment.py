@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ import cv2
 import pytest
 import yaml
 
-from accel_rl import checkpoint, launch, report
+from accel_rl import checkpoint, queue, report
 from accel_rl.affinity import Machine
 from accel_rl.config import preset_names
 from accel_rl.errors import UsageError
 from accel_rl.experiment import Experiment, read_experiment
-from accel_rl.launch import Slot, assign, find_slots, make_slots, placement, resolve_all
+from accel_rl.queue import Slot, assign, find_slots, make_slots, num_slots, placement, resolve_all
 from tests.helpers.processes import Command
 from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS
@@ -121,7 +122,7 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"settings": {**CARTPOLE, "horizon": 0}}, "a2c-s0: horizon=0 must be at least 1"),
     ({"grid": [{"algo": ["a2c", "a2d"]}]}, "a2d-s0: unknown algorithm 'a2d'; did you mean a2c"),
     ({"grid": [{"learners": [0]}]}, "learners=0 must be an integer of at least 1"),
-    ({"grid": [{"learners": [3]}]}, "learners3-s0 has 3 learners, but there are 2 devices: cpu,cpu; name more"),
+    ({"grid": [{"learners": [3]}]}, "learners3-s0: 3 learners do not fit on cpu,cpu; name more"),
     ({"grid": [{"envs": 4, "envs_per_learner": 4}]}, "envs and envs_per_learner contradict each other"),
     ({"grid": [{"horizon": 5}, {"horizon": 6}]}, r"2 runs would be a2c-s0; .*`horizon: \[5\]`"),
     ({"grid": [{"algo": "a2c"}, {"discount": [0.99]}]}, "a2c-s0 and discount0.99-s0 are the same run"),
@@ -135,7 +136,9 @@ BAD_FLAGS = [
     ("--devices cpu,tpu", "devices='tpu' must be auto, cpu or cuda:<number>"),
     ("--gpus 97", "gpus='97': there is no GPU 97 here; use"),
     ("--gpus some", "gpus='some' must be a list of GPUs as in 0-3,5, or all"),
+    ("--devices cpu,cpu --gpus all", "devices=cpu,cpu and gpus=all say the same"),
     ("--learners-per-gpu 0", "learners_per_gpu=0 must be at least 1"),
+    ("--devices cpu --learners-per-gpu 2", "--learners-per-gpu is for GPUs; use --devices cpu,cpu"),
     ("--algo dqn", "algo is in the grid; leave --algo away"),
     ("--overwrite", "--overwrite is for a single run"),
     ("--device cpu", "--device is for a single run"),
@@ -182,26 +185,29 @@ def test_what_a_learner_gets() -> None:
     devices = ["cuda:0", "cuda:1"]
     slots = make_slots(devices, machine)
     assert slots == [Slot("cuda:0", (0, 1, 4, 5)), Slot("cuda:1", (2, 3, 6, 7))]
-    assert placement(slots) == {"devices": "cuda:0,cuda:1", "cpus": "0-7"}
-    assert placement(slots[1:]) == {"device": "cuda:1", "cpus": "2-3,6-7"}
-    assert placement([slots[0], slots[0]])["learners_per_gpu"] == 2
+    assert placement(slots, 2) == {"devices": "cuda:0,cuda:1", "cpus": "0-7"}
+    assert placement(slots[1:], 1) == {"device": "cuda:1", "cpus": "2-3,6-7"}
+    assert placement(slots[1:], 3) == {"devices": "cuda:1", "learners_per_gpu": 3, "cpus": "2-3,6-7"}
+    assert [num_slots(*pair) for pair in ((1, 1), (8, 1), (1, 2), (2, 2), (8, 2))] == [1, 8, 1, 1, 4]
+    with pytest.raises(UsageError, match="3 learners do not fill GPUs with learners_per_gpu=2 each"):
+        num_slots(3, 2)
     assert [slot.cpus for slot in make_slots(["cpu"] * 3, machine)] == [(0, 4), (1, 5), (2, 3, 6, 7)]
     assert [slot.cpus for slot in make_slots(["cpu"] * 8, machine)] == [(cpu,) for cpu in range(8)]
     assert [slot.cpus for slot in make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2))] == [(5,), (5,), (7,)]
     assert make_slots(["cpu"], machine) == [Slot("cpu", None)]  # as with `accel-rl train`
     assert make_slots(["cpu"], replace(machine, chosen=True)) == [Slot("cpu", tuple(range(8)))]
-    assert placement(make_slots(devices, replace(machine, can_pin=False))) == {"devices": "cuda:0,cuda:1"}
+    assert placement(make_slots(devices, replace(machine, can_pin=False)), 2) == {"devices": "cuda:0,cuda:1"}
 
 
 def test_which_devices_there_are(monkeypatch: Any) -> None:
     """Would catch GPUs that are left idle without being asked, and a machine without any that can do nothing."""
-    assert find_slots("cpu,cpu", "all") == ["cpu", "cpu"]
+    assert find_slots("cpu,cpu", None) == ["cpu", "cpu"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert find_slots(None, "all", 3) == ["cpu"]
+    assert find_slots(None, None) == ["cpu"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert find_slots(None, "all") == [f"cuda:{gpu}" for gpu in range(4)]
-    assert find_slots(None, "0,2-3", 2) == ["cuda:0", "cuda:0", "cuda:2", "cuda:2", "cuda:3", "cuda:3"]
+    assert find_slots(None, "0,2-3") == ["cuda:0", "cuda:2", "cuda:3"]
     with pytest.raises(UsageError, match=r"no GPU 4-5 here; use --gpus 0-3"):
         find_slots(None, "3-5")
 
@@ -234,7 +240,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> N
 
     result = call(capfd, "launch", *words, "--summary")
     assert result.status == 0 and "finished before" not in result.out and "# Two runs" in result.out
-    with launch._only_one(out):
+    with queue._only_one(out):
         call(capfd, "launch", *words).assert_one_line(2)
 
 
@@ -271,6 +277,10 @@ def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any,
     command = Command(*words, cwd=tmp_path)
     command.wait_for(steps_logged)
     command.process.kill()
+    command.process.wait()
+    deadline = time.monotonic() + 30  # for the run to write its checkpoint
+    while command.descendants() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert command.finish().status == -signal.SIGKILL  # and nothing is left
     steps = checkpoint.load(first / "checkpoint.pt")["steps"]
     assert 100 <= steps < 2000

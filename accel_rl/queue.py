@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ MACHINE = "machine.json"
 
 @dataclass(frozen=True)
 class Slot:
-    """What one learner has."""
+    """A device that runs take turns on, and the processors that go with it."""
 
     device: str
     cpus: Cpus | None  # None: whichever the operating system gives it
@@ -56,6 +56,10 @@ class Task:
     steps_done: int
     can_resume: bool
     again: dict[str, Any]  # settings to resume it with
+
+    @property
+    def learners(self) -> int:
+        return self.run.combination.learners
 
     @property
     def finished(self) -> bool:
@@ -75,24 +79,30 @@ class Process:
     slots: tuple[int, ...]
 
 
-def launch(
-    file: Path, folder: Path | None, devices: list[str], cpus: str, given: dict[str, Any], *, only_report: bool
+def run_experiment(
+    file: Path,
+    given: dict[str, Any],
+    folder: Path | None,
+    devices: list[str],
+    learners_per_gpu: int = 1,
+    cpus: str = "all",
+    only_report: bool = False,
 ) -> None:
     """Does what is left of the experiment, then prints and draws its summary. Every line goes to the console.
 
-    devices: one for each learner that runs at a time; cpus: processors to divide among them; given: settings for all
-    runs. only_report: starts nothing. Raises UsageError before anything starts, RunError if a run has failed,
-    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    given: settings for all runs; cpus: processors to divide among the devices. only_report: starts nothing. Raises
+    UsageError before anything starts, RunError if a run has failed, KeyboardInterrupt or SystemExit after a signal,
+    once all runs have written their checkpoints."""
     experiment = read_experiment(file, given)
     folder = folder or Path("results/experiments") / file.stem
     failed: list[Task] = []
     if not only_report:
         slots = make_slots(devices, read_machine(cpus))
-        configs = resolve_all(experiment, slots)
+        configs = resolve_all(experiment, slots, learners_per_gpu)
         with _only_one(folder):
             tasks = [look_at(run, folder / run.name, config) for run, config in configs]
             write_json(folder / MACHINE, machine())
-            failed = _run(tasks, slots)
+            failed = _run(tasks, slots, learners_per_gpu)
     elif not (folder / MACHINE).exists():
         raise UsageError(f"{folder} holds no experiment; without --summary it is begun there")
     report(experiment, folder, json.loads((folder / MACHINE).read_text()))
@@ -123,19 +133,19 @@ def _only_one(folder: Path) -> Iterator[None]:
 # ---- devices and processors ----
 
 
-def find_slots(devices: str | None, gpus: str, learners_per_gpu: int = 1) -> list[str]:
-    """The device of each learner that may run at a time: those named, or the GPUs of this machine, or its CPU.
+def find_slots(devices: str | None, gpus: str | None) -> list[str]:
+    """The devices that runs are to have: those named, or the GPUs of this machine, or its CPU.
 
-    devices: as in cpu,cpu; gpus: as in 0-3, or all. Raises UsageError for devices that are not here."""
+    devices: as in cpu,cpu; gpus: as in 0-3, or all. Raises UsageError for devices that are not here, or for both."""
     import torch
 
-    if learners_per_gpu < 1:
-        raise UsageError(f"learners_per_gpu={learners_per_gpu} must be at least 1")
+    if devices is not None and gpus is not None:
+        raise UsageError(f"devices={devices} and gpus={gpus} say the same; leave one of them away")
     if devices is not None:
         return [find_device(name.strip(), "devices") for name in devices.split(",")]
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus == "all":
-        return [f"cuda:{gpu}" for gpu in range(num_gpus) for _ in range(learners_per_gpu)] or ["cpu"]
+    if gpus is None or gpus == "all":
+        return [f"cuda:{gpu}" for gpu in range(num_gpus)] or ["cpu"]
     try:
         chosen = parse_cpus(gpus)
     except ValueError:
@@ -143,7 +153,7 @@ def find_slots(devices: str | None, gpus: str, learners_per_gpu: int = 1) -> lis
     if missing := [gpu for gpu in chosen if gpu >= num_gpus]:
         way_out = f"use --gpus 0-{num_gpus - 1}" if num_gpus else "use --devices cpu, or cpu,cpu for two learners"
         raise UsageError(f"gpus={gpus!r}: there is no GPU {show_cpus(missing)} here; {way_out}")
-    return [f"cuda:{gpu}" for gpu in chosen for _ in range(learners_per_gpu)]
+    return [f"cuda:{gpu}" for gpu in chosen]
 
 
 def make_slots(devices: list[str], machine: Machine) -> list[Slot]:
@@ -163,15 +173,21 @@ def make_slots(devices: list[str], machine: Machine) -> list[Slot]:
     ]
 
 
-def placement(slots: Iterable[Slot]) -> dict[str, Any]:
-    """The settings that put a run on these slots."""
-    slots = list(slots)
-    devices = [slot.device for slot in slots]
-    settings: dict[str, Any] = {"device": devices[0]} if len(devices) == 1 else {"devices": ",".join(devices)}
-    if (most := max(Counter(devices).values())) > 1 and devices[0] != "cpu":
-        settings["learners_per_gpu"] = most
+def placement(slots: Sequence[Slot], learners: int) -> dict[str, Any]:
+    """The settings that put so many learners of a run on these slots."""
+    devices = ",".join(slot.device for slot in slots)
+    settings: dict[str, Any] = {"device": devices} if learners == 1 else {"devices": devices}
+    if learners > len(slots):
+        settings["learners_per_gpu"] = learners // len(slots)
     cpus = [cpu for slot in slots for cpu in slot.cpus or ()]
     return settings | ({"cpus": show_cpus(cpus)} if cpus else {})
+
+
+def num_slots(learners: int, learners_per_gpu: int) -> int:
+    """How many slots a run takes. Raises UsageError if its learners do not fill the GPUs that they take."""
+    if learners > learners_per_gpu and learners % learners_per_gpu:
+        raise UsageError(f"{learners} learners do not fill GPUs with learners_per_gpu={learners_per_gpu} each")
+    return max(1, learners // learners_per_gpu)
 
 
 def assign(waiting: Iterable[int], free: Iterable[int]) -> list[tuple[int, ...]]:
@@ -191,19 +207,24 @@ def assign(waiting: Iterable[int], free: Iterable[int]) -> list[tuple[int, ...]]
 # ---- what there is to do ----
 
 
-def resolve_all(experiment: Experiment, slots: list[Slot]) -> list[tuple[ExperimentRun, Config]]:
+def resolve_all(
+    experiment: Experiment, slots: list[Slot], learners_per_gpu: int = 1
+) -> list[tuple[ExperimentRun, Config]]:
     """Every run as it would start, but on the CPU. Raises UsageError for those that could not, or are the same."""
     resolved, seen, specs = [], dict[str, str](), dict[str, EnvSpec]()
     for run in experiment.runs:
         combination = run.combination
-        if combination.learners > len(slots):
-            raise UsageError(
-                f"{run.name} has {combination.learners} learners, but there are {len(slots)} devices: "
-                f"{','.join(slot.device for slot in slots)}; name more with --gpus or --devices, or take it out"
-            )
-        # Checked on a GPU, the network would stay in its memory.
-        where = placement(Slot("cpu", slot.cpus) for slot in slots[: combination.learners])
         try:
+            taken = slots[: num_slots(combination.learners, learners_per_gpu)]
+            if combination.learners > len(taken) * learners_per_gpu:
+                raise UsageError(
+                    f"{combination.learners} learners do not fit on {','.join(slot.device for slot in slots)}; name "
+                    "more with --gpus or --devices, or take the run out"
+                )
+            # Checked on a GPU, the network would stay in its memory.
+            cpus = sorted({cpu for slot in taken for cpu in slot.cpus or ()})
+            on_cpu = [Slot("cpu", tuple(cpus) or None), *[Slot("cpu", None)] * (combination.learners - 1)]
+            where = placement(on_cpu, combination.learners)
             config = resolve({**run.settings, **where}, spec=specs.get(combination.name))
             check(config)
         except UsageError as error:
@@ -236,7 +257,7 @@ def look_at(run: ExperimentRun, folder: Path, config: Config) -> Task:
 # ---- processes ----
 
 
-def _run(tasks: list[Task], slots: list[Slot]) -> list[Task]:
+def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int) -> list[Task]:
     """Those that have failed. Leaves by KeyboardInterrupt or SystemExit if a signal has stopped the rest."""
     waiting = [task for task in tasks if not task.finished]
     active: list[Process] = []
@@ -249,7 +270,7 @@ def _run(tasks: list[Task], slots: list[Slot]) -> list[Task]:
             while active or (waiting and not stop):
                 if not stop:
                     free = set(range(len(slots))) - {slot for process in active for slot in process.slots}
-                    for taken in assign([task.run.combination.learners for task in waiting], free):
+                    for taken in assign([num_slots(task.learners, learners_per_gpu) for task in waiting], free):
                         active.append(_start(waiting.pop(0), taken, [slots[slot] for slot in taken]))
                 elif not forwarded:
                     forwarded = True
@@ -271,11 +292,14 @@ def _run(tasks: list[Task], slots: list[Slot]) -> list[Task]:
 
 def _start(task: Task, taken: tuple[int, ...], slots: list[Slot]) -> Process:
     if task.can_resume:
-        arguments, settings = ["--resume", str(task.folder)], {**task.again, **placement(slots)}
+        arguments, settings = ["--resume", str(task.folder)], {**task.again, **placement(slots, task.learners)}
     else:
         file = task.folder.with_name(f"{task.folder.name}.yaml")
         file.write_text(yaml.safe_dump(task.run.settings, sort_keys=False))
-        arguments, settings = ["--config", str(file), "--out", str(task.folder), "--overwrite"], placement(slots)
+        arguments, settings = (
+            ["--config", str(file), "--out", str(task.folder), "--overwrite"],
+            placement(slots, task.learners),
+        )
     arguments += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     with task.console.open("ab") as console:
         popen = subprocess.Popen(
