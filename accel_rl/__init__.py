@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from accel_rl import algos as algos
     from accel_rl import envs as envs
     from accel_rl import samplers as samplers
+    from accel_rl.launch import train as train
     from accel_rl.player import load as load
-    from accel_rl.training import train as train
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load", "train"]
@@ -27,7 +27,7 @@ __all__ = ["__version__", "load", "train"]
 
 def __getattr__(name: str) -> Any:
     if name in ("train", "load"):
-        module = importlib.import_module("accel_rl.training" if name == "train" else "accel_rl.player")
+        module = importlib.import_module("accel_rl.launch" if name == "train" else "accel_rl.player")
         return getattr(module, name)
     if name in ("algos", "envs", "samplers"):
         return importlib.import_module(f"accel_rl.{name}")

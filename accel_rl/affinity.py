@@ -1,55 +1,19 @@
-"""Which processors this process has, and which of them each part of a run is given.
-
-`read_machine` looks; `make_plan` decides, from what it is told alone. A processor is a logical one (a hardware thread),
-by the operating system's number; a core has one or more of them.
-"""
+"""Which of the processors that there are each part of a run is given: decided from what it is told alone."""
 
 import contextlib
 import math
 import os
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from accel_rl.errors import UsageError
+from accel_rl.machine import Cpus, Machine, count, read_machine, show_cpus
 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
 WORKERS_TO_KEEP = 0.75  # at least this share of them, when a core is reserved
-
-Cpus = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The part of this machine that the run may use."""
-
-    cores: tuple[Cpus, ...]  # the processors of each physical core; NUMA nodes take turns
-    nodes: tuple[int, ...]  # the NUMA node of each core
-    num_online: int  # processors in all
-    quota: float | None = None  # processor time in processors (`docker --cpus`, Kubernetes, SLURM); None: no limit
-    can_pin: bool = True
-    chosen: bool = False  # by name, from among those that the process may use
-
-    @property
-    def cpus(self) -> Cpus:
-        return tuple(sorted(cpu for core in self.cores for cpu in core))
-
-    @property
-    def num_busy(self) -> int:
-        """How many processors there is time for."""
-        return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota + 0.5)))
-
-    def __str__(self) -> str:
-        threads = sorted({len(core) for core in self.cores})
-        num_nodes = len(set(self.nodes))
-        return (
-            f"{show_cpus(self.cpus)} (of {self.num_online}): {_count(len(self.cores), 'core')} with "
-            f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'}, "
-            f"{_count(num_nodes, 'NUMA node')}, quota {'none' if self.quota is None else f'{self.quota:g}'}"
-        )
 
 
 @dataclass(frozen=True)
@@ -71,25 +35,49 @@ class Plan:
 
     def lines(self) -> list[str]:
         """For people to read: a line each on the processors, the workers, and this process."""
-        server = "not pinned" if self.server_cpus is None else f"on {show_cpus(self.server_cpus)}"
-        if self.server_is_reserved:
-            server += ", reserved for it"
         return [
             f"processors  {self.machine}",
             f"workers     {self._workers()}",
-            f"server      {server}; torch threads: {self.sampling_threads} sampling, {self.learning_threads} learning",
+            f"server      {self.server()}; "
+            f"torch threads: {self.sampling_threads} sampling, {self.learning_threads} learning",
         ]
+
+    def server(self) -> str:
+        """Where this process is."""
+        if self.server_cpus is None:
+            return "not pinned"
+        return f"on {show_cpus(self.server_cpus)}{', reserved for it' if self.server_is_reserved else ''}"
 
     def _workers(self) -> str:
         num_workers = len(self.worker_cpus)
         if not num_workers:
             return "none: environments are stepped in this process"
         per_worker = self.num_envs // num_workers
-        text = f"{num_workers}, of {_count(per_worker, 'environment')}{' each' if num_workers > 1 else ''}: "
+        text = f"{num_workers}, of {count(per_worker, 'environment')}{' each' if num_workers > 1 else ''}: "
         if serves_both_groups(self.num_envs, num_workers):
             return f"{text}{per_worker // 2} of each group, {_on(self.worker_cpus)}"
         half = num_workers // 2
         return f"{text}group 0 {_on(self.worker_cpus[:half])}, group 1 {_on(self.worker_cpus[half:])}"
+
+
+def show_plans(devices: Sequence[str], plans: Sequence[Plan]) -> list[str]:
+    """For people to read: the lines of the only learner's plan, or a line for each of several, by rank."""
+    if len(plans) == 1:
+        return plans[0].lines()
+    width = max(map(len, devices))
+    return [
+        f"learner {rank:<3} {device:<{width}}  {_show_part(plan)}"
+        for rank, (device, plan) in enumerate(zip(devices, plans, strict=True))
+    ]
+
+
+def _show_part(plan: Plan) -> str:
+    nodes, num_workers = set(plan.machine.nodes), len(plan.worker_cpus)
+    workers = f"{count(num_workers, 'worker')} {_on(plan.worker_cpus)}" if num_workers else "no workers"
+    return (
+        f"{'node' if len(nodes) == 1 else 'nodes'} {show_cpus(nodes)}: server {plan.server()}; "
+        f"{workers}; {count(plan.num_envs, 'environment')}"
+    )
 
 
 def make_plan(
@@ -107,6 +95,49 @@ def make_plan(
     num_workers (0: this process steps the environments) and the threads of torch are picked where None. With a GPU,
     this process has a core of its own if there are enough; on the CPU, simulating and learning take turns on all, but
     of two processors one is left to choose actions."""
+    plan, num_free = _place(machine, num_envs, num_workers, on_gpu, gpu_node, sampling_threads, learning_threads)
+    return replace(plan, warnings=_warnings(num_envs, num_workers, [num_free]))
+
+
+def make_plans(
+    machine: Machine,
+    num_envs_of_each: int,
+    num_workers_of_each: int | None = None,
+    *,
+    gpu_nodes: Sequence[int | None],
+    on_gpu: bool = False,
+    share: bool = False,
+    sampling_threads: int | None = None,
+    learning_threads: int | None = None,
+) -> tuple[Plan, ...]:
+    """The plans of a run's learners, each on its part of the machine (gpu_nodes, share: see divide), to which all its
+    threads are pinned if there are several. What else is picked is picked for each as by make_plan.
+
+    The first plan has the warnings of all. They count environments and workers of the whole run."""
+    num_learners = len(gpu_nodes)
+    placed = [
+        _place(part, num_envs_of_each, num_workers_of_each, on_gpu, node, sampling_threads, learning_threads)
+        for part, node in zip(divide(machine, gpu_nodes, share), gpu_nodes, strict=True)
+    ]
+    plans = [plan for plan, _ in placed]
+    if num_learners > machine.num_busy:
+        text = f"learners={num_learners} share {count(machine.num_busy, 'processor')}"
+        warnings: tuple[str, ...] = (f"{text}; {count(machine.num_busy, 'learner')} would have one each",)
+    else:
+        warnings = _warnings(num_envs_of_each, num_workers_of_each, [num_free for _, num_free in placed])
+    return (replace(plans[0], warnings=warnings), *plans[1:])
+
+
+def _place(
+    machine: Machine,
+    num_envs: int,
+    num_workers: int | None,
+    on_gpu: bool,
+    gpu_node: int | None,
+    sampling_threads: int | None,
+    learning_threads: int | None,
+) -> tuple[Plan, int]:
+    """The plan, and how many processors it has for workers."""
     server_cpus, cores, num_busy = machine.cpus if machine.chosen else None, list(machine.cores), machine.num_busy
     if on_gpu and machine.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = machine.nodes.index(gpu_node) if gpu_node in machine.nodes else 0
@@ -122,29 +153,36 @@ def make_plan(
         # to 15 % slower, PPO 30 %.
         num_busy, sampling_threads = 1, sampling_threads or 1
     cpus = _spread(cores)
-    picked = default_workers(num_envs, num_busy)
-    warnings = []
     if num_workers is None:
-        num_workers = picked
-        if picked < num_busy:
-            more = -(-num_envs // (2 * num_busy)) * 2 * num_busy
-            warnings.append(
-                f"envs={num_envs} keep {picked} of {num_busy} processors busy; --envs {more} would use them all"
-            )
-    elif num_workers > num_busy:
-        warnings.append(
-            f"workers={num_workers} share {_count(num_busy, 'processor')}; --workers {picked} would have one each"
-        )
+        num_workers = default_workers(num_envs, num_busy)
     num_threads = 1 if on_gpu else machine.num_busy  # beside a GPU there is next to nothing for them to do
-    return Plan(
+    plan = Plan(
         machine,
         num_envs,
         tuple(cpus[worker % len(cpus)] if machine.can_pin else None for worker in range(num_workers)),
         server_cpus,
         sampling_threads or min(num_threads, MAX_SAMPLING_THREADS),
         learning_threads or min(num_threads, MAX_LEARNING_THREADS),
-        tuple(warnings),
     )
+    return plan, num_busy
+
+
+def _warnings(num_envs: int, num_workers: int | None, num_free: list[int]) -> tuple[str, ...]:
+    """What to say of idle or shared processors to learners of so many environments and workers each (None: by default),
+    which have num_free processors for them."""
+    num_learners, total = len(num_free), sum(num_free)
+    picked = [default_workers(num_envs, num) for num in num_free]
+    if num_workers is None:
+        more = -(-num_envs // (2 * min(num_free))) * 2 * min(num_free)
+        num_used = sum(default_workers(more, num) for num in num_free)
+        if num_used <= sum(picked):
+            return ()
+        text = f"envs={num_learners * num_envs} keep {sum(picked)} of {total} processors busy"
+        return (f"{text}; --envs {num_learners * more} would use {'them all' if num_used == total else num_used}",)
+    if num_workers <= min(num_free):
+        return ()
+    text = f"workers={num_learners * num_workers} share {count(total, 'processor')}"
+    return (f"{text}; --workers {num_learners * min(picked)} would have one each",)
 
 
 def _spread(cores: list[Cpus]) -> list[int]:
@@ -159,6 +197,106 @@ def _spread(cores: list[Cpus]) -> list[int]:
 def default_worker_cpus(num_workers: int) -> list[int | None]:
     """The processor of each worker where nobody has made a plan."""
     return list(make_plan(read_machine(), 2 * num_workers, num_workers).worker_cpus)
+
+
+# ---- how several learners divide the machine ----
+
+
+def divide(machine: Machine, gpu_nodes: Sequence[int | None], share: bool = False) -> list[Machine]:
+    """The part of the machine that each of several learners gets: whole cores, as many as any other or one more.
+
+    They are on the NUMA node of the learner's GPU as far as that has cores enough, the others on the nearest nodes, by
+    number, that have idle ones; for None (no GPU, or not known) on as few nodes as possible, nodes in turn. With fewer
+    cores than learners, hardware threads are dealt out. A quota is divided evenly. A single learner has everything.
+
+    Raises UsageError for fewer processors, or less quota, than learners, unless they may share: then each has one
+    processor, in turn."""
+    num_learners = len(gpu_nodes)
+    if num_learners == 1:
+        return [machine]
+    if num_learners > machine.num_busy and not share:
+        quota = "" if machine.quota is None else f" with a quota of {machine.quota:g}"
+        raise UsageError(
+            f"learners={num_learners} need a processor each, but here are {machine.num_busy} (of "
+            f"{show_cpus(machine.cpus)}{quota}); use no more than {count(machine.num_busy, 'learner')}, "
+            "or --share-processors"
+        )
+    homes = [node if node in machine.nodes else None for node in gpu_nodes]
+    parts = _deal(machine, homes) if num_learners <= len(machine.cpus) else _share(machine, homes)
+    return [_part(machine, part, home, num_learners) for part, home in zip(parts, homes, strict=True)]
+
+
+def _part(machine: Machine, cpus: set[int], home: int | None, num_learners: int) -> Machine:
+    """These processors of the machine, those at home first, where its few workers are then."""
+    cores = zip((tuple(cpu for cpu in core if cpu in cpus) for core in machine.cores), machine.nodes, strict=True)
+    mine = sorted(((core, node) for core, node in cores if core), key=lambda core: core[1] != home)
+    return replace(
+        machine,
+        cores=tuple(core for core, _ in mine),
+        nodes=tuple(node for _, node in mine),
+        quota=None if machine.quota is None else machine.quota / num_learners,
+        chosen=machine.can_pin,
+    )
+
+
+def _deal(machine: Machine, homes: list[int | None]) -> list[set[int]]:
+    """The processors of each learner, none twice."""
+    idle: dict[int, list[Cpus]] = {node: [] for node in sorted(set(machine.nodes))}
+    for core, node in zip(machine.cores, machine.nodes, strict=True):
+        idle[node] += [core] if len(machine.cores) >= len(homes) else [(cpu,) for cpu in core]
+    num_on = {node: len(pieces) for node, pieces in idle.items()}
+    sizes = _sizes(homes, num_on)
+    parts: list[list[Cpus]] = []
+    for learner, home in enumerate(homes):
+        num = 0
+        if home is not None:
+            wanted = sum(size for size, other in zip(sizes, homes, strict=True) if other == home)
+            in_turn = len(range(homes[:learner].count(home), num_on[home], homes.count(home)))
+            num = sizes[learner] if wanted <= num_on[home] else min(sizes[learner], in_turn)
+        parts.append(_take(idle[home], num) if home is not None else [])
+    for part, home, size in zip(parts, homes, sizes, strict=True):
+        while missing := size - len(part):
+            part += _take(idle[_next_node(idle, home)], missing)
+    return [{cpu for piece in part for cpu in piece} for part in parts]
+
+
+def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
+    """How many of the pieces on each node each learner gets. The odd ones go to learners at whose home they are, spread
+    over these: of two on each GPU, one has one more."""
+    least, odd = divmod(sum(num_on.values()), len(homes))
+    sizes = [least] * len(homes)
+    for node, num in num_on.items():
+        those = [learner for learner, home in enumerate(homes) if home == node]
+        extra = max(0, min(odd, len(those), num - least * len(those)))
+        for turn, learner in enumerate(those):
+            sizes[learner] += turn * extra % len(those) < extra
+        odd -= extra
+    for learner in [learner for learner, size in enumerate(sizes) if size == least][:odd]:
+        sizes[learner] += 1
+    return sizes
+
+
+def _next_node(idle: dict[int, list[Cpus]], home: int | None) -> int:
+    """Where a learner takes what it is missing: the nearest node to its home, or the idlest one."""
+    nodes = [node for node in idle if idle[node]]
+    return min(nodes, key=lambda node: -len(idle[node]) if home is None else abs(node - home))
+
+
+def _take(pieces: list[Cpus], num: int) -> list[Cpus]:
+    taken, pieces[:num] = pieces[:num], []
+    return taken
+
+
+def _share(machine: Machine, homes: list[int | None]) -> list[set[int]]:
+    """A processor for each learner, in turn, at its home if it has one."""
+    node_of = {cpu: node for core, node in zip(machine.cores, machine.nodes, strict=True) for cpu in core}
+    num_on: Counter[int] = Counter()
+    chosen = []
+    for home in homes:
+        cpu = min((c for c in _spread(list(machine.cores)) if home in (None, node_of[c])), key=num_on.__getitem__)
+        num_on[cpu] += 1
+        chosen.append({cpu})
+    return chosen
 
 
 # ---- how environments divide ----
@@ -179,127 +317,8 @@ def default_workers(num_envs: int, num_cpus: int) -> int:
     return next((n for n in range(num_cpus, 1, -1) if fits(num_envs, n)), 1)
 
 
-# ---- looking at the machine ----
-
-
-def has_bf16(root: Path = Path("/")) -> bool:
-    """Whether these processors calculate in bfloat16 themselves, as far as /proc tells; others do it in float32."""
-    try:
-        flags = (root / "proc/cpuinfo").read_text().split()
-    except OSError:
-        return True
-    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-def read_machine(chosen: str = "all", root: Path = Path("/")) -> Machine:
-    """chosen: the processors to use, as in 0-7,16-23. Raises UsageError for those that this process may not use.
-
-    root: where /sys and /proc are."""
-    allowed = available_cpus()
-    online = sorted({*_read_cpus(root / "sys/devices/system/cpu/online"), *allowed})
-    can_pin = hasattr(os, "sched_setaffinity")
-    if chosen != "all" and not can_pin:
-        raise UsageError(f"cpus={chosen!r}: processes can't be bound to processors on this system; leave it away")
-    cpus = allowed if chosen == "all" else _choose(chosen, allowed, online)
-    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
-    node_of = {cpu: int(folder.name[4:]) for folder in folders for cpu in _read_cpus(folder / "cpulist")}
-    on_node: dict[int, list[Cpus]] = {}
-    for core in physical_cores(cpus, root):
-        on_node.setdefault(node_of.get(core[0], 0), []).append(tuple(core))
-    turns = sorted((turn, node) for node, cores in on_node.items() for turn in range(len(cores)))
-    cores = tuple(on_node[node][turn] for turn, node in turns)
-    return Machine(cores, tuple(n for _, n in turns), len(online), read_quota(root), can_pin, chosen != "all")
-
-
-def available_cpus() -> list[int]:
-    """The processors that this process may run on (`taskset`, `docker --cpuset-cpus` and SLURM restrict them)."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
-    """The given processors, those of one core (its hyperthreads) together."""
-    cores: dict[tuple[int, ...], list[int]] = {}
-    for cpu in cpus:
-        siblings = _read_cpus(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.setdefault(tuple(siblings) or (cpu,), []).append(cpu)
-    return list(cores.values())
-
-
-def read_quota(root: Path = Path("/")) -> float | None:
-    """The least quota of processor time, in processors, of the control groups that this process is in; None: none."""
-    try:
-        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return None
-    mounted = root / "sys/fs/cgroup"
-    folders = []
-    for controllers, path in groups:
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        parts = path.strip("/").split("/")
-        # Version 2 names no controllers. A container may see its own group as the topmost one, and not under its path.
-        for mount in (mounted / controllers, mounted / ("cpu" if controllers else "unified")):
-            folders += [mount.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
-    quota = min(map(_quota_of, folders), default=math.inf)
-    return None if quota == math.inf else quota
-
-
-def _quota_of(group: Path) -> float:
-    try:
-        if (group / "cpu.max").exists():
-            limit, period = (group / "cpu.max").read_text().split()
-        else:
-            limit, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return math.inf if limit == "max" or float(limit) <= 0 else float(limit) / float(period)
-    except (OSError, ValueError):
-        return math.inf
-
-
-def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:
-    try:
-        cpus = parse_cpus(text)
-    except ValueError:
-        raise UsageError(f"cpus={text!r} must be a list of processors as in 0-7,16-23, or all") from None
-    for known, what in ((online, "exist on this machine"), (allowed, "are allowed to this process")):
-        if unknown := set(cpus) - set(known):
-            raise UsageError(f"cpus={text!r}: of these, {show_cpus(unknown)} do not; {show_cpus(known)} {what}")
-    return cpus
-
-
-def parse_cpus(text: str) -> list[int]:
-    """The processors of a list as in 0-3,8. Raises ValueError for anything else."""
-    cpus: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
-        if not match or int(match[2] or match[1]) < int(match[1]):
-            raise ValueError(text)
-        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return sorted(cpus)
-
-
-def _read_cpus(path: Path) -> list[int]:
-    try:
-        return parse_cpus(path.read_text())
-    except (OSError, ValueError):
-        return []
-
-
-def show_cpus(cpus: "set[int] | list[int] | Cpus") -> str:
-    """As parse_cpus reads it: 0-3,8."""
-    known = set(cpus)
-    firsts = [cpu for cpu in sorted(known) if cpu - 1 not in known]
-    lasts = [cpu for cpu in sorted(known) if cpu + 1 not in known]
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
-
-
 def _on(cpus: tuple[int | None, ...]) -> str:
     return f"on {show_cpus(known)}" if (known := {cpu for cpu in cpus if cpu is not None}) else "not pinned"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @contextlib.contextmanager

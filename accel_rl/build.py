@@ -18,15 +18,20 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.common import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.updates import LocalUpdate
+from accel_rl.updates.all_reduce import AllReduceUpdate
+from accel_rl.updates.central import CentralUpdate, shared_state
 from accel_rl.updates.memory import keep_freed_memory
-from accel_rl.updates.rules import make_rule
+from accel_rl.updates.rules import Rule, make_rule
+from accel_rl.updates.store import CentralStore
 
 
 def check(config: Config) -> None:
     """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
     algo = build_algo(config)
     build_update(config, algo.policy)
-    algo.check(config.run.steps)
+    if config.is_central:
+        build_store(config).close()
+    algo.check(config.run.steps, config.devices.count(config.device))
     sampler_config(config)
 
 
@@ -37,14 +42,15 @@ def build_algo(config: Config) -> Algo:
     network = find_network(config.run.network) if config.run.network else None
     torch.manual_seed(config.run.seed)
     try:
+        num_envs = config.local_envs if config.is_central else config.run.envs
         algo = config.algo_class(
-            config.spec, config.algo, config.schedule_steps, config.run.envs, config.run.horizon, network
+            config.spec, config.algo, config.schedule_steps, num_envs, config.run.horizon, network, config.local_envs
         )
     except (RuntimeError, TypeError) as error:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
-    algo.to(torch.device(config.run.device))
+    algo.to(torch.device(config.device))
     if config.run.bf16:
         if not hasattr(algo.policy, "bf16"):
             raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
@@ -59,35 +65,73 @@ def find_network(name: str) -> Network:
     return NETWORKS.get(name) or import_name(name, "network")
 
 
-def build_update(config: Config, module: nn.Module) -> LocalUpdate:
-    """What changes a network's parameters. Raises UsageError for an unknown update rule or hyperparameter."""
+def build_rule(config: Config) -> Rule:
+    """Raises UsageError for an unknown update rule or hyperparameter."""
     try:
-        rule = make_rule(config.algo.optimizer, **config.algo.optimizer_options)
+        return make_rule(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
         raise UsageError(f"optimizer: {error}") from None
-    if config.run.device == "cpu":
+
+
+def build_update(
+    config: Config, module: nn.Module, *, store: CentralStore | None = None, together: bool = False
+) -> LocalUpdate:
+    """What changes a network's parameters: together with other learners, in a store, or neither.
+
+    Raises UsageError for an unknown update rule or hyperparameter."""
+    rule, clip, learners = build_rule(config), config.algo.clip_grad_norm, config.learners
+    if config.device == "cpu":
         keep_freed_memory()
-    run = config.run
-    return LocalUpdate(
-        module, rule, config.algo.clip_grad_norm, cuda_graphs=run.cuda_graphs, layer_norms=run.layer_norms
+    options = {"cuda_graphs": config.run.cuda_graphs, "layer_norms": config.run.layer_norms}
+    if store:
+        own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
+        return CentralUpdate(module, rule, store, clip, own_state=own_state, updates_per_exchange=steps, **options)
+    return (AllReduceUpdate if together else LocalUpdate)(module, rule, clip, **options)
+
+
+def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralStore:
+    """The central store of a run's parameters, with those that the algorithm begins with, or those of a checkpoint.
+
+    Raises UsageError for update rules that can't be used with it."""
+    config, learners = replace(config, devices=("cpu",) * len(config.devices)), config.learners
+    algo = build_algo(config)
+    if state:
+        algo.policy.load_state_dict(state["policy"])
+        algo.adopt(state["learners"][0]["algo"])
+    update = build_update(config, algo.policy)
+    parameters = update.parameters.values
+    own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
+    shared = shared_state(update.rule, parameters, own_state=own_state, updates_per_exchange=steps)
+    store = CentralStore(
+        parameters,
+        shared,
+        num_chunks=learners.chunks,
+        locks=learners.locks == "chunks",
+        statistics=algo.moments(),
     )
+    if state:
+        build_update(config, algo.policy, store=store).load_state_dict(state["update"])
+    return store
 
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
     """changes: fields of SamplerConfig that differ from the run's."""
     sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
     settings = replace(sampler_config(config), **changes)
-    return sampler_class(config.spec, batch_config(config), policy, settings, config.run.device)
+    return sampler_class(config.spec, batch_config(config), policy, settings, config.device)
 
 
 def sampler_config(config: Config) -> SamplerConfig:
     """Raises UsageError where the numbers do not divide."""
     run = config.run
+    # Learners in step share an evaluation; of others the first one plays it alone.
+    eval_steps = run.eval_steps and run.eval_steps // (1 if config.is_central else config.place.size)
     return SamplerConfig(
-        num_envs=run.envs,
+        num_envs=config.local_envs,
         horizon=run.horizon,
-        num_workers=config.workers or 1,
-        num_evaluation_envs=evaluation_envs(run.eval_steps, run.envs, config.workers or 1) if run.eval_steps else None,
+        num_learners=config.place.size,
+        num_workers=config.workers,
+        num_evaluation_envs=evaluation_envs(eval_steps, config.local_envs, config.workers or 1) if eval_steps else None,
         worker_cpus=config.plan.worker_cpus,
         spin=config.plan.server_is_reserved,
         cuda_graphs=run.cuda_graphs,
@@ -99,7 +143,7 @@ def sampler_config(config: Config) -> SamplerConfig:
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     """How many environments share an evaluation of so many steps: as many as leave each of them the time for the
     longest game, or else as few as the workers take. More would leave long games out."""
-    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)]
+    possible = [n for n in range(2, num_envs + 1, 2) if fits(n, num_workers)] or [num_envs]
     return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
 
 
@@ -107,6 +151,7 @@ def batch_config(config: Config) -> BatchConfig:
     return BatchConfig(
         env=config.env,
         seed=config.run.seed,
+        first_env=config.place.rank * config.local_envs,
         reset_mode=config.run.reset_mode,
         decorrelation_steps=config.run.decorrelation_steps,
         restart_on_error=config.run.on_env_error == "restart",

@@ -9,7 +9,8 @@ import torch
 
 from accel_rl.errors import RunError, UsageError
 
-FORMAT = "accel_rl checkpoint 2"
+FORMAT = "accel_rl checkpoint 3"
+CHECKPOINT, BEST, REPLAYS = "checkpoint.pt", "best.pt", "replay-*.pt*"  # in a run's folder
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

@@ -141,11 +141,13 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
         return  # other commands need none of the heavy imports below
     from accel_rl.config import RunSettings, find_algo
     from accel_rl.envs.atari import AtariOptions
+    from accel_rl.learners import LearnerSettings
 
     algo = _name_of_algo(arguments)
     algo_class, preset = find_algo(algo)
     groups = [
         ("the run", RunSettings),
+        ("several learners", LearnerSettings),
         ("Atari games (defaults: env preset stooke)", AtariOptions),
         (f"algorithm {algo}", algo_class.Settings),
     ]
@@ -159,8 +161,6 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
 def _add_launch_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("devices and experiments")
     group.add_argument("--gpus", metavar="LIST", help="which of them, as in 0-3 (all; none: the CPU)")
-    group.add_argument("--devices", metavar="LIST", help="instead of --gpus: a device for each learner, as in cpu,cpu")
-    group.add_argument("--learners-per-gpu", type=int, default=1, metavar="N", help="learners on each GPU (1)")
     group.add_argument(
         "--experiment",
         type=Path,
@@ -231,9 +231,11 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 def _train_with(given: dict[str, Any]) -> None:
     if given.pop("show_affinity"):
         return _show_affinity(given)
-    from accel_rl.training import train
+    from accel_rl.launch import train
 
-    _say_goodbye(train(**given, show=True))
+    folder = train(**given, show=True)
+    if os.environ.get("RANK", "0") == "0":  # torchrun: the others have nothing to add
+        _say_goodbye(folder)
 
 
 def _launch(options: argparse.Namespace) -> None:
@@ -241,7 +243,10 @@ def _launch(options: argparse.Namespace) -> None:
 
     given = _given(options)
     file, only_report = given.pop("experiment", None), given.pop("summary")
-    devices, per_gpu = find_slots(given.pop("devices", None), given.pop("gpus", None)), given.pop("learners_per_gpu")
+    devices, per_gpu = (
+        find_slots(given.pop("devices", None), given.pop("gpus", None)),
+        int(given.pop("learners_per_gpu", 1)),
+    )
     if per_gpu < 1:
         raise UsageError(f"learners_per_gpu={per_gpu} must be at least 1")
     if per_gpu > 1 and "cpu" in devices:
@@ -258,6 +263,7 @@ def _launch(options: argparse.Namespace) -> None:
 
 
 def _show_affinity(given: dict[str, Any]) -> None:
+    from accel_rl.affinity import show_plans
     from accel_rl.build import check
     from accel_rl.config import overlay, read_run, resolve
 
@@ -265,7 +271,8 @@ def _show_affinity(given: dict[str, Any]) -> None:
     saved = read_run(Path(resume)) if resume else {}
     config = resolve(overlay(saved, given), Path(file) if file else None)
     check(config)
-    print("\n".join([*config.plan.lines(), *(f"warning     {text}" for text in config.plan.warnings)]))
+    lines = show_plans(config.devices, config.plans)
+    print("\n".join([*lines, *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]))
 
 
 def _say_goodbye(folder: Path) -> None:
@@ -327,7 +334,7 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        if options.what == "presets" or "base" not in preset:
+        if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C otherwise updated
             print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         from accel_rl.envs.atari import PRESETS

@@ -7,13 +7,15 @@ from typing import Any
 
 import yaml
 
-from accel_rl.affinity import Plan, make_plan, read_machine
-from accel_rl.device import find_device
+from accel_rl.affinity import Plan, make_plans
+from accel_rl.device import find_device, find_devices
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
+from accel_rl.learners import LearnerSettings, Place, check_learners, launched_place
+from accel_rl.machine import read_machine
 from accel_rl.settings import build, setting
 
 
@@ -35,7 +37,11 @@ class RunSettings:
     device: str = setting("auto", "auto, cpu, or cuda:0: where the network runs and learns")
     deterministic: bool = setting(False, "CUDA: only algorithms that repeat bit for bit (slower)")
 
-    envs: int = setting(16, "environments in all; half of them in each of two alternating groups", least=1)
+    envs: int = setting(
+        16,
+        "environments in all, half in each of two alternating groups (default: so many for each learner)",
+        least=1,
+    )
     workers: int | None = setting(
         None, "simulator processes (default: one per processor, if the environments divide)", least=1
     )
@@ -80,26 +86,56 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved run: what is written to config.yaml, and what it stands for."""
+    """A resolved run: what is written to config.yaml, and what it stands for; as seen by the learner at `place`."""
 
     run: RunSettings
     algo_class: Any
     algo: Any  # an instance of algo_class.Settings
     env: EnvConfig
     spec: EnvSpec
-    plan: Plan
     schedule_steps: int
+    learners: LearnerSettings
+    place: Place
+    devices: tuple[str, ...]  # of the learners on this machine
+    plans: tuple[Plan, ...]  # and which processors each of them uses how
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[self.place.local_rank]
+
+    @property
+    def device(self) -> str:
+        """This learner's."""
+        return self.devices[self.place.local_rank]
+
+    @property
+    def local_envs(self) -> int:
+        """Environments of this learner."""
+        return self.run.envs // self.place.size
 
     @property
     def workers(self) -> int:
-        """Simulator processes; 0 with the serial sampler."""
+        """Simulator processes of this learner; 0 with the serial sampler."""
         return len(self.plan.worker_cpus)
+
+    @property
+    def is_central(self) -> bool:
+        """Whether parameters lie in a central store."""
+        return self.learners.update == "central_store"
+
+    def of_learner(self, rank: int) -> "Config":
+        """The same run as another learner on this machine sees it."""
+        place = Place(rank, self.place.size, rank, self.place.local_size)
+        return replace(self, place=place, run=replace(self.run, device=self.devices[rank]))
 
     def as_dict(self) -> dict[str, Any]:
         """Flat, as config.yaml has it; reading it back gives the same configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
-        values = {**asdict(self.run), **asdict(self.algo), **atari}
-        values |= {"workers": self.workers or self.run.workers, "envs_per_worker": None}
+        values = {**asdict(self.run), **asdict(self.learners), **asdict(self.algo), **atari}
+        workers = self.workers * self.place.size or self.run.workers
+        values |= {"workers": workers, "envs_per_worker": None}
+        if self.place.size > 1 and (self.learners.devices or self.device != "cpu"):
+            values["device"] = "auto"  # each learner has its own
         values |= {"schedule_steps": self.schedule_steps}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -133,9 +169,14 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
         below["normalize_observations"] = False
     values = overlay(below, chosen)
     values |= {"algo": algo_name, "env": env.env_id}
+    learners, place, devices = _learners(_pick(RunSettings, values), _pick(LearnerSettings, values))
+    if "envs" not in chosen:  # what presets have is one learner's
+        values["envs"] = values.get("envs", RunSettings.envs) * place.size
     run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
-    run = replace(run, device=find_device(run.device), reset_mode=_reset_mode(run.reset_mode, env))
-    return Config(run, algo_class, algo, env, spec, _plan(run), run.schedule_steps or run.steps)
+    check_learners(learners, place, run.envs)
+    run = replace(run, device=devices[place.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
+    plans = _plans(run, learners, place, devices)
+    return Config(run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, place, devices, plans)
 
 
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -159,16 +200,46 @@ def _named_workers(run: RunSettings) -> int | None:
     return workers
 
 
-def _plan(run: RunSettings) -> Plan:
-    on_gpu = run.device.startswith("cuda")
-    return make_plan(
+def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSettings, Place, tuple[str, ...]]:
+    """The settings with devices by their full names, this process's place, and the devices on this machine."""
+    if place := launched_place():
+        if settings.devices:
+            raise UsageError("torchrun starts a learner for each device by itself: leave --devices away")
+        names = [
+            f"cuda:{rank}" if run.device == "auto" and _has_gpu() else run.device for rank in range(place.local_size)
+        ]
+        devices = tuple(find_device(name) for name in names)
+    else:
+        listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)
+        if listed and run.device != "auto":
+            raise UsageError(f"device={run.device} and devices={listed} say the same; leave one of them away")
+        devices = find_devices(listed, settings.learners_per_gpu) if listed else (find_device(run.device),)
+        place = Place(0, len(devices), 0, len(devices))
+        several = ",".join(devices[:: settings.learners_per_gpu]) if len(devices) > 1 else None
+        settings = replace(settings, devices=several)
+    return settings, place, devices
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _plans(run: RunSettings, learners: LearnerSettings, place: Place, devices: tuple[str, ...]) -> tuple[Plan, ...]:
+    workers = _named_workers(run) if run.sampler == "alternating" else 0
+    if workers and workers % place.size:
+        raise UsageError(f"workers={workers} do not split over {place.size} learners; use a multiple of {place.size}")
+    on_gpu = devices[0].startswith("cuda")
+    return make_plans(
         read_machine(run.cpus),
-        run.envs,
-        _named_workers(run) if run.sampler == "alternating" else 0,
+        run.envs // place.size,
+        workers and workers // place.size,
         on_gpu=on_gpu,
-        gpu_node=_gpu_node(run.device) if on_gpu else None,
+        gpu_nodes=[_gpu_node(device) if on_gpu else None for device in devices],
         sampling_threads=run.sampling_threads,
         learning_threads=run.learning_threads,
+        share=learners.share_processors,
     )
 
 
@@ -202,7 +273,7 @@ def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
         raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
     clash = {f.name for f in fields(algo_class.Settings)} & {
-        f.name for f in (*fields(RunSettings), *fields(AtariOptions))
+        f.name for f in (*fields(RunSettings), *fields(LearnerSettings), *fields(AtariOptions))
     }
     if clash:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
@@ -220,7 +291,8 @@ def _whole_preset(name: str) -> dict[str, Any]:
 
 def setting_names(algo_class: Any) -> list[str]:
     """Every setting of a run with this algorithm."""
-    return [f.name for group in (RunSettings, AtariOptions, algo_class.Settings) for f in fields(group)]
+    groups = (RunSettings, LearnerSettings, AtariOptions, algo_class.Settings)
+    return [f.name for group in groups for f in fields(group)]
 
 
 def preset_names() -> list[str]:

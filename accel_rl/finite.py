@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_rl.errors import RunError
+from accel_rl import checkpoint
+from accel_rl.errors import RunError, UsageError
 from accel_rl.logs import command
 from accel_rl.statistics import Statistics
 
@@ -20,7 +21,7 @@ MAY_CHANGE = ("learning_rate", "clip_grad_norm")  # when a run with this mark is
 class FiniteGuard:
     """Looks at what is learned, and what is said about it.
 
-    settings: the algorithm's; update: whatever has a state_dict; saved_steps: of the last checkpoint, if there is one.
+    settings: the algorithm's; update: whatever has a state_dict.
     """
 
     def __init__(
@@ -30,9 +31,8 @@ class FiniteGuard:
         statistics: Statistics,
         policy: nn.Module,
         update: Any,
-        saved_steps: int | None,
     ):
-        self.folder, self.settings, self.saved_steps = folder, settings, saved_steps
+        self.folder, self.settings = folder, settings
         self.statistics, self.policy, self.update = statistics, policy, update
 
     def check_statistics(self) -> None:
@@ -54,9 +54,8 @@ class FiniteGuard:
         if flaw:
             raise RunError(self._explain(flaw)) from error
 
-    def saved(self, steps: int) -> None:
+    def saved(self) -> None:
         """A checkpoint has been written, after `check`."""
-        self.saved_steps = steps
         (self.folder / MARK).unlink(missing_ok=True)
 
     def _flaw_of_statistics(self) -> str | None:
@@ -74,11 +73,15 @@ class FiniteGuard:
         """What was found and how to go on; marks the folder."""
         rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
         tamer = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
-        if self.saved_steps is None:
+        try:
+            saved_steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, mapped=True)["steps"]
+        except UsageError:
+            saved_steps = None
+        if saved_steps is None:
             message = f"{flaw}; there is no checkpoint yet: start again with a lower {tamer}"
         else:
             again = f"{command()} train --resume {shlex.quote(str(self.folder))} --learning-rate {rate / 2:g}"
-            message = f"{flaw}; the last good checkpoint is at step {self.saved_steps}: lower {tamer}, as in {again}"
+            message = f"{flaw}; the last good checkpoint is at step {saved_steps}: lower {tamer}, as in {again}"
         with contextlib.suppress(OSError):
             (self.folder / MARK).write_text(message + "\n")
         return message

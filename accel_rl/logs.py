@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,10 +26,71 @@ logger = logging.getLogger("accel_rl")
 NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, section 5)
 
 
-class Progress:
-    """Gathers what happens between two rows, and writes the rows.
+@dataclass
+class Report:
+    """What one learner has done between two rows: finished games, numbers of updates by name, seconds of `wall` time
+    by what they went for, bytes from and to a GPU, other metrics."""
 
-    steps, seconds_before: what a resumed run has behind it. Rows beyond its checkpoint are dropped.
+    games: list[Game]
+    numbers: dict[str, list[float]]
+    seconds: dict[str, float]
+    wall: float
+    bytes_moved: int
+    more: dict[str, float]
+
+
+class Tally:
+    """Gathers what one learner does, until it is reported."""
+
+    def __init__(self) -> None:
+        self.statistics = Statistics()
+        self._began = time.perf_counter()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._games: list[Game] = []
+        self._seconds: dict[str, float] = {}
+        self._bytes_moved = 0
+
+    def add(
+        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], moved: int = 0
+    ) -> None:
+        """One rollout and what was learned meanwhile; seconds: wall time by purpose; moved: bytes from and to a GPU."""
+        self._games.extend(games)
+        for each in stats:
+            self.statistics.add(steps, each)
+        self._bytes_moved += moved
+        self.add_seconds(seconds)
+
+    def add_seconds(self, seconds: dict[str, float]) -> None:
+        for name, value in seconds.items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + value
+
+    def exclude(self, seconds: float) -> None:
+        """Takes an interruption (an evaluation) out of the wall time."""
+        self._began += seconds
+
+    def take(self, more: dict[str, float]) -> Report:
+        """All since the last time; for which statistics leave the device."""
+        now = time.perf_counter()
+        wall = max(now - self._began, 1e-9)
+        report = Report(self._games, self.statistics.take(), self._seconds, wall, self._bytes_moved, more)
+        self._began = now
+        self._clear()
+        return report
+
+    def get_state(self) -> dict[str, Any]:
+        return {"games": [tuple(game) for game in self._games], "statistics": self.statistics.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._games = [Game(*game) for game in state["games"]]
+        self.statistics.set_state(state["statistics"])
+
+
+class Progress:
+    """Writes the rows, from what all learners report.
+
+    steps: what a resumed run has behind it. Rows beyond its checkpoint are dropped.
     """
 
     def __init__(self, folder: Path, steps: int, total_steps: int, use_tensorboard: bool, show: bool):
@@ -38,9 +100,7 @@ class Progress:
         self._started = self._row_started = time.perf_counter()
         self._steps = self._row_steps = steps
         self._first_step = steps
-        self.statistics = Statistics()
-        self._shares: dict[str, float] = {}
-        self._bytes_moved = 0
+        self._reports: list[Report] = []
         self._table = _Table(folder / "progress.csv", steps)
         self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
         self._show = show
@@ -59,22 +119,16 @@ class Progress:
         """Wall time of the whole run."""
         return self.seconds_before + time.perf_counter() - self._started
 
-    def add(
-        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], moved: int = 0
-    ) -> None:
-        """One rollout and what was learned meanwhile; seconds: wall time by purpose; moved: bytes from and to a GPU."""
+    def advance(self, steps: int) -> None:
+        """The run is at so many agent steps."""
         self._bar.update(steps - self._steps)
         self._steps = steps
-        self.games.extend(games)
-        for each in stats:
-            self.statistics.add(steps, each)
-        self._bytes_moved += moved
-        for name, value in seconds.items():
-            self.add_seconds(name, value)
 
-    def add_seconds(self, name: str, seconds: float) -> None:
-        """More time of one purpose."""
-        self._shares[name] = self._shares.get(name, 0.0) + seconds
+    def take_in(self, reports: list[Report]) -> None:
+        """What learners have reported, for the next row."""
+        for report in reports:
+            self.games.extend(report.games)
+        self._reports += reports
 
     def scores(self) -> dict[str, float]:
         """Means over the last games, raw score; NaN while no game has finished."""
@@ -86,22 +140,23 @@ class Progress:
         }
 
     def write_row(self, **more: float) -> None:
-        """One row of everything since the last one; for which statistics leave the device."""
+        """One row of everything since the last one."""
         now = time.perf_counter()
-        wall = max(now - self._row_started, 1e-9)
+        wall, num_steps = max(now - self._row_started, 1e-9), self._steps - self._row_steps
+        reports, self._reports = self._reports, []
         row = {
             "time/total_timesteps": self._steps,
             "time/time_elapsed": round(self.seconds, 3),
-            "time/fps": round((self._steps - self._row_steps) / wall, 1),
+            "time/fps": round(num_steps / wall, 1),
             **self.scores(),
-            **{f"time/{name}_share": round(value / wall, 4) for name, value in self._shares.items()},
-            **{f"train/{name}": mean for name, mean in self.statistics.take_means().items()},
+            **{f"time/{name}_share": round(share, 4) for name, share in shares(reports).items()},
+            **{f"train/{name}": mean for name, mean in means(reports).items()},
+            **{name: sum(r.more[name] for r in reports if name in r.more) for r in reports for name in r.more},
             **more,
         }
-        if self._bytes_moved:
-            row["time/gpu_bytes_per_step"] = round(self._bytes_moved / max(self._steps - self._row_steps, 1), 1)
-        self._row_started, self._row_steps, self._shares = now, self._steps, {}
-        self._bytes_moved = 0
+        if moved := sum(report.bytes_moved for report in reports):
+            row["time/gpu_bytes_per_step"] = round(moved / max(num_steps, 1), 1)
+        self._row_started, self._row_steps = now, self._steps
         row = {name: value for name, value in row.items() if not math.isnan(value)}
         self._table.write(row)
         if self._writer:
@@ -134,18 +189,39 @@ class Progress:
         return summary
 
     def get_state(self) -> dict[str, Any]:
-        games = [tuple(game) for game in self.games]
-        return {"games": games, "seconds": self.seconds, "statistics": self.statistics.get_state()}
+        return {"games": [tuple(game) for game in self.games], "seconds": self.seconds, "reports": self._reports}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.games.extend(Game(*game) for game in state["games"])
         self.seconds_before = state["seconds"]
-        self.statistics.set_state(state["statistics"])
+        self._reports = state["reports"]
 
     def close(self) -> None:
         self._bar.close()
         if self._writer:
             self._writer.close()
+
+
+def means(reports: list[Report]) -> dict[str, float]:
+    """Of each statistic, over the updates of all learners."""
+    numbers: dict[str, list[float]] = {}
+    for report in reports:
+        for name, values in report.numbers.items():
+            numbers.setdefault(name, []).extend(values)
+    return {name: math.fsum(values) / len(values) for name, values in numbers.items() if values}
+
+
+def shares(reports: list[Report]) -> dict[str, float]:
+    """Of the learners' wall time, by what it went for: their mean.
+
+    "exchange" is the time of the learner that waits least, since it comes last; what others have beyond that is
+    "straggler", the wait for it."""
+    names = {name: None for report in reports for name in report.seconds}
+    parts = {name: [report.seconds.get(name, 0.0) / report.wall for report in reports] for name in names}
+    found = {name: fmean(values) for name, values in parts.items()}
+    if len(exchange := parts.get("exchange", [])) > 1:
+        found |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
+    return found
 
 
 class _Table:
@@ -206,10 +282,15 @@ def command() -> str:
     return shlex.quote(str(shown)) if script.exists() else f"{shlex.quote(sys.executable)} -m accel_rl"
 
 
-def open_log(folder: Path, show: bool) -> list[logging.Handler]:
-    """Sends the framework's messages to log.txt and, with show, to the console; undo with close_log."""
+def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
+    """Sends the framework's messages to log.txt and, with show, to the console; undo with close_log.
+
+    rank: of the learner that speaks; of others than the first, warnings and what is worse."""
+    folder.mkdir(parents=True, exist_ok=True)  # of a learner on another machine
     file = logging.FileHandler(folder / "log.txt")
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    speaker = f" learner {rank}:" if rank else ""
+    file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s{speaker} %(message)s"))
+    file.setLevel(logging.WARNING if rank else logging.INFO)
     handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if show else [])]
     for handler in handlers:
         logger.addHandler(handler)

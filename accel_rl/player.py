@@ -16,6 +16,7 @@ from accel_rl.envs.spaces import misfit, to_env, to_row, unbatch
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError
 from accel_rl.evaluate import Evaluation
+from accel_rl.run_folder import ANYWHERE
 from accel_rl.samplers.common import Games
 from accel_rl.samplers.rollout import Memory
 
@@ -24,8 +25,8 @@ def load(run_dir: str | Path, best: bool = False) -> "Player":
     """The policy of a run's last checkpoint, or of its best evaluation. Raises UsageError if there is none."""
     folder = Path(run_dir)
     saved = read_run(folder)
-    state = checkpoint.load(folder / ("best.pt" if best else "checkpoint.pt"))
-    return Player(resolve({**saved, "device": "auto", "cpus": "all"}, spec=state["spec"]), state)
+    state = checkpoint.load(folder / (checkpoint.BEST if best else checkpoint.CHECKPOINT))
+    return Player(resolve(saved | ANYWHERE, spec=state["spec"]), state)
 
 
 class Player:

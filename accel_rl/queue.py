@@ -21,17 +21,18 @@ from typing import Any
 import yaml
 
 from accel_rl import finite
-from accel_rl.affinity import Cpus, Machine, parse_cpus, read_machine, show_cpus
 from accel_rl.bench.machine import machine, write_json
 from accel_rl.build import check
+from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config, read_run, resolve
 from accel_rl.device import find_device
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiment import Experiment, ExperimentRun, read_experiment
 from accel_rl.interrupt import StopSignal, stop_with_parent
+from accel_rl.machine import Cpus, Machine, parse_cpus, read_machine, show_cpus
 from accel_rl.report import report
-from accel_rl.training import CHECKPOINT, changed_settings
+from accel_rl.run_folder import changed_settings
 
 POLL_S = 0.05
 TAIL_LINES = 10  # of a failed run's console

@@ -56,11 +56,11 @@ class Statistics:
                 self._flaw = _first_flaw(values, self.num_updates, steps)
         return self._flaw
 
-    def take_means(self) -> dict[str, float]:
-        """The mean of each statistic over the updates since the last row; begins a new row."""
+    def take(self) -> dict[str, list[float]]:
+        """Each statistic's numbers, of the updates since the last row; begins a new row."""
         self.look()
         values, self._values = self._values, {}
-        return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
+        return values
 
     def get_state(self) -> dict[str, Any]:
         self.look()

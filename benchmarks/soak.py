@@ -14,12 +14,13 @@ from typing import Any
 
 import psutil
 
-from accel_rl.affinity import available_cpus, default_workers
+from accel_rl.affinity import default_workers
 from accel_rl.bench.machine import describe, machine, write_json
 from accel_rl.bench.sampling import RandomPolicy
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.envs.probe import probe_spec
+from accel_rl.machine import available_cpus
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.common import SamplerConfig
 

@@ -35,14 +35,15 @@ class Reinforce(Algo):
         # Steps whose episode goes on beyond the rollout have no return yet: they teach nothing.
         is_whole = done.flip(0).cumsum(0).flip(0) > 0
         mask = (is_whole & rollout.valid).float()
-        weight = update.sum(mask.sum())
+        weight = mask.sum()
 
         return_ = discounted_return(
             reward, done, torch.zeros(rollout.num_envs, device=reward.device), self.settings.discount
         )
         if self.settings.normalize:
-            mean = update.sum((mask * return_).sum()) / weight.clamp(min=1)
-            variance = update.sum((mask * (return_ - mean).square()).sum()) / weight.clamp(min=1)
+            count = update.sum(weight).clamp(min=1)
+            mean = update.sum((mask * return_).sum()) / count
+            variance = update.sum((mask * (return_ - mean).square()).sum()) / count
             return_ = (return_ - mean) / (variance.sqrt() + 1e-6)
 
         observation = rollout.observations(0, rollout.horizon).flatten(0, 1)

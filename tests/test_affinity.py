@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 from accel_rl import affinity, config
-from accel_rl.affinity import Machine, Plan, default_workers, make_plan, parse_cpus, read_machine, read_quota, show_cpus
+from accel_rl.affinity import Plan, default_workers, make_plan
 from accel_rl.build import sampler_config
 from accel_rl.cli import main
 from accel_rl.config import resolve
 from accel_rl.errors import UsageError
+from accel_rl.machine import available_cpus, parse_cpus, read_machine, read_quota, show_cpus
 from accel_rl.samplers.common import SamplerConfig
+from tests.helpers.machines import EIGHT, TWO_NODES, build_machine, write
 
 ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]
 needs_pinning = pytest.mark.skipif(sys.platform != "linux", reason="processes can't be pinned here")
@@ -24,40 +27,10 @@ needs_two = pytest.mark.skipif(len(ONLINE) < 2, reason="a single processor")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-
-
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: Any) -> Any:
-    """Builds a machine: its cores as lists of siblings, of which nodes, and what of it this process may use."""
+    return partial(build_machine, tmp_path, monkeypatch)
 
-    def build(
-        cores: list[str],
-        nodes: list[str] | None = None,
-        allowed: str | None = None,
-        quota: float | None = None,
-        chosen: str = "all",
-    ) -> Machine:
-        online = ",".join(cores)
-        cpus = "sys/devices/system/cpu"
-        files = {f"{cpus}/cpu{cpu}/topology/thread_siblings_list": core for core in cores for cpu in parse_cpus(core)}
-        files |= {f"sys/devices/system/node/node{node}/cpulist": text for node, text in enumerate(nodes or [])}
-        files |= {f"{cpus}/online": online, "proc/self/cgroup": "0::/job"}
-        limit = "max" if quota is None else f"{quota * 100_000:.0f}"
-        write(tmp_path, {**files, "sys/fs/cgroup/job/cpu.max": f"{limit} 100000"})
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(parse_cpus(allowed or online)), raising=False)
-        monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
-        return read_machine(chosen, tmp_path)
-
-    return build
-
-
-EIGHT = [f"{n},{n + 8}" for n in range(8)]  # 8 cores of 2 threads
-TWO_NODES = {"cores": EIGHT, "nodes": ["0-3,8-11", "4-7,12-15"]}
 
 # machine, environments, the processor of each worker, what is said about processors
 PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
@@ -309,7 +282,7 @@ def test_it_is_shown_and_nothing_else_happens(tmp_path: Path, capfd: Any, monkey
     out, err = capfd.readouterr()
     assert err == "" and os.listdir(tmp_path) == []
     processors, workers, server, warning = out.splitlines()
-    assert processors.startswith(f"processors  {show_cpus(affinity.available_cpus())} (of ")
+    assert processors.startswith(f"processors  {show_cpus(available_cpus())} (of ")
     assert workers.startswith("workers     1024, of 4 environments each: 2 of each group, ")
     assert server.startswith("server      not pinned; torch threads: ")
     assert warning.startswith("warning     workers=1024 share ")

@@ -327,7 +327,7 @@ BAD_ARGUMENTS = [
         "train --reset-mode never",
         "unknown reset_mode 'never'; did you mean reserve?",
     ),
-    ("train --envs 5", "envs=5 does not split into 2 groups"),
+    ("train --envs 5", "envs=5 does not split into 2 groups; use an even number, or --sampler serial"),
     ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),
     ("train --workers 3 --envs 8", "use 2 or 4 workers, or 6 or 12 envs"),
     ("train --workers 0", "workers=0 must be at least 1"),

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from accel_rl import checkpoint, queue, report
-from accel_rl.affinity import Machine
 from accel_rl.config import preset_names
 from accel_rl.errors import UsageError
 from accel_rl.experiment import Experiment, read_experiment
+from accel_rl.machine import Machine
 from accel_rl.queue import Slot, assign, find_slots, make_slots, num_slots, placement, resolve_all
 from tests.helpers.processes import Command
 from tests.helpers.runs import rows

@@ -12,8 +12,8 @@ from accel_rl.build import build_sampler
 from accel_rl.config import resolve
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.errors import UsageError
+from accel_rl.launch import train
 from accel_rl.player import Player
-from accel_rl.training import train
 
 TINY = {"envs": 2, "workers": 2, "steps": 8, "horizon": 2, "eval_interval_steps": 0, "tensorboard": False}
 

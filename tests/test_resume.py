@@ -64,6 +64,7 @@ VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 
 # A replay that is full before the run is stopped, and goes around after.
 REPLAY: dict[str, Any] = {"n_step": 3, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
 REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
+ALONE = {"envs": 1, "sampler": "serial"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
     "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},
@@ -73,6 +74,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
     "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
+    "a2c of one environment": {**ALONE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
+    "ppo of one environment": {**ALONE, "algo": "ppo", "epochs": 2, "minibatches": 1},
     "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
 }
 
@@ -88,7 +91,7 @@ def test_two_halves_are_a_whole_for_all_algorithms(tmp_path: Path, variant: str)
     assert_same_run(half, whole)
     learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
     assert len(set(learned)) == len(learned) >= 10
-    for replay in (checkpoint.load(run / "checkpoint.pt")["replay"] for run in (half, whole)):
+    for replay in (checkpoint.load(run / "checkpoint.pt")["learners"][0]["replay"] for run in (half, whole)):
         assert (replay is not None) == ("replay_size" in settings)
         if replay:
             assert_same(*(checkpoint.load(run / replay) for run in (half, whole)))

@@ -50,8 +50,7 @@ class A2C(ActorCriticAlgo):
         batch = whole_batch(rollout, advantage=advantage, return_=return_)
         entropy_weight = self.scheduled(settings.entropy_schedule, settings.entropy_weight, step)
         batch["entropy_weight"] = scalar(entropy_weight, like=reward)
-        weight = update.sum(rollout.valid.sum())
-        is_sequence = rollout.memory is not None
+        weight, is_sequence = rollout.valid.sum(), rollout.memory is not None
         return update.minimize(self.loss, batch, weight, self.learning_rate(step), sliceable=not is_sequence)
 
     def learning_rate(self, step: int) -> float:

@@ -40,7 +40,7 @@ class ActorCriticAlgo(Algo):
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
         settings = self.settings
-        self.return_scale = ReturnScale(self.num_envs, settings.discount) if settings.normalize_returns else None
+        self.return_scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
@@ -69,11 +69,24 @@ class ActorCriticAlgo(Algo):
         return self.policy.norm is not None or self.return_scale is not None
 
     def observe(self, rollout: Rollout, update: Update) -> None:
-        if isinstance(self.policy.norm, ObservationNorm):
-            observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
-            self.policy.norm.update(observation, update.sum, rollout.valid.flatten())
-        if self.return_scale is not None:
-            self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, fresh=rollout.reset[:-1])
+        if not self.needs_statistics:
+            return
+        with update.exclusive(self.moments()):
+            if isinstance(self.policy.norm, ObservationNorm):
+                observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
+                self.policy.norm.update(observation, update.sum, rollout.valid.flatten())
+            if self.return_scale is not None:
+                fresh = rollout.reset[:-1]
+                self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, fresh)
+
+    def moments(self) -> dict[str, Tensor]:
+        kept = {"observation": self.policy.norm, "return": self.return_scale}
+        return {
+            f"{name}.{key}": value
+            for name, module in kept.items()
+            if module is not None
+            for key, value in module.moments.named_buffers()
+        }
 
     def scaled(self, rollout: Rollout) -> Rollout:
         return replace(rollout, reward=self.return_scale.scale(rollout.reward)) if self.return_scale else rollout
@@ -84,6 +97,10 @@ class ActorCriticAlgo(Algo):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.return_scale:
             self.return_scale.load_state_dict(state["return_scale"])
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        if self.return_scale:
+            self.return_scale.load_state_dict(state["return_scale"] | {"running": self.return_scale.running})
 
 
 @torch.no_grad()

@@ -34,8 +34,9 @@ class AlgoSettings:
 class Algo(ABC):
     """A method: how it acts (`policy`) and how it learns from a rollout (`learn`).
 
-    spec: what the environments show and take. schedule_steps: agent steps over which schedules run. num_envs, horizon:
-    of a rollout, over all learners. network: makes the trunk in place of the default one.
+    spec: what the environments show and take. schedule_steps: agent steps over which schedules run. num_envs: of all
+    learners that update together; horizon: of a rollout. network: makes the trunk in place of the default one.
+    local_envs: this learner's part of num_envs, all by default; its rollouts have so many.
     """
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings
@@ -58,9 +59,11 @@ class Algo(ABC):
         num_envs: int,
         horizon: int,
         network: Network | None = None,
+        local_envs: int | None = None,
     ):
         self.spec, self.settings, self.schedule_steps = spec, settings, schedule_steps
         self.num_envs, self.horizon = num_envs, horizon
+        self.local_envs = num_envs if local_envs is None else local_envs
         self.policy: Any = self.build_policy(network)
 
     def build_policy(self, network: Network | None) -> Any:
@@ -71,13 +74,14 @@ class Algo(ABC):
         """Puts the policy, and whatever else decides what is learned, onto the learner's device."""
         self.policy.to(device)
 
-    def check(self, steps: int) -> None:
+    def check(self, steps: int, num_alike: int) -> None:
         """Once it is on its device, before anything of a run of so many steps is written: raises UsageError for what
-        can't be had."""
+        can't be had. num_alike: learners of the run that this machine's memory is for."""
 
     def start(self, seed: int, make_update: MakeUpdate) -> None:
-        """Before a run, of which this is the seed: makes what is only needed to learn. make_update: what changes the
-        parameters of a network beside the policy, by the run's settings."""
+        """Before a run: makes what is only needed to learn. seed: this learner's; whatever it draws here may differ
+        from other learners, what was drawn before may not. make_update: what changes the parameters of a network
+        beside the policy, by the run's settings."""
 
     def prepare(self, step: int) -> None:
         """Before the rollout that begins at that agent step of the run: what acting depends on beside parameters."""
@@ -119,6 +123,10 @@ class Algo(ABC):
         """The rollout with its rewards as they are learned from."""
         return rollout
 
+    def moments(self) -> dict[str, Tensor]:
+        """The running statistics' tensors, float64, that are to be the same for all learners."""
+        return {}
+
     # ---- what is said, kept and shown ----
 
     def warnings(self) -> list[str]:
@@ -135,6 +143,11 @@ class Algo(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """In place of load_state_dict, where the state is that of a learner with other environments (the run had
+        another number of learners): takes over what does not belong to single environments."""
+        self.load_state_dict(state)
 
 
 def scalar(value: float, like: Tensor) -> Tensor:

@@ -89,7 +89,17 @@ class DQN(Algo):
                 f"a rollout of horizon={self.horizon} does not fit into the {settings.replay_size // self.num_envs} "
                 f"steps that replay_size={settings.replay_size} keeps of each of {self.num_envs} environments"
             )
-        self.exploration = Exploration(settings, self.num_envs)
+        num_learners = self.num_envs // self.local_envs
+        for name in ("batch_size", "replay_size", "secondary_batch_size"):
+            if (getattr(settings, name) or 0) % num_learners:
+                raise UsageError(
+                    f"{name}={getattr(settings, name)} does not split over {num_learners} learners that update "
+                    f"together; make it a multiple of {num_learners}"
+                )
+        self.local_batch_size = settings.batch_size // num_learners
+        self.local_replay_size = settings.replay_size // num_learners
+        self.exploration = Exploration(settings, self.local_envs)
+        self._step = self._stored_since = 0  # agent steps of the run: now; when the replay was empty
         self.target = frozen(self.policy)
         self.secondary = Secondary(self) if settings.secondary_batch_size else None
 
@@ -103,32 +113,33 @@ class DQN(Algo):
         self.exploration.to(device)
         self.device = device
 
-    def check(self, steps: int) -> None:
+    def check(self, steps: int, num_alike: int) -> None:
         warmup = self.settings.warmup_steps
         if warmup >= steps:
             raise UsageError(
                 f"warmup_steps={warmup} are not over before the run is ({steps} steps): nothing would be learned; make "
                 "the run longer or the warm-up shorter"
             )
-        self._room()
+        self._room(num_alike)
 
-    def _room(self) -> tuple[torch.device, int, int]:
-        """Where the replay is to lie, the bytes that it needs, and those that are free there."""
-        settings, device = self.settings, self.device
+    def _room(self, num_alike: int = 1) -> tuple[torch.device, int, int]:
+        """Where the replay is to lie, the bytes that it needs, and those that are free there for num_alike of them."""
+        settings, device, size = self.settings, self.device, self.local_replay_size
         if settings.replay_device != "auto":
             device = torch.device(find_device(settings.replay_device, "replay_device"))
-        needed = needed_bytes(self.spec, self.num_envs, settings.replay_size, settings.n_step, settings.prioritized)
-        return device, needed, check_room(needed, settings.replay_size, device)
+        needed = needed_bytes(self.spec, self.local_envs, size, settings.n_step, settings.prioritized)
+        return device, needed, check_room(needed * num_alike, settings.replay_size, device)
 
     def start(self, seed: int, make_update: MakeUpdate) -> None:
-        settings, size = self.settings, self.settings.replay_size
+        settings, size = self.settings, self.local_replay_size
+        self.exploration.draw(seed)
         device, needed, free = self._room()
         logger.info(
             "replay: %s steps need %.2f GB on %s, where %.2f GB are free", f"{size:,}", needed / 1e9, device, free / 1e9
         )
         self.replay = Replay(
             self.spec,
-            self.num_envs,
+            self.local_envs,
             size,
             settings.n_step,
             settings.discount,
@@ -151,16 +162,19 @@ class DQN(Algo):
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
         """Takes the rollout into the replay, and renews the target network when it is due."""
         assert self.replay is not None
+        if not self.replay.num_appended:
+            self._stored_since = rollout.first_step
         self.replay.append(rollout)
-        interval, after = self.settings.target_interval_steps, rollout.first_step + rollout.reward.numel()
-        if after // interval > rollout.first_step // interval:
-            self.renew_targets()
+        count = (rollout.first_step + self.num_envs * self.horizon) // self.settings.target_interval_steps
+        update.renew(self.target, count)
+        if self.secondary:
+            self.secondary.update.renew(self.secondary.target, count)
         return {}
 
     def learn_meanwhile(self, t: int, update: Update) -> dict[str, Tensor]:
         """This step's part of the updates that are due for each rollout."""
         replay = self.replay
-        if replay is None or replay.num_appended < self.settings.warmup_steps:
+        if not replay or not replay.num_samples or self._step - self._stored_since < self.settings.warmup_steps:
             return {}
         before, after = (self.updates_per_rollout * step // self.horizon for step in (t, t + 1))
         stats = [self.learn_batch(replay, update) for _ in range(before, after)]
@@ -170,15 +184,14 @@ class DQN(Algo):
     def learn_batch(self, replay: Replay, update: Update) -> dict[str, Tensor]:
         """One update with one batch."""
         settings, step = self.settings, self._step
-        index, probability = replay.draw(settings.batch_size)
+        index, probability = replay.draw(self.local_batch_size)
         batch = replay.batch(index, self.device)
         if probability is not None:
             progress = min(1.0, step / settings.priority_beta_steps)
             beta = settings.priority_beta + progress * (1 - settings.priority_beta)
             weight = importance(probability, replay.num_samples, beta).to(self.device)
             batch["importance"] = weight / update.max(weight.max())
-        count = update.sum(batch["valid"].sum())
-        stats = update.minimize(self.loss, batch, count, self.learning_rate(step))
+        stats = update.minimize(self.loss, batch, batch["valid"].sum(), self.learning_rate(step))
         replay.update_priorities(index, stats.pop("priority"))
         if self.secondary:
             stats |= self.secondary.learn(replay, step)
@@ -199,23 +212,27 @@ class DQN(Algo):
         value = network(batch["observation"]).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
         return huber_loss(value, goal, batch["valid"], batch.get("importance"))
 
-    def renew_targets(self) -> None:
-        """The target network becomes what the other one is now."""
-        copy_parameters(self.policy, self.target)
-        if self.secondary:
-            self.secondary.renew_target()
-
     def others(self) -> dict[str, Any]:
         return {"secondary": self.secondary.network} if self.secondary else {}
 
     def state_dict(self) -> dict[str, Any]:
         secondary = self.secondary and self.secondary.state_dict()
-        state = {"target": self.target.state_dict(), "exploration": self.exploration.state_dict()}
-        return state | {"secondary": secondary}
+        return {
+            "target": self.target.state_dict(),
+            "exploration": self.exploration.state_dict(),
+            "secondary": secondary,
+            "stored_since": self._stored_since,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.target.load_state_dict(state["target"])
         self.exploration.load_state_dict(state["exploration"])
+        self._stored_since = state["stored_since"]
+        if self.secondary:
+            self.secondary.load_state_dict(state["secondary"])
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
         if self.secondary:
             self.secondary.load_state_dict(state["secondary"])
 
@@ -228,7 +245,8 @@ class Secondary:
 
     def __init__(self, algo: DQN):
         settings = algo.settings
-        self.algo, self.batch_size = algo, settings.secondary_batch_size or settings.batch_size
+        size = settings.secondary_batch_size or settings.batch_size
+        self.algo, self.batch_size = algo, size * algo.local_envs // algo.num_envs
         self.learning_rate = settings.secondary_learning_rate or settings.learning_rate
         if settings.prioritized:
             raise UsageError("secondary_batch_size: both networks would set the priorities; leave prioritized away")
@@ -247,7 +265,7 @@ class Secondary:
 
     def learn(self, replay: Replay, step: int) -> dict[str, Tensor]:
         """After one update of the other network: as many of its own as make up for the samples of that."""
-        self.owed += self.algo.settings.batch_size
+        self.owed += self.algo.local_batch_size
         updates: list[dict[str, Tensor]] = []
         rate = self.algo.scheduled(self.algo.settings.learning_rate_schedule, self.learning_rate, step)
         while self.owed >= self.batch_size:
@@ -260,9 +278,6 @@ class Secondary:
 
     def loss(self, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return self.algo.loss_of(self.network, self.target, **batch)
-
-    def renew_target(self) -> None:
-        copy_parameters(self.network, self.target)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -327,9 +342,3 @@ def frozen(network: QNetwork) -> QNetwork:
     for parameter in copy.parameters():
         parameter.requires_grad_(False)
     return copy
-
-
-@torch.no_grad()
-def copy_parameters(source: QNetwork, to: QNetwork) -> None:
-    """The parameters and buffers of one network become those of another."""
-    torch._foreach_copy_([*to.parameters(), *to.buffers()], [*source.parameters(), *source.buffers()])

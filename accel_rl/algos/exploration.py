@@ -23,7 +23,7 @@ class ExplorationSettings:
 
 
 class Exploration:
-    """The share of random actions of each environment. Draws from torch's default generator where it has to.
+    """The share of random actions of each environment; where there are several final ones, `draw` deals them out.
 
     Raises UsageError for shares and odds that are none, or not equally many."""
 
@@ -38,8 +38,13 @@ class Exploration:
                 "null gives them equal ones"
             )
         self.steps = settings.epsilon_steps
-        drawn = torch.multinomial(torch.tensor(odds, dtype=torch.float), num_envs, replacement=True)
-        self.final = torch.tensor(finals, dtype=torch.float)[drawn]  # [B]
+        self._finals, self._odds = torch.tensor(finals, dtype=torch.float), torch.tensor(odds, dtype=torch.float)
+        self.final = self._finals[:1].repeat(num_envs)  # [B]
+
+    def draw(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.multinomial(self._odds, len(self.final), replacement=True, generator=generator)
+        self.final = self._finals[drawn].to(self.final.device)
 
     def at(self, step: int) -> Tensor:
         """[B], at that many agent steps of the run."""

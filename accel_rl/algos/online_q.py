@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, masked_sum
-from accel_rl.algos.dqn import copy_parameters, frozen
+from accel_rl.algos.dqn import frozen
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.returns import discounted_return
 from accel_rl.models.actor_critic import Network
@@ -51,7 +51,7 @@ class OnlineQ(Algo):
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
-        self.exploration = Exploration(self.settings, self.num_envs)
+        self.exploration = Exploration(self.settings, self.local_envs)
         self.target = frozen(self.policy)
         self._last: _LastStep | None = None
 
@@ -64,6 +64,7 @@ class OnlineQ(Algo):
         self.exploration.to(device)
 
     def start(self, seed: int, make_update: MakeUpdate) -> None:
+        self.exploration.draw(seed)
         self.target.bf16 = self.policy.bf16
 
     def prepare(self, step: int) -> None:
@@ -74,11 +75,9 @@ class OnlineQ(Algo):
         batch = self._sarsa(rollout) if self.settings.target == "one_step_sarsa" else self._q(rollout)
         stats = {}
         if len(batch["action"]):
-            step = rollout.first_step
-            stats = update.minimize(self.loss, batch, update.sum(batch["valid"].sum()), self.learning_rate(step))
-        interval, after = self.settings.target_interval_steps, rollout.first_step + rollout.reward.numel()
-        if after // interval > rollout.first_step // interval:
-            copy_parameters(self.policy, self.target)
+            stats = update.minimize(self.loss, batch, batch["valid"].sum(), self.learning_rate(rollout.first_step))
+        after = rollout.first_step + self.num_envs * self.horizon
+        update.renew(self.target, after // self.settings.target_interval_steps)
         return stats
 
     def loss(
@@ -143,6 +142,9 @@ class OnlineQ(Algo):
         self.exploration.load_state_dict(state["exploration"])
         device = next(self.target.parameters()).device
         self._last = state["last"] and _LastStep(*(rows.to(device) for rows in state["last"]))
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
 
 
 def squared_loss(value: Tensor, goal: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

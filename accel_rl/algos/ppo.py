@@ -44,7 +44,7 @@ class PPO(ActorCriticAlgo):
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
-        count, envs, horizon = self.settings.minibatches, self.num_envs, self.horizon
+        count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.policy.state_size and envs % count:
             raise UsageError(f"envs={envs} sequences do not divide into minibatches={count}; change one of them")
         if envs * horizon % count:
@@ -80,7 +80,7 @@ class PPO(ActorCriticAlgo):
         num_items = rollout.num_envs if is_sequence else rollout.reward.numel()
         for order in random_orders(settings.epochs, num_items, reward.device):
             for batch in minibatches(rollout, order, settings.minibatches, targets):
-                weight = update.sum(batch["valid"].sum())
+                weight = batch["valid"].sum()
                 stats.append(update.minimize(self.loss, batch | changing, weight, rate, sliceable=not is_sequence))
             if settings.target_kl is not None:
                 kl = torch.stack([each["approx_kl"] for each in stats[-settings.minibatches :]]).mean()

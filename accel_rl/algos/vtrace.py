@@ -46,8 +46,10 @@ class VTrace(ActorCriticAlgo):
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
         settings = self.settings
-        if self.num_envs % settings.batches:
-            raise UsageError(f"envs={self.num_envs} do not divide into batches={settings.batches}; change one of them")
+        if self.local_envs % settings.batches:
+            raise UsageError(
+                f"envs={self.local_envs} do not divide into batches={settings.batches}; change one of them"
+            )
         if settings.c_bar > settings.rho_bar:
             raise UsageError(f"c_bar={settings.c_bar} must be at most rho_bar={settings.rho_bar}")
         if settings.batch_steps * self.num_envs >= self.schedule_steps:
@@ -61,7 +63,7 @@ class VTrace(ActorCriticAlgo):
         settings = self.settings
         if step < settings.batch_steps or step % settings.steps_per_update:
             return None
-        size = self.num_envs // settings.batches
+        size = self.local_envs // settings.batches
         first = step // settings.steps_per_update % settings.batches * size
         return slice(first, first + size)
 
@@ -82,8 +84,7 @@ class VTrace(ActorCriticAlgo):
             ),
             **(memory._asdict() if memory else {}),
         }
-        weight = update.sum(rollout.valid.sum())
-        return update.minimize(self.loss, batch, weight, self.learning_rate(step), sliceable=False)
+        return update.minimize(self.loss, batch, rollout.valid.sum(), self.learning_rate(step), sliceable=False)
 
     def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """`vtrace_loss` of the policy as it is now; observation [T, B, *O]."""

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accel_rl.affinity import available_cpus, physical_cores
 from accel_rl.errors import UsageError
+from accel_rl.machine import available_cpus, physical_cores
 
 PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "envpool")
 

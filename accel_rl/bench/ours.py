@@ -24,6 +24,7 @@ class CountedUpdate:
     def __init__(self, update: Update):
         self._update, self.count = update, 0
         self.sum, self.max, self.pull = update.sum, update.max, update.pull
+        self.renew, self.exclusive = update.renew, update.exclusive
 
     def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
         self.count += 1

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.affinity import available_cpus, physical_cores
 from accel_rl.bench.timing import Contestant, Shares
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.atari import AtariOptions, game_name, games, make_options
 from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError
+from accel_rl.machine import available_cpus, physical_cores
 
 NUM_DRAWN = 1000  # batches of actions that are drawn in advance, again and again the same
 

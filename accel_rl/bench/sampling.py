@@ -48,13 +48,10 @@ from accel_rl.affinity import (
     LEAST_CORES_TO_RESERVE_ONE,
     MAX_LEARNING_THREADS,
     MAX_SAMPLING_THREADS,
-    Cpus,
-    available_cpus,
     default_workers,
     fits,
     make_plan,
     pinned,
-    read_machine,
 )
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.machine import describe, first_cores, machine, shown, write_json
@@ -76,6 +73,7 @@ from accel_rl.envs import EnvConfig, EnvSpec, make_simulator
 from accel_rl.envs.atari import AtariSimulator, game_name
 from accel_rl.envs.batch import BatchConfig
 from accel_rl.errors import UsageError
+from accel_rl.machine import Cpus, available_cpus, read_machine
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.action_server import Acted, Policy

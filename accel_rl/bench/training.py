@@ -38,7 +38,6 @@ from typing import Any
 
 import torch
 
-from accel_rl.affinity import read_machine
 from accel_rl.bench.driven import Driven, driver_command
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.machine import describe, machine, shown, write_json
@@ -54,6 +53,7 @@ from accel_rl.bench.timing import (
 )
 from accel_rl.envs.atari import game_name, games
 from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.machine import read_machine
 
 VERSION = 2  # of the JSON
 FULL_ROUNDS = 20

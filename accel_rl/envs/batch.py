@@ -77,7 +77,8 @@ class BatchConfig:
 
     reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
     two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
-    decorrelation_steps: at most so many random actions first.
+    decorrelation_steps: at most so many random actions first. first_env: the index in the run of this learner's first
+    environment; seeds go by it, and messages name it.
     """
 
     env: EnvConfig
@@ -86,6 +87,7 @@ class BatchConfig:
     decorrelation_steps: int = 0
     restart_on_error: bool = False
     role: int = 0  # 0: training; 1 + k: evaluation k, which has generators of its own
+    first_env: int = 0
 
     def for_evaluation(self, role: int) -> "BatchConfig":
         """Whole games of the same environments, from their own beginnings."""
@@ -94,11 +96,12 @@ class BatchConfig:
 
 
 class BatchSimulator:
-    """The environments of the given columns, that is of global indices first_env ... first_env + k - 1.
+    """The environments of the given columns: the learner's first_env ... first_env + k - 1.
 
     arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
     for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step
-    with its index. Raises RunError with the environment's index and seed if one fails (unless restart_on_error).
+    with its index. Raises RunError with the environment's index in the run and its seed if one fails (unless
+    restart_on_error).
     """
 
     def __init__(
@@ -188,9 +191,13 @@ class BatchSimulator:
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
-        """By global index, so that results do not depend on the number of workers."""
-        env, restarts = self.first_env + column, int(self.arrays["restarts"][column])
-        return np.random.SeedSequence(self.config.seed, spawn_key=(self.config.role, env, restarts, purpose))
+        """By the index in the run, so that environments do not depend on the numbers of workers and learners."""
+        restarts = int(self.arrays["restarts"][column])
+        spawn_key = (self.config.role, self._index_in_run(column), restarts, purpose)
+        return np.random.SeedSequence(self.config.seed, spawn_key=spawn_key)
+
+    def _index_in_run(self, column: int) -> int:
+        return self.config.first_env + self.first_env + column
 
     def _start_env(self, column: int) -> None:
         rng = np.random.default_rng(self._seed(column, 1))
@@ -302,7 +309,7 @@ class BatchSimulator:
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
         return RunError(
-            f"environment {self.first_env + column} (run seed {self.config.seed}, {self.config.env.env_id}) "
+            f"environment {self._index_in_run(column)} (run seed {self.config.seed}, {self.config.env.env_id}) "
             f"failed {what}:\n{traceback.format_exc()}"
         )
 
@@ -321,7 +328,7 @@ class BatchSimulator:
         ]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        """Instead of `start`. Returns the environments that could only be started anew, by global index."""
+        """Instead of `start`. Returns the environments that could only be started anew, by the learner's index."""
         restarted = []
         for column, env_state in enumerate(state):
             if env_state["simulator"] is None:

@@ -39,20 +39,30 @@ class Policy(Protocol):
 
 class ActionServer:
     """Chooses the actions of T steps for B environments in two groups, from and into the arrays shared with them.
+    Of an odd number, group 0 has one more; there is no group of none.
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
     rollout is the shared memory itself. window: rows in front of the rollout's, in which the last steps of those before
-    it stay, for `recent`; `arrays` has them, self.arrays does not.
+    it stay, for `recent`; `arrays` has them, self.arrays does not. num_learners: of the run, which counts the steps of
+    all; each has B environments.
     """
 
     device = torch.device("cpu")
 
-    def __init__(self, spec: EnvSpec, arrays: dict[str, Array], generator: torch.Generator, window: int = 0):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        arrays: dict[str, Array],
+        generator: torch.Generator,
+        window: int = 0,
+        num_learners: int = 1,
+    ):
         self.spec, self.generator, self.window = spec, generator, window
         self.arrays = cut(arrays, slice(None), window)
         self.horizon, self.num_envs = self.arrays["reward"].shape
-        half = self.num_envs // 2
-        self.groups = (slice(0, half), slice(half, self.num_envs))
+        self._steps_per_row = self.num_envs * num_learners  # of the run
+        half = (self.num_envs + 1) // 2
+        self.groups = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
         self.history = max(spec.frame_stack - 1, 0)
         self.shared = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
         # With the window's rows in front:
@@ -65,7 +75,7 @@ class ActionServer:
         self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
         self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self._blanked = [torch.zeros_like(seen[0], memory_format=torch.contiguous_format) for seen in self._seen]
-        self.steps_done = 0  # agent steps of all environments before this rollout
+        self.steps_done = 0  # agent steps of the run before this rollout; the sampler may be told better
         self.bytes_moved = 0  # between host and device so far
         self.gpu_s = 0.0  # that a GPU has worked on actions so far
 
@@ -105,7 +115,7 @@ class ActionServer:
         self._bring_last_rows()
         self._restarts = self.arrays["restarts"].copy()
         rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
-        self.steps_done += self.horizon * self.num_envs
+        self.steps_done += self.horizon * self._steps_per_row
         return rollout
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
@@ -169,7 +179,7 @@ class ActionServer:
             final_env=final_env,
             final_observation=self._final_observations(here, final_step, final_env, newest),
             games=games,
-            first_step=self.steps_done + (first - self.window) * self.num_envs,
+            first_step=self.steps_done + (first - self.window) * self._steps_per_row,
             memory=memory,
             **{name: here[name] for name in PER_STEP if name != "observation"},
         )

@@ -11,6 +11,7 @@ import torch
 
 from accel_rl.envs.batch import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
 from accel_rl.samplers.action_server import ActionServer, Policy
 from accel_rl.samplers.common import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
 from accel_rl.samplers.device_server import make_server
@@ -21,8 +22,8 @@ from accel_rl.samplers.rollout import Game, Rollout
 class AlternatingSampler:
     """config.num_workers processes hold the environments; this process serves whichever group is ready.
 
-    Raises UsageError or RunError if an environment can't be built; every method that waits raises RunError if a worker
-    fails. `close` ends the workers.
+    Raises UsageError or RunError if an environment can't be built, UsageError for no workers; every method that waits
+    raises RunError if a worker fails. `close` ends the workers.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class AlternatingSampler:
         config: SamplerConfig,
         device: str | torch.device = "cpu",
     ):
+        if not config.num_workers:
+            raise UsageError("workers=0 must be at least 1, or use SerialSampler (--sampler serial)")
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         layout = rollout_layout(spec, config.horizon, config.num_envs, config.window)
@@ -57,8 +60,10 @@ class AlternatingSampler:
         )
 
     def _make_server(self, stage: Stage, generator: torch.Generator) -> ActionServer:
-        graphs = self.config.cuda_graphs
-        return make_server(self.spec, stage.arrays, generator, self.device, stage.window, stage.memory, graphs)
+        graphs, num_learners = self.config.cuda_graphs, self.config.num_learners
+        return make_server(
+            self.spec, stage.arrays, generator, self.device, stage.window, stage.memory, graphs, num_learners
+        )
 
     @property
     def bytes_moved(self) -> int:
@@ -68,17 +73,24 @@ class AlternatingSampler:
     def num_restarts(self) -> int:
         return int(self._server.arrays["restarts"].sum())
 
-    def collect(self, on_step: OnStep | None = None) -> Rollout:
+    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
         if not self._started:
             self.pool.request("start")
             self._started = True
-        return self._collect(self._server, greedy=False, on_step=on_step)
+        if first_step is not None:
+            self._server.steps_done = first_step
+        return self._collect(self._server, greedy=False, on_step=on_step, every=every)
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)
 
     def _collect(
-        self, server: ActionServer, greedy: bool, on_step: OnStep | None = None, policy: Policy | None = None
+        self,
+        server: ActionServer,
+        greedy: bool,
+        on_step: OnStep | None = None,
+        every: int = 1,
+        policy: Policy | None = None,
     ) -> Rollout:
         T = server.horizon
         server.begin(policy or self.policy, greedy)
@@ -87,8 +99,9 @@ class AlternatingSampler:
         while step != [T + 1, T + 1]:
             start = time.perf_counter()
             behind = 0 if step[0] <= step[1] else 1
-            in_step = on_step is not None and step[0] != step[1]  # the other group has to wait for on_step
-            group = self.pool.wait((behind,) if in_step else (behind, 1 - behind))
+            due = -(-step[behind] // every) * every  # the next t of on_step, which the group in front has to wait for
+            held = on_step is not None and due < step[1 - behind]
+            group = self.pool.wait((behind,) if held else (behind, 1 - behind))
             ready = time.perf_counter()
             t = step[group]
             if t < T:
@@ -98,7 +111,7 @@ class AlternatingSampler:
             step[group] += 1
             self.seconds["env_wait"] += ready - start
             self.seconds["inference"] += time.perf_counter() - ready
-            if on_step and t < T and step[1 - group] > t:
+            if on_step and t < T and t % every == 0 and step[1 - group] > t:
                 on_step(t)
         self.pool.end()
         rollout = server.finish()
@@ -131,7 +144,7 @@ class AlternatingSampler:
         parts = [[state["envs"][env] for env in envs] for envs in self._envs]
         restarted = sorted(env for of in self.pool.request("set_state", parts) for env in of)
         self._server.end_episodes(restarted)
-        return restarted
+        return [self.batch.first_env + env for env in restarted]
 
     def close(self) -> None:
         try:

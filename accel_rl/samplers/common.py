@@ -24,7 +24,8 @@ class SamplerConfig:
     """num_envs environments in two groups, stepped by num_workers processes.
 
     Each worker has as many environments of each group; where they do not divide so, the first half of the workers
-    serves group 0. Raises UsageError where they divide in neither way.
+    serves group 0. Raises UsageError where they divide in neither way. num_workers=0, for SerialSampler alone: any
+    number of environments, group 0 has the larger half.
     """
 
     num_envs: int
@@ -36,14 +37,16 @@ class SamplerConfig:
     spin: bool = False  # the server has a processor of its own, and waits without sleeping
     cuda_graphs: bool = True
     window: int = 0  # steps of the rollouts before that are kept for `recent`
+    num_learners: int = 1  # of the run, each with as many environments
     worker_cpus: tuple[int | None, ...] | None = None  # that each worker is pinned to; None: the default placement
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "horizon", "num_workers"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least 1")
-        _check_division("envs", self.num_envs, self.num_workers)
-        _check_division("evaluation_envs", self.evaluation_envs, self.num_workers)
+        for name, least in (("num_envs", 1), ("horizon", 1), ("num_workers", 0), ("num_learners", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least {least}")
+        if self.num_workers:
+            _check_division("envs", self.num_envs, self.num_workers)
+            _check_division("evaluation_envs", self.evaluation_envs, self.num_workers)
 
     @property
     def evaluation_envs(self) -> int:
@@ -52,7 +55,7 @@ class SamplerConfig:
 
 def _check_division(name: str, num_envs: int, num_workers: int) -> None:
     if num_envs % 2:
-        raise UsageError(f"{name}={num_envs} does not split into 2 groups; use an even number")
+        raise UsageError(f"{name}={num_envs} does not split into 2 groups; use an even number, or --sampler serial")
     if not fits(num_envs, num_workers):
         workers = [n for n in range(1, num_envs + 1) if fits(num_envs, n)]
         fewer, more = [n for n in workers if n < num_workers], [n for n in workers if n > num_workers]
@@ -81,9 +84,13 @@ class Sampler(Protocol):
     def num_restarts(self) -> int:
         """Training environments replaced by new ones so far (restart_on_error)."""
 
-    def collect(self, on_step: OnStep | None = None) -> Rollout:
-        """The next rollout. on_step(t) runs once both groups have had their actions for step t, before either has
-        those for step t + 1: so what it changes in the policy shows from step t + 1 on, whoever is served first."""
+    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
+        """The next rollout.
+
+        on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have had their actions for step t, before
+        either has those for step t + 1: so what it changes in the policy shows from step t + 1 on, whoever is served
+        first. first_step: agent steps of the run so far, where other learners may be further or less far than this one
+        (None: they are as far)."""
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         """In on_step(t): the num_steps steps before step t of some environments; these may have begun in rollouts
@@ -98,14 +105,15 @@ class Sampler(Protocol):
         """Between rollouts: everything that the next rollout depends on, but for the policy."""
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Continues from get_state; returns the environments that had to be started anew."""
+        """Continues from get_state; returns the environments that had to be started anew, by index in the run."""
 
     def close(self) -> None: ...
 
 
 def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) -> torch.Generator:
-    """The generator of the policy's noise, independent of those of the environments."""
-    seed = int(np.random.SeedSequence(config.seed, spawn_key=(role,)).generate_state(1, np.uint64)[0] >> 1)
+    """The generator of the policy's noise, independent of those of the environments and of the other learners'."""
+    spawn_key = (role, config.first_env) if config.first_env else (role,)
+    seed = int(np.random.SeedSequence(config.seed, spawn_key=spawn_key).generate_state(1, np.uint64)[0] >> 1)
     return torch.Generator(device).manual_seed(seed)
 
 

@@ -8,12 +8,13 @@ actions come back in one copy, for which the server waits. Each group has a stre
 
 import contextlib
 import logging
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from accel_rl.clock import GpuClock
+from accel_rl.device import pin, unpin
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
 from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
@@ -55,10 +56,11 @@ class DeviceServer(ActionServer):
         window: int = 0,
         memory: SharedArrays | None = None,
         graphs: bool = True,
+        num_learners: int = 1,
     ):
-        super().__init__(spec, arrays, generator, window)
+        super().__init__(spec, arrays, generator, window, num_learners)
         self.device = device
-        self._pinned = _pin(memory) if memory and device.type == "cuda" else None
+        self._pinned = pin(memory) if memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
         self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in KEPT_HERE}
         self._here = {name: rows[window:] for name, rows in self._kept.items()}
@@ -226,7 +228,7 @@ class DeviceServer(ActionServer):
     def close(self) -> None:
         if self._pinned:
             torch.cuda.synchronize(self.device)
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+            unpin(self._pinned)
             self._pinned = None
 
 
@@ -238,52 +240,9 @@ def make_server(
     window: int = 0,
     memory: SharedArrays | None = None,
     graphs: bool = True,
+    num_learners: int = 1,
 ) -> ActionServer:
     """The one for this device."""
     if device.type == "cpu":
-        return ActionServer(spec, arrays, generator, window)
-    return DeviceServer(spec, arrays, generator, device, window, memory, graphs)
-
-
-class GpuClock:
-    """Seconds that a GPU has spent on what was enqueued under `with clock:`; on the CPU, seconds."""
-
-    def __init__(self, device: torch.device):
-        self._device, self._seconds = device, 0.0
-        self._events: list[tuple[Any, Any]] = []
-
-    def __enter__(self) -> None:
-        self._start = self._mark()
-
-    def __exit__(self, *_: object) -> None:
-        self._events.append((self._start, self._mark()))
-
-    def _mark(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def read(self) -> float:
-        """Since the last reading. Waits for the GPU."""
-        seconds = sum(_between(start, end) for start, end in self._events)
-        self._events = []
-        return seconds
-
-
-def _between(start: Any, end: Any) -> float:
-    if isinstance(start, float):
-        return float(end - start)
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
-
-
-def _pin(memory: SharedArrays) -> int | None:
-    """Lets the GPU read the shared memory directly; its address, or None where the system refuses."""
-    address, size = memory.address, memory.size
-    error = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
-    if int(error) != 0:
-        logger.warning("the shared memory can't be pinned (CUDA error %d): transfers are slower", int(error))
-        return None
-    return address
+        return ActionServer(spec, arrays, generator, window, num_learners)
+    return DeviceServer(spec, arrays, generator, device, window, memory, graphs, num_learners)

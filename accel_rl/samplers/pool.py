@@ -399,7 +399,8 @@ class WorkerPool:
     def _where(self, worker: int) -> str:
         """Which worker, and which environment it was stepping with which action."""
         env = int(self._status[worker, CURRENT_ENV])
-        text = f"worker {worker} (process {self.processes[worker].pid}), in environment {env} "
+        index = self._batch.first_env + env
+        text = f"worker {worker} (process {self.processes[worker].pid}), in environment {index} "
         text += f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
         step = self._answered[int(env >= self._active.num_envs // NUM_GROUPS)]
         return f"{text} at action {self._active.arrays['action'][step, env]}," if step >= 0 else f"{text},"

@@ -34,7 +34,8 @@ class SerialSampler:
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 
     def _make_server(self, arrays: dict[str, Array], generator: torch.Generator, window: int = 0) -> ActionServer:
-        return make_server(self.spec, arrays, generator, self.device, window, graphs=self.config.cuda_graphs)
+        graphs, num_learners = self.config.cuda_graphs, self.config.num_learners
+        return make_server(self.spec, arrays, generator, self.device, window, graphs=graphs, num_learners=num_learners)
 
     @property
     def bytes_moved(self) -> int:
@@ -44,11 +45,13 @@ class SerialSampler:
     def num_restarts(self) -> int:
         return int(self._server.arrays["restarts"].sum())
 
-    def collect(self, on_step: OnStep | None = None) -> Rollout:
+    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
         if not self._started:
             self._envs.start()
             self._started = True
-        return self._collect(self._server, self._envs, greedy=False, on_step=on_step)
+        if first_step is not None:
+            self._server.steps_done = first_step
+        return self._collect(self._server, self._envs, greedy=False, on_step=on_step, every=every)
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)
@@ -59,17 +62,18 @@ class SerialSampler:
         envs: BatchSimulator,
         greedy: bool,
         on_step: OnStep | None = None,
+        every: int = 1,
         policy: Policy | None = None,
     ) -> Rollout:
         server.begin(policy or self.policy, greedy)
         envs.begin()
         for t in range(server.horizon):
             start = time.perf_counter()
-            for group in range(2):
+            for group in range(len(server.groups)):
                 server.serve(group, t)
                 server.record()
             served = time.perf_counter()
-            if on_step:
+            if on_step and t % every == 0:
                 on_step(t)
             learned = time.perf_counter()
             envs.step(t)
@@ -98,7 +102,7 @@ class SerialSampler:
         self._server.set_state(state["server"])
         restarted = self._envs.set_state(state["envs"])
         self._server.end_episodes(restarted)
-        return restarted
+        return [self.batch.first_env + env for env in restarted]
 
     def close(self) -> None:
         self._envs.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+SPARE = 64  # numbers
+
 
 class FlatParameters:
     """Makes all parameters of `module` views of one vector and their `.grad` views of another.
@@ -12,29 +14,44 @@ class FlatParameters:
     So a gradient norm, an all-reduce, an update or a copy is one operation on one vector. Values are kept,
     gradients start at zero, tied parameters are in it once, the order is that of `module.parameters()`.
 
-        values    float32 [P], on the module's device
-        gradient  float32 [P]; `backward` adds to it
+        values    [P], on the module's device
+        gradient  [P]; `backward` adds to it
+        shared    [P + SPARE]: the gradient, and room for numbers that are summed over learners together with it
 
     Move the module to its device first: `module.to(...)` would give it new tensors. For the same reason clear
     gradients with `zero_gradient()`, not with `module.zero_grad()`. `module.load_state_dict` is safe.
-    Raises ValueError for a module without parameters, with any that is not float32, or on several devices.
+    Raises ValueError for a module without parameters, with any that is not float32 (in tests: with any that is not
+    float64 like the first one), or on several devices.
     """
 
     def __init__(self, module: nn.Module) -> None:
         _check(module)
         parameters = list(module.parameters())
-        sizes = [parameter.numel() for parameter in parameters]
-        self._names, self._sizes = [name for name, _ in module.named_parameters()], sizes
-        self.values = torch.empty(sum(sizes), dtype=torch.float32, device=parameters[0].device)
-        self.gradient = torch.zeros_like(self.values)
-        pieces = zip(torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True)
+        self._names = [name for name, _ in module.named_parameters()]
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._shapes = [parameter.shape for parameter in parameters]
+        num_parameters, first = sum(self._sizes), parameters[0]
+        self.values = torch.empty(num_parameters, dtype=first.dtype, device=first.device)
+        self.shared = torch.zeros(num_parameters + SPARE, dtype=first.dtype, device=first.device)
+        self.gradient = self.shared[:num_parameters]
+        pieces = zip(self.views(self.values), self.views(self.gradient), strict=True)
         for parameter, (values, gradient) in zip(parameters, pieces, strict=True):
-            parameter.data = _shaped(values, parameter.shape).copy_(parameter.detach())
-            # backward adds in place to a .grad that is already there.
-            parameter.grad = _shaped(gradient, parameter.shape)
+            parameter.data = values.copy_(parameter.detach())
+            parameter.grad = gradient  # backward adds in place to a .grad that is already there
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """A vector [P] like `values` as tensors in the order and the shapes of `module.parameters()`."""
+        pieces = torch.split(vector, self._sizes)
+        return [_shaped(piece, shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
     def zero_gradient(self) -> None:
         self.gradient.zero_()
+
+    def tail(self, count: int) -> Tensor:
+        """The first numbers [count] behind the gradient. Raises ValueError if there is no room for so many."""
+        if count > SPARE:
+            raise ValueError(f"{count} numbers beside the gradient, but there is room for {SPARE}: log fewer terms")
+        return self.shared[len(self.gradient) :][:count]
 
     def norms(self, before: Tensor) -> dict[str, Tensor]:
         """The 2-norms of each parameter tensor, of its gradient and of its change since the values were `before` [P]
@@ -60,8 +77,9 @@ def _check(module: nn.Module) -> None:
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ValueError(f"{type(module).__name__} has no parameters; give a module with at least one")
+    first = next(iter(parameters.values()))
     for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first.dtype:
             raise ValueError(f"{name} is {parameter.dtype}, not torch.float32; call module.float() first")
     devices = sorted({str(parameter.device) for parameter in parameters.values()})
     if len(devices) > 1:

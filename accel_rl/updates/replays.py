@@ -121,7 +121,7 @@ class _Kind:
     def _call(self) -> None:
         results = self._body(self._loss, self._batch, self._weight, self._learning_rate)
         numbers = {name: value for name, value in results.items() if value.dim() == 0}
-        self._names, self._values = list(numbers), torch.stack([value.float() for value in numbers.values()])
+        self._names, self._values = list(numbers), _stacked(list(numbers.values()))
         self._arrays = {name: value for name, value in results.items() if value.dim()}
 
 
@@ -131,3 +131,7 @@ def _copy(buffer: Tensor, value: Tensor) -> None:
         buffer.fill_(value.item())
     else:
         buffer.copy_(value, non_blocking=True)
+
+
+def _stacked(numbers: list[Tensor]) -> Tensor:
+    return torch.stack([number.float() for number in numbers]) if numbers else torch.empty(0)

@@ -1,7 +1,11 @@
-"""The verbs by which an algorithm changes its parameters. With one learner, `sum`, `max` and `pull` are identities."""
+"""The verbs by which an algorithm changes its parameters, and what they are for one learner alone.
+
+Read this first; all_reduce.py and central.py differ in what comes after the gradient.
+"""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +22,7 @@ class Update(Protocol):
     """What an algorithm may do; it never asks how many learners there are."""
 
     def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        """Descends the gradient of loss_sum / weight, where both are summed over all learners.
+        """Descends the gradient of loss_sum / weight, both summed over all learners that update together.
 
         loss_sum: scalar, the sum of the loss over the valid samples of this learner; weight: how many these are.
         Returns the norm of the gradient before clipping."""
@@ -26,21 +30,31 @@ class Update(Protocol):
     def minimize(
         self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
     ) -> dict[str, Tensor]:
-        """One update: descends the gradient of loss(**batch)[0] / weight, where both are summed over all learners.
+        """One update: descends the gradient of loss(**batch)[0] / weight, both summed over all learners that update
+        together.
 
-        batch: samples first [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees all of it at
-        once. 0-d tensors are settings that change (clip range, entropy weight). loss: the same function at each update.
-        Returns the terms divided by weight, then "grad_norm", the norm of the gradient before clipping. A term that is
-        not 0-d but has an entry for each sample [N, ...] is returned as it is."""
+        batch: this learner's, samples first [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss
+        sees all of it at once. 0-d tensors are settings that change (clip range, entropy weight). loss: the same
+        function at each update. weight: how many valid samples the batch has.
+        Returns the terms divided by weight, both summed over these learners, then "grad_norm", the norm of the gradient
+        before clipping. A term that is not 0-d but has an entry for each sample [N, ...] is returned as it is."""
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over all learners."""
+        """The sum over all learners that update together."""
 
     def max(self, value: Tensor) -> Tensor:
-        """The maximum over all learners."""
+        """The maximum over all learners that update together."""
 
     def pull(self) -> None:
         """Takes over the newest parameters, where they are kept centrally."""
+
+    def renew(self, target: nn.Module, count: int) -> None:
+        """Makes `target` what the network is now, if count (of intervals that have gone by) is larger than the last
+        time. Learners that share parameters share it: the first to come decides, the others take it over."""
+
+    def exclusive(self, buffers: dict[str, Tensor]) -> AbstractContextManager[None]:
+        """Meanwhile nobody else changes these running statistics, where learners share them without updating together:
+        they are as the last one left them, and others find them as they are at the end."""
 
 
 class LocalUpdate:
@@ -54,6 +68,11 @@ class LocalUpdate:
     layer_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
     """
 
+    one_graph: ClassVar[bool] = True
+    """Whether a CUDA graph can hold all of an update. Else it ends with the gradient."""
+    mean_first: ClassVar[bool] = True
+    """Whether this learner's weight is all of it. Else `_finish` has to divide the gradient, which is that of a sum."""
+
     def __init__(
         self,
         module: nn.Module,
@@ -64,54 +83,63 @@ class LocalUpdate:
         cuda_graphs: bool = True,
         layer_norms: bool = False,
     ):
-        self.parameters = FlatParameters(module)
+        self.module, self.parameters = module, FlatParameters(module)
         self.layer_norms = layer_norms
         self.rule, self.clip_grad_norm, self.slice_elements = rule, clip_grad_norm, slice_elements
         self.rule_state = rule.init(self.parameters.values)
+        self._num_renewed = 0
         device = self.parameters.values.device
         self._on_cpu = device.type == "cpu"
-        self._replays = Replays(self._minimize_all, device) if cuda_graphs and not self._on_cpu else None
+        self._graph_is_all = self.one_graph and rule.capturable
+        self._body = self._replay_all if self._graph_is_all else self._replay_gradient
+        self._replays = Replays(self._body, device) if cuda_graphs and not self._on_cpu else None
 
     def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
         self.parameters.zero_gradient()
-        (loss_sum / weight.clamp(min=1)).backward()  # type: ignore[no-untyped-call]
-        norm = self._clip()
-        self.rule.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.rule_state)
-        return norm
+        self._divided(loss_sum, weight).backward()  # type: ignore[no-untyped-call]
+        return self._finish({}, weight, learning_rate)["grad_norm"]
 
     def minimize(
         self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
     ) -> dict[str, Tensor]:
         before = self.parameters.values.clone() if self.layer_norms else None
         if self._replays:
-            stats = self._replays(loss, batch, weight, learning_rate)
+            found = self._replays(loss, batch, weight, learning_rate)
         else:
             parts = slices(batch, self.slice_elements) if sliceable and self._on_cpu else [batch]
-            stats = self._minimize(loss, parts, weight, learning_rate)
-        if not self.rule.capturable:
-            self.rule.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.rule_state)
+            found = self._gradient(loss, parts, weight)
+        graph_is_all = self._replays is not None and self._graph_is_all
+        stats = found if graph_is_all else self._finish(found, weight, learning_rate)
         return stats if before is None else stats | self.parameters.norms(before)
 
-    def _minimize_all(
+    def _replay_all(
         self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: Tensor
     ) -> dict[str, Tensor]:
-        return self._minimize(loss, [batch], weight, learning_rate)
+        return self._finish(self._gradient(loss, [batch], weight), weight, learning_rate)
 
-    def _minimize(
-        self, loss: Loss, parts: Iterable[dict[str, Tensor]], weight: Tensor, learning_rate: float | Tensor
+    def _replay_gradient(
+        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: Tensor
     ) -> dict[str, Tensor]:
-        """All of `minimize`, except that a rule which can't be captured is not applied."""
-        weight = weight.clamp(min=1)
+        return self._gradient(loss, [batch], weight)
+
+    def _gradient(self, loss: Loss, parts: Iterable[dict[str, Tensor]], weight: Tensor) -> dict[str, Tensor]:
+        """Leaves the gradient of this learner's batch; returns the terms of the loss, as sums."""
         self.parameters.zero_gradient()
         sums: dict[str, Tensor] = {}
         for part in parts:
             loss_sum, terms = loss(**part)
-            (loss_sum / weight).backward()  # type: ignore[no-untyped-call]
+            self._divided(loss_sum, weight).backward()  # type: ignore[no-untyped-call]
             sums = {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
+        return sums
+
+    def _divided(self, loss_sum: Tensor, weight: Tensor) -> Tensor:
+        return loss_sum / weight.clamp(min=1) if self.mean_first else loss_sum
+
+    def _finish(self, sums: dict[str, Tensor], weight: Tensor, learning_rate: float | Tensor) -> dict[str, Tensor]:
+        """All of an update that comes after the gradient; returns what `minimize` does."""
         norm = self._clip()
-        if self.rule.capturable:
-            self.rule.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.rule_state)
-        return {name: value if value.dim() else value / weight for name, value in sums.items()} | {"grad_norm": norm}
+        self.rule.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.rule_state)
+        return means(sums, weight) | {"grad_norm": norm}
 
     def _clip(self) -> Tensor:
         """Returns the norm before."""
@@ -130,13 +158,36 @@ class LocalUpdate:
     def pull(self) -> None:
         pass
 
+    def renew(self, target: nn.Module, count: int) -> None:
+        if count > self._num_renewed:
+            self._num_renewed = count
+            copy_module(self.module, target)
+
+    def exclusive(self, buffers: dict[str, Tensor]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def read_seconds(self) -> dict[str, float]:
+        """What other learners have cost since the last reading, by what it went for; may wait for a GPU."""
+        return {}
+
+    def close(self) -> None:
+        """Before memory that learners share goes."""
+
+    def private_state(self) -> dict[str, Any]:
+        """What is this learner's alone, where `state_dict` is what all of them share."""
+        return {}
+
+    def load_private_state(self, state: dict[str, Any]) -> None:
+        pass
+
     def state_dict(self) -> dict[str, Any]:
         """Parameters and the update rule's state, exactly."""
-        return {"parameters": self.parameters.values, "rule": self.rule_state}
+        return {"parameters": self.parameters.values, "rule": self.rule_state, "num_renewed": self._num_renewed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         values = self.parameters.values
         values.copy_(state["parameters"])
+        self._num_renewed = state["num_renewed"]
         # Each tensor where the rule would put it; what the rule does not know yet, a step count, on the CPU.
         places = {name: value.device for name, value in self.rule.init(values).items()}
         self.rule_state = {
@@ -145,6 +196,18 @@ class LocalUpdate:
         }
         if self._replays:
             self._replays.forget()
+
+
+@torch.no_grad()
+def copy_module(source: nn.Module, to: nn.Module) -> None:
+    """The parameters and buffers of one network become those of another."""
+    torch._foreach_copy_([*to.parameters(), *to.buffers()], [*source.parameters(), *source.buffers()])
+
+
+def means(sums: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+    """Terms of a loss divided by the number of samples; those that have an entry for each sample as they are."""
+    weight = weight.clamp(min=1)
+    return {name: value if value.dim() else value / weight for name, value in sums.items()}
 
 
 def _merge(term: Tensor, of_next_part: Tensor) -> Tensor:

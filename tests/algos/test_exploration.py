@@ -21,9 +21,9 @@ def test_the_share_falls_linearly_and_stays(step: int, share: float) -> None:
 )
 def test_environments_draw_their_final_share(odds: Any, shares: tuple[float, ...]) -> None:
     """Would catch odds that belong to another share, or one draw for all environments."""
-    torch.manual_seed(0)
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5), epsilon_odds=odds, epsilon_steps=10)
     exploration = Exploration(settings, 30_000)
+    exploration.draw(0)
     final = exploration.at(10)
     for value, share in zip((0.1, 0.01, 0.5), shares, strict=True):
         assert abs(float(torch.isclose(final, torch.tensor(value)).float().mean()) - share) < 0.012  # four deviations
@@ -35,8 +35,9 @@ def test_draws_are_the_seeds_and_are_restored() -> None:
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5))
 
     def make(seed: int) -> Exploration:
-        torch.manual_seed(seed)
-        return Exploration(settings, 50)
+        exploration = Exploration(settings, 50)
+        exploration.draw(seed)
+        return exploration
 
     first, same, other = make(1), make(1), make(2)
     assert torch.equal(first.final, same.final) and not torch.equal(first.final, other.final)

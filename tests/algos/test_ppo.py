@@ -1,5 +1,6 @@
 """PPO's loss against plain arithmetic; its minibatches, epochs and settings on real rollouts."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,9 @@ class Watched:
         return value
 
     def pull(self) -> None: ...
+
+    def exclusive(self, buffers: dict[str, Tensor]) -> Any:
+        return contextlib.nullcontext()
 
 
 def ppo(env: EnvConfig, num_envs: int, horizon: int, steps: int = 10_000, **settings: Any) -> PPO:

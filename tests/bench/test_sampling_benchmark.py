@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.affinity import available_cpus, pinned
+from accel_rl.affinity import pinned
 from accel_rl.bench import sampling
 from accel_rl.bench.figure import draw_sampling
 from accel_rl.bench.machine import first_cores
@@ -22,6 +22,7 @@ from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
+from accel_rl.machine import available_cpus
 
 ANY = "*"  # whatever the key
 RATIO = {"median": float, "low": float, "high": float}

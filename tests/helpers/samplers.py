@@ -1,5 +1,6 @@
 """Policies and comparisons that several sampler tests use."""
 
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,13 @@ class Echo:
         noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
         action = (digest + 1000 * noise).long() % self.num_actions
         return action, {"digest": digest, "noise": noise}, None
+
+
+class Greedy(Echo):
+    """Acts by the observation alone: the number of environments that noise is drawn for does not show."""
+
+    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
+        return super().act(observation, None, memory)
 
 
 def spec_of(env: EnvConfig) -> EnvSpec:
@@ -81,7 +89,6 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
 
 def copy(rollout: Any) -> Any:
     """A rollout that outlives the next `collect`."""
-    from dataclasses import fields, replace
 
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
@@ -91,6 +98,23 @@ def copy(rollout: Any) -> Any:
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})
+
+
+def columns_of(rollout: Any, envs: slice) -> Any:
+    """The rollout of some of the environments, by themselves."""
+    per_env = [name for name in FIELDS if not name.startswith("final_")]
+    kept = (rollout.final_env >= envs.start) & (rollout.final_env < envs.stop)
+    games = [game._replace(env=game.env - envs.start) for game in rollout.games if envs.start <= game.env < envs.stop]
+    return replace(
+        rollout,
+        **{name: getattr(rollout, name)[:, envs] for name in per_env},
+        recorded={name: rows[:, envs] for name, rows in rollout.recorded.items()},
+        final_step=rollout.final_step[kept],
+        final_env=rollout.final_env[kept] - envs.start,
+        final_observation=rollout.final_observation[kept],
+        games=games,
+        memory=rollout.memory and Memory(*(rows[:, envs] for rows in rollout.memory)),
+    )
 
 
 class Flat(torch.nn.Module):

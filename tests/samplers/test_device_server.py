@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from accel_rl.clock import GpuClock
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.action_server import Acted
 from accel_rl.samplers.common import SamplerConfig
-from accel_rl.samplers.device_server import DeviceServer, GpuClock
+from accel_rl.samplers.device_server import DeviceServer
 from accel_rl.samplers.rollout import Memory
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 

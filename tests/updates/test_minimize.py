@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Learner:
 
     def replay(self) -> "Learner":
         """Through the buffers that a graph would read, on whatever device."""
-        self.update._replays = Replays(self.update._minimize_all, self.update.parameters.values.device)
+        self.update._replays = Replays(self.update._body, self.update.parameters.values.device)
         return self
 
     def minimize(self, index: int, num_samples: int = 30, scale: float = 1.0, rate: float = 1e-2) -> dict[str, Tensor]:
@@ -247,7 +248,7 @@ def test_a_state_resumes(buffers: bool) -> None:
     for index in range(4):
         through.minimize(index)
         other.minimize(100 + index)
-    state = {"parameters": through.values.clone(), "rule": {k: v.clone() for k, v in through.update.rule_state.items()}}
+    state = deepcopy(through.update.state_dict())
     other.update.load_state_dict(state)
     for index in range(4):
         assert_close(through.minimize(index), other.minimize(index))

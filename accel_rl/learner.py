@@ -1,0 +1,155 @@
+"""One learner of a run: what the only one does, and its own process where there are several."""
+
+import faulthandler
+import os
+import pickle
+import re
+import sys
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_rl import checkpoint
+from accel_rl.affinity import pinned
+from accel_rl.checkpoint import CHECKPOINT
+from accel_rl.config import Config
+from accel_rl.errors import RunError, UsageError
+from accel_rl.interrupt import leave_signals_to_parent
+from accel_rl.logs import close_log, open_log
+from accel_rl.team import Apart, Control, Team, Together, process_group
+from accel_rl.training import Trainer
+from accel_rl.updates.store import CentralStore, StoreSetup
+
+
+def learn(
+    config: Config,
+    folder: Path,
+    team: Team,
+    stop: Any,
+    state: dict[str, Any] | None,
+    show: bool,
+    store: CentralStore | None = None,
+) -> None:
+    """Trains as this learner of the run, to its end. Raises RunError with advice if a GPU is out of memory."""
+    if config.device.startswith("cuda"):
+        torch.cuda.set_device(config.device)
+    try:
+        with pinned(config.plan.server_cpus):
+            trainer = Trainer(config, folder, team, stop, state, show, store)
+            try:
+                stop.patient = True
+                trainer.run()
+            finally:
+                trainer.close()
+    except torch.OutOfMemoryError as error:
+        raise RunError(out_of_memory(error, config)) from None
+
+
+def out_of_memory(error: BaseException, config: Config) -> str:
+    """What was asked of the GPU, what it has, and which settings to lower."""
+    asked = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
+    wishes = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
+    if (size := getattr(config.algo, "replay_size", None)) is not None:
+        wishes = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
+    free = ""
+    if torch.cuda.is_available():
+        left, total = torch.cuda.mem_get_info(config.device)
+        free = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
+    return (
+        f"{config.device} is out of memory ({asked[1] if asked else 'an unknown amount'} was asked for{free}): "
+        f"lower {wishes}"
+    )
+
+
+# ---- a process of its own ----
+
+
+@dataclass
+class LearnerSetup:
+    """What a learner's process is told. control_fd: of the memory of `Control`. port: of the store where learners
+    in step meet. store, to_first, from_others: of learners that share parameters; connections by their descriptors."""
+
+    config: Config
+    folder: Path
+    control_fd: int
+    is_resumed: bool
+    show: bool
+    port: int | None = None
+    store: StoreSetup | None = None
+    to_first: int | None = None
+    from_others: dict[int, int] = field(default_factory=dict)
+
+    def fds(self) -> list[int]:
+        """The descriptors that the process has to inherit."""
+        own = [*self.from_others.values(), *([] if self.to_first is None else [self.to_first])]
+        return [self.control_fd, *own, *([self.store.fd] if self.store else [])]
+
+
+def main() -> None:
+    leave_signals_to_parent()
+    faulthandler.enable()
+    parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    setup: LearnerSetup = pickle.loads(parent.recv_bytes())
+    handlers = open_log(setup.folder, setup.show, setup.config.place.rank)
+    try:
+        _work(setup, _Ready(parent, Control(setup.config.place.size, setup.control_fd)))
+        parent.send(("done", ""))
+    except (RunError, UsageError) as error:
+        parent.send(("usage" if isinstance(error, UsageError) else "failed", str(error)))
+    except Exception as error:
+        kind = "lost" if _has_lost_others(error) else "failed"
+        parent.send((kind, traceback.format_exc().rstrip()))
+    finally:
+        close_log(handlers)
+
+
+@dataclass
+class _Ready:
+    """The wish to stop, for a Trainer. Once it is `patient`, this learner is ready, and waits for the others."""
+
+    parent: "Connection[Any, Any]"
+    control: Control
+
+    def __bool__(self) -> bool:
+        return self.control.stop
+
+    @property
+    def patient(self) -> bool:
+        return True
+
+    @patient.setter
+    def patient(self, value: bool) -> None:
+        self.parent.send(("ready", ""))
+        self.control.wait_for_go()
+
+
+def _work(setup: LearnerSetup, stop: _Ready) -> None:
+    config, place = setup.config, setup.config.place
+    state = checkpoint.load(setup.folder / CHECKPOINT) if setup.is_resumed else None
+    if setup.store is None:
+        with process_group(place.rank, place.size, setup.port, config.device.startswith("cuda")):
+            team = Together(place.rank, place.size)
+            team.begin(state["steps"] if state else 0)
+            learn(config, setup.folder, team, stop, state, setup.show)
+        return
+    others = {rank: Connection(fd, writable=False) for rank, fd in setup.from_others.items()}
+    to_first = None if setup.to_first is None else Connection(setup.to_first, readable=False)
+    apart = Apart(place.rank, place.size, stop.control, to_first, others)
+    learn(config, setup.folder, apart, stop, state, setup.show, CentralStore.attach(setup.store))
+
+
+def _has_lost_others(error: Exception) -> bool:
+    """Whether this is what a learner notices when another one is gone."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch takes seconds to take itself down

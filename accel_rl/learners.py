@@ -1,0 +1,87 @@
+"""The learners of a run: how many there are, where, how they update, and which of them this process is."""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from accel_rl.errors import UsageError
+from accel_rl.settings import setting
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """What only matters with several learners, or with a central store of parameters."""
+
+    devices: str | None = setting(
+        None, "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)"
+    )
+    learners_per_gpu: int = setting(1, "learners that share each of these GPUs", least=1)
+    update: str = setting(
+        "all_reduce",
+        "all_reduce: synchronous, each update of all learners' samples; central_store: asynchronous, each learner "
+        "updates parameters that lie in shared memory",
+        choices=("all_reduce", "central_store"),
+    )
+    chunks: int = setting(3, "central_store: parts of the parameters that are updated one by one", least=1)
+    locks: str = setting(
+        "chunks", "central_store: a lock for each chunk, or none, as in the A3C paper", choices=("chunks", "none")
+    )
+    rule_state: str = setting(
+        "shared",
+        "central_store: the update rule's state is the same for all learners, or each has its own",
+        choices=("shared", "own"),
+    )
+    updates_per_exchange: int | None = setting(
+        None, "central_store: multi-step asynchronous Adam with so many own updates between two exchanges", least=1
+    )
+    pull_horizon: int | None = setting(
+        None, "central_store: while sampling, the newest parameters are taken over every so many steps", least=1
+    )
+    share_processors: bool = setting(False, "more learners than processors, which they then share")
+
+
+STORE_ONLY = ("chunks", "locks", "rule_state", "updates_per_exchange", "pull_horizon")
+
+
+class Place(NamedTuple):
+    """Which learner of how many: of the run, and on this machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+
+def launched_place() -> Place | None:
+    """This process's place if a launcher of PyTorch (torchrun) has started it as one learner of several; else None.
+
+    Raises UsageError for an environment that is only half of it."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if any(name not in os.environ for name in names[:3]):
+        return None
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    place = Place(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+    if "MASTER_PORT" not in os.environ or not 0 <= rank < size or not 0 <= local_rank < place.local_size:
+        shown = ", ".join(f"{name}={os.environ.get(name)}" for name in (*names, "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        raise UsageError(f"{shown} do not fit together; let torchrun set them, or unset them for a run of its own")
+    return place
+
+
+def check_learners(settings: LearnerSettings, place: Place, num_envs: int) -> None:
+    """Raises UsageError for settings that do not fit together."""
+    if num_envs % place.size:
+        below = num_envs // place.size * place.size
+        raise UsageError(
+            f"envs={num_envs} do not split over {place.size} learners; use {f'{below} or ' if below else ''}"
+            f"{below + place.size}"
+        )
+    if settings.update == "all_reduce":
+        for name in STORE_ONLY:
+            if (value := getattr(settings, name)) != getattr(LearnerSettings, name, None):
+                raise UsageError(f"{name}={value} needs the central store: use it with --update central_store")
+    elif place.local_size != place.size:
+        raise UsageError(
+            f"update=central_store lies in the memory of one machine, but {place.size} learners are on several "
+            f"({place.local_size} here); use --update all_reduce"
+        )

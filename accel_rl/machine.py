@@ -1,0 +1,158 @@
+"""Which processors this process has: hardware threads, by the operating system's number; a core has one or more."""
+
+import math
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_rl.errors import UsageError
+
+Cpus = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The part of this machine that the run may use."""
+
+    cores: tuple[Cpus, ...]  # the processors of each physical core; NUMA nodes take turns
+    nodes: tuple[int, ...]  # the NUMA node of each core
+    num_online: int  # processors in all
+    quota: float | None = None  # processor time in processors (`docker --cpus`, Kubernetes, SLURM); None: no limit
+    can_pin: bool = True
+    chosen: bool = False  # from among those that the process may use: by name, or as one learner's part
+
+    @property
+    def cpus(self) -> Cpus:
+        return tuple(sorted(cpu for core in self.cores for cpu in core))
+
+    @property
+    def num_busy(self) -> int:
+        """How many processors there is time for."""
+        return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota + 0.5)))
+
+    def __str__(self) -> str:
+        threads = sorted({len(core) for core in self.cores})
+        num_nodes = len(set(self.nodes))
+        return (
+            f"{show_cpus(self.cpus)} (of {self.num_online}): {count(len(self.cores), 'core')} with "
+            f"{' or '.join(map(str, threads))} {'thread' if threads == [1] else 'threads'}, "
+            f"{count(num_nodes, 'NUMA node')}, quota {'none' if self.quota is None else f'{self.quota:g}'}"
+        )
+
+
+def has_bf16(root: Path = Path("/")) -> bool:
+    """Whether these processors calculate in bfloat16 themselves, as far as /proc tells; others do it in float32."""
+    try:
+        flags = (root / "proc/cpuinfo").read_text().split()
+    except OSError:
+        return True
+    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def read_machine(chosen: str = "all", root: Path = Path("/")) -> Machine:
+    """chosen: the processors to use, as in 0-7,16-23. Raises UsageError for those that this process may not use.
+
+    root: where /sys and /proc are."""
+    allowed = available_cpus()
+    online = sorted({*_read_cpus(root / "sys/devices/system/cpu/online"), *allowed})
+    can_pin = hasattr(os, "sched_setaffinity")
+    if chosen != "all" and not can_pin:
+        raise UsageError(f"cpus={chosen!r}: processes can't be bound to processors on this system; leave it away")
+    cpus = allowed if chosen == "all" else _choose(chosen, allowed, online)
+    folders = (root / "sys/devices/system/node").glob("node[0-9]*")
+    node_of = {cpu: int(folder.name[4:]) for folder in folders for cpu in _read_cpus(folder / "cpulist")}
+    on_node: dict[int, list[Cpus]] = {}
+    for core in physical_cores(cpus, root):
+        on_node.setdefault(node_of.get(core[0], 0), []).append(tuple(core))
+    turns = sorted((turn, node) for node, cores in on_node.items() for turn in range(len(cores)))
+    cores = tuple(on_node[node][turn] for turn, node in turns)
+    return Machine(cores, tuple(n for _, n in turns), len(online), read_quota(root), can_pin, chosen != "all")
+
+
+def available_cpus() -> list[int]:
+    """The processors that this process may run on (`taskset`, `docker --cpuset-cpus` and SLURM restrict them)."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
+    """The given processors, those of one core (its hyperthreads) together."""
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for cpu in cpus:
+        siblings = _read_cpus(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(tuple(siblings) or (cpu,), []).append(cpu)
+    return list(cores.values())
+
+
+def read_quota(root: Path = Path("/")) -> float | None:
+    """The least quota of processor time, in processors, of the control groups that this process is in; None: none."""
+    try:
+        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    mounted = root / "sys/fs/cgroup"
+    folders = []
+    for controllers, path in groups:
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        parts = path.strip("/").split("/")
+        # Version 2 names no controllers. A container may see its own group as the topmost one, and not under its path.
+        for mount in (mounted / controllers, mounted / ("cpu" if controllers else "unified")):
+            folders += [mount.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+    quota = min(map(_quota_of, folders), default=math.inf)
+    return None if quota == math.inf else quota
+
+
+def _quota_of(group: Path) -> float:
+    try:
+        if (group / "cpu.max").exists():
+            limit, period = (group / "cpu.max").read_text().split()
+        else:
+            limit, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return math.inf if limit == "max" or float(limit) <= 0 else float(limit) / float(period)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:
+    try:
+        cpus = parse_cpus(text)
+    except ValueError:
+        raise UsageError(f"cpus={text!r} must be a list of processors as in 0-7,16-23, or all") from None
+    for known, what in ((online, "exist on this machine"), (allowed, "are allowed to this process")):
+        if unknown := set(cpus) - set(known):
+            raise UsageError(f"cpus={text!r}: of these, {show_cpus(unknown)} do not; {show_cpus(known)} {what}")
+    return cpus
+
+
+def parse_cpus(text: str) -> list[int]:
+    """The processors of a list as in 0-3,8. Raises ValueError for anything else."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
+        if not match or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(text)
+        cpus.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(cpus)
+
+
+def _read_cpus(path: Path) -> list[int]:
+    try:
+        return parse_cpus(path.read_text())
+    except (OSError, ValueError):
+        return []
+
+
+def show_cpus(cpus: Iterable[int]) -> str:
+    """As parse_cpus reads it: 0-3,8."""
+    known = set(cpus)
+    firsts = [cpu for cpu in sorted(known) if cpu - 1 not in known]
+    lasts = [cpu for cpu in sorted(known) if cpu + 1 not in known]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,44 @@
+"""Machines of every shape, as /sys and /proc would show them."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from accel_rl.machine import Machine, parse_cpus, read_machine
+
+EIGHT = [f"{n},{n + 8}" for n in range(8)]  # 8 cores of 2 threads
+TWO_NODES: dict[str, Any] = {"cores": EIGHT, "nodes": ["0-3,8-11", "4-7,12-15"]}
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def build_machine(
+    root: Path,
+    monkeypatch: Any,
+    cores: list[str],
+    nodes: list[str] | None = None,
+    allowed: str | None = None,
+    quota: float | None = None,
+    chosen: str = "all",
+    group: str = "job",
+) -> Machine:
+    """A machine under root: its cores as lists of siblings, of which nodes, and what of it this process may use.
+
+    quota: of the control group at the top of the path that this process is in."""
+    online = ",".join(cores)
+    cpus = "sys/devices/system/cpu"
+    files = {f"{cpus}/cpu{cpu}/topology/thread_siblings_list": core for core in cores for cpu in parse_cpus(core)}
+    files |= {f"sys/devices/system/node/node{node}/cpulist": text for node, text in enumerate(nodes or [])}
+    files |= {f"{cpus}/online": online, "proc/self/cgroup": f"0::/{group}"}
+    limit = "max" if quota is None else f"{quota * 100_000:.0f}"
+    shutil.rmtree(root / "sys", ignore_errors=True)  # a test may build one after the other
+    write(root, {**files, f"sys/fs/cgroup/{group.split('/')[0]}/cpu.max": f"{limit} 100000"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(parse_cpus(allowed or online)), raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
+    return read_machine(chosen, root)

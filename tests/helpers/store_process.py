@@ -1,0 +1,136 @@
+"""Processes that share a central store with a test: `Process(store, role, ...)` starts one, `main` is what it runs.
+
+A chunk is written as one number everywhere, which says what version it is: so torn ones are known for certain.
+"""
+
+import json
+import pickle
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_rl.updates.central import CentralUpdate
+from accel_rl.updates.rules import SGD
+from accel_rl.updates.store import CentralStore, Part
+
+MODULE = "tests.helpers.store_process"
+
+
+class Process:
+    def __init__(self, store: CentralStore, role: Callable[..., None], *arguments: Any):
+        setup = pickle.dumps((store.setup, role.__name__, arguments)).hex()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", MODULE, setup],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[store.setup.fd],
+        )
+
+    def say(self) -> None:
+        assert self.popen.stdin
+        print(file=self.popen.stdin, flush=True)
+
+    def hear(self) -> str:
+        assert self.popen.stdout
+        return self.popen.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+    def finish(self) -> str:
+        """Its last words; it must have found nothing wrong."""
+        words, _ = self.popen.communicate(timeout=60)
+        assert self.popen.returncode == 0
+        return words.strip()
+
+
+def fill(part: Part, values: float) -> None:
+    for tensor in part.draft.values():
+        tensor.fill_(values)
+
+
+def check(part: Part) -> None:
+    """That all of it is what its version has written. A copy is what a learner would go on with."""
+    version, copies = part.version, [tensor.clone() for tensor in part.now.values()]
+    for copy in copies:
+        assert bool((copy == version).all()), f"version {version} is torn: {copy.unique()[:5].tolist()}"
+
+
+def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
+    """Reads, or writes, all parts in turns; says how often."""
+    print(flush=True)
+    sys.stdin.readline()
+    count, end = 0, time.monotonic() + seconds
+
+    def visit(part: Part) -> None:
+        check(part)
+        if is_writer:
+            fill(part, part.version + 1)
+            part.publish()
+
+    while time.monotonic() < end:
+        store.each_chunk(lambda chunk: visit(store.chunks[chunk]))
+        for part in (store.statistics, store.target):
+            with store.holding(part):
+                visit(part)
+        count += 1
+    print(count)
+
+
+def hold(store: CentralStore) -> None:
+    """Holds chunk 0, the statistics and the target, half rewritten; lets go of the chunk when told to."""
+    for part in (store.chunks[0], store.statistics, store.target):
+        part.take(wait=True)
+        for tensor in part.draft.values():
+            tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(99)
+    print("holding", flush=True)
+    sys.stdin.readline()
+    store.chunks[0].release()
+    sys.stdin.readline()
+
+
+class Weights(nn.Module):
+    """A vector of parameters."""
+
+    def __init__(self, size: int, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size, dtype=dtype))
+
+
+def learn(store: CentralStore, size: int, num_updates: int) -> None:
+    """Updates of which each subtracts 1 from all parameters, adds 1 to the statistic "count", and renews the target
+    after about 8 updates of all learners; says what the target was at each of its counts."""
+    network, target = Weights(size), Weights(size).requires_grad_(False)
+    update, count = CentralUpdate(network, SGD(), store), torch.zeros((), dtype=torch.float64)
+    targets: dict[int, str] = {}
+
+    def loss() -> tuple[Tensor, dict[str, Tensor]]:
+        return network.weight.sum(), {}
+
+    print(flush=True)
+    sys.stdin.readline()
+    for _ in range(num_updates):
+        update.minimize(loss, {}, torch.tensor(1), 1.0)
+        with update.exclusive({"count": count}):
+            count += 1
+        update.renew(target, store.chunks[0].version // 8)
+        targets[update.state_dict()["num_renewed"]] = str(target.weight.tolist())
+    print(json.dumps({number: zlib.crc32(values.encode()) for number, values in targets.items()}))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    setup, role, arguments = pickle.loads(bytes.fromhex(sys.argv[1]))
+    globals()[role](CentralStore.attach(setup), *arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Samplers that are one learner's part of a run with several learners."""
+
+import pickle
+import re
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.batch import BatchConfig
+from accel_rl.errors import RunError, UsageError
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.common import Games, SamplerConfig, noise_generator
+from tests.helpers.samplers import TOYS, Echo, Greedy, assert_equal, columns_of, copy, make
+
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
+SAMPLERS = [SerialSampler, AlternatingSampler]
+
+
+@pytest.mark.parametrize(
+    ("sampler_class", "env", "reset_mode"),
+    [
+        (SerialSampler, COUNTING, "wait"),
+        (AlternatingSampler, COUNTING, "immediate"),
+        (SerialSampler, PONG, "reserve"),
+    ],
+)
+def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvConfig, reset_mode: str) -> None:
+    """Would catch two learners that sample the same episodes, in training or in evaluation, or other ones than a single
+    learner would."""
+    batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
+    whole = make(sampler_class, env, SamplerConfig(8, 5, 2), Greedy(6), **batch)
+    parts = [make(sampler_class, env, SamplerConfig(4, 5, 1), Greedy(6), **batch, first_env=k) for k in (0, 4)]
+    try:
+        for index in range(5):
+            rollout = copy(whole.collect())
+            for part, envs in zip(parts, (slice(0, 4), slice(4, 8)), strict=True):
+                mine = replace(part.collect(), first_step=rollout.first_step)
+                assert_equal(mine, columns_of(rollout, envs), f"rollout {index} of environments {envs}")
+        if env is COUNTING:
+            games = [
+                sampler.evaluate(Games(num_steps=16 * sampler.config.num_envs), 0, True) for sampler in (whole, *parts)
+            ]
+            assert sorted(games[0]) == sorted([*games[1], *(game._replace(env=game.env + 4) for game in games[2])])
+            assert len(games[0]) >= 16
+    finally:
+        for sampler in (whole, *parts):
+            sampler.close()
+
+
+def test_each_learner_has_its_own_noise() -> None:
+    """Would catch learners that explore in step, and a run of one learner that is not the one that it used to be."""
+    generators = [
+        noise_generator(BatchConfig(COUNTING, seed=3, first_env=first_env), torch.device("cpu"), role)
+        for first_env in (0, 4, 8)
+        for role in (0, 1, 4)
+    ]
+    drawn = [torch.rand(4, generator=generator) for generator in generators]
+    assert len({tuple(noise.tolist()) for noise in drawn}) == len(drawn)
+    assert [generator.initial_seed() for generator in generators[:3]] == SEEDS_OF_ONE_LEARNER
+
+
+SEEDS_OF_ONE_LEARNER = [
+    7224678797418390616,
+    9221857584964276806,
+    529231208181325651,
+]  # of run seed 3: training, evaluations 0 and 3
+
+
+@pytest.mark.parametrize("sampler_class", SAMPLERS)
+def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
+    """Would catch schedules and target updates that go by one learner's steps alone, or `recent` by other ones than the
+    rollout, and a count that a checkpoint forgets."""
+    config = SamplerConfig(4, 3, 2, window=4, num_learners=3)
+    samplers = [make(sampler_class, COUNTING, config) for _ in range(2)]
+
+    def collect(sampler: Any, first_step: int | None = None) -> list[int]:
+        """The rollout's first step, and that of the two steps before each of its steps."""
+        seen: list[int] = []
+        rollout = sampler.collect(lambda t: seen.append(sampler.recent(t, 2, slice(0, 2)).first_step), 1, first_step)
+        return [rollout.first_step, *seen]
+
+    try:
+        assert collect(samplers[0]) == [0, -24, -12, 0]
+        assert collect(samplers[0]) == [36, 12, 24, 36]
+        assert collect(samplers[0], 1000) == [1000, 976, 988, 1000]
+        samplers[0].evaluate(Games(4), 0, True)
+        assert collect(samplers[0]) == [1036, 1012, 1024, 1036]
+        assert samplers[1].set_state(pickle.loads(pickle.dumps(samplers[0].get_state()))) == []
+        assert collect(samplers[1]) == [1072, 1048, 1060, 1072]
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize("sampler_class", SAMPLERS)
+def test_an_environment_without_a_state_is_named(sampler_class: Any) -> None:
+    """Would catch a warning that names another learner's environments, or the window of a column that is not there."""
+    env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})
+    samplers = [make(sampler_class, env, SamplerConfig(4, 4, 2, window=3), first_env=8) for _ in range(2)]
+    try:
+        samplers[0].collect()
+        assert samplers[1].set_state(samplers[0].get_state()) == [8, 9, 10, 11]
+        seen: list[torch.Tensor] = []
+        samplers[1].collect(lambda t: seen.append(samplers[1].recent(t, 1, slice(0, 4)).truncated.clone()))
+        assert seen[0].all() and not seen[1].any()
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> None:
+    """Would catch an index by which nobody finds the environment, and an action of another one."""
+    env = EnvConfig(f"{TOYS}:Broken", options={"how": how, "at_step": 3, "lengths": [5]})
+    named = r"environment 1[2-5] \(run seed 3, [a-z_.]+:Broken\)( failed)? at action [01]"
+    config = SamplerConfig(4, 4, 2)
+    sampler = make(AlternatingSampler, env, config, first_env=12)
+    try:
+        with pytest.raises(RunError, match=named):
+            sampler.collect()
+    finally:
+        sampler.close()
+    if how == "raise":
+        serial = make(SerialSampler, env, config, first_env=12, restart_on_error=True)
+        assert not serial.collect().valid[2].any()
+        assert [int(found) for found in re.findall(r"environment (\d+) \(run", caplog.text)] == [12, 13, 14, 15]
+
+
+class Wakes(Greedy):
+    """Wakes processes that were suspended once it has acted so many times."""
+
+    def __init__(self, after: int):
+        super().__init__(2)
+        self.after, self.suspended = after, []
+
+    def act(self, *arguments: Any) -> Any:
+        acted = super().act(*arguments)
+        if len(self.observations) == self.after:
+            for process in self.suspended:
+                process.resume()
+        return acted
+
+
+@pytest.mark.parametrize("sampler_class", SAMPLERS)
+@pytest.mark.parametrize("every", [2, 3, 5, 9])
+def test_on_step_at_some_steps_only(every: int, sampler_class: Any) -> None:
+    """Would catch a callback at other steps, or before a group has its actions or after one has its next ones."""
+    policy = Echo(2)
+    sampler = make(sampler_class, COUNTING, SamplerConfig(4, 7, 2), policy)
+    try:
+        seen: list[tuple[int, int]] = []
+        for index in range(2):
+            sampler.collect(lambda t, index=index: seen.append((t, len(policy.observations) - 14 * index)), every)
+        assert seen == 2 * [(t, 2 * (t + 1)) for t in range(0, 7, every)]
+    finally:
+        sampler.close()
+
+
+def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
+    """Would catch groups that no longer alternate freely, which costs the time of the slower one at every step; and a
+    group that is not held where on_step does run."""
+    policy = Wakes(after=6)  # the quick group alone gets as far as step 4; held at every step, it would not pass step 2
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, env_timeout_s=5.0), policy)
+    seen: list[tuple[int, int]] = []
+
+    def on_step(t: int) -> None:
+        seen.append((t, len(policy.observations)))
+        if t == 0:
+            policy.suspended = [psutil.Process(process.pid) for process in sampler.pool.processes[2:]]  # group 1's
+            for process in policy.suspended:
+                process.suspend()
+
+    try:
+        sampler.collect(on_step, every=4)
+        assert seen == [(0, 2), (4, 10)]
+    finally:
+        for process in policy.suspended:
+            process.resume()
+        sampler.close()
+
+
+@pytest.mark.parametrize(("numbers", "message"), [({"num_learners": 0}, "learners=0 must be at least 1")])
+def test_nonsense_is_refused(numbers: dict[str, int], message: str) -> None:
+    """Would catch steps that stand still."""
+    with pytest.raises(UsageError, match=message):
+        SamplerConfig(4, 5, 2, **numbers)
