@@ -111,7 +111,12 @@ def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
     columns |= _of_paper(rows, "score", 1)
     columns["steps/s"] = [_shown(row["steps_per_second"], 0) for row in rows]
     columns |= _of_paper(rows, "steps_per_second", 0)
-    columns[_hours(rows)] = [_shown(row["hours"], 2) + (EXTRAPOLATED if row["extrapolated"] else "") for row in rows]
+    # Without a paper's steps, these are the runs' own, which may take no more than a moment.
+    unit, per_hour = ("hours", 1) if result["steps"] else ("minutes", 60)
+    columns[_time_for(unit, rows)] = [
+        _shown(row["hours"] and row["hours"] * per_hour, 2) + (EXTRAPOLATED if row["extrapolated"] else "")
+        for row in rows
+    ]
     columns |= _of_paper(rows, "hours", 2)
     if any(combination.learners > 1 for combination in experiment.combinations):
         columns["speed-up"] = [_shown(row["speed_up"], 2) for row in rows]
@@ -121,16 +126,16 @@ def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
     notes = [f"Score: mean of the last 100 games{spread}. Speed-up: over one learner."]
     if any(row["extrapolated"] for row in rows):
         shortest = min(min(row["total_timesteps"]) for row in rows if row["extrapolated"])
-        notes.append(f"Hours with {EXTRAPOLATED}: extrapolated, from the speed of runs of {shortest:,} steps or more.")
+        notes.append(f"With {EXTRAPOLATED}: extrapolated, from the speed of runs of {shortest:,} steps or more.")
     if result["source"]:
         notes.append(f"Paper: {result['source']}.")
     notes.append(f"Machine: {describe(machine)}.")
     return "\n".join([f"# {result['title']}", "", *_table(columns), "", *(f"{note}  " for note in notes)]) + "\n"
 
 
-def _hours(rows: list[dict[str, Any]]) -> str:
+def _time_for(unit: str, rows: list[dict[str, Any]]) -> str:
     steps = {row["hours_are_for"] for row in rows} - {None}
-    return f"hours for {short(steps.pop())} steps" if len(steps) == 1 else "hours"
+    return f"{unit} for {short(steps.pop())} steps" if len(steps) == 1 else unit
 
 
 def _of_paper(rows: list[dict[str, Any]], measure: str, digits: int) -> dict[str, list[str]]:
@@ -219,7 +224,7 @@ def _draw_speed(
             axes.plot(
                 [c.learners for c in family], numbers, line, markerfacecolor="white" if line == "o--" else None, **look
             )
-    axes.set(xlabel="learners", ylabel=_hours(list(rows.values())) if measure == "hours" else "steps/s")
+    axes.set(xlabel="learners", ylabel=_time_for(measure, list(rows.values())) if measure == "hours" else "steps/s")
     axes.plot([], [], "o-", color="#777777", label="measured")
     if any(measure in row["paper"] for row in rows.values()):
         axes.plot([], [], "o--", color="#777777", markerfacecolor="white", label="paper")

@@ -380,7 +380,7 @@ def test_the_tables_numbers(known: Any, capsys: Any) -> None:
     ]  # fmt: skip
     text = (folder / "summary.md").read_text()
     assert all(line in text for line in table)
-    assert "Hours with *: extrapolated, from the speed of runs of 4,500 steps or more." in text
+    assert "With *: extrapolated, from the speed of runs of 4,500 steps or more." in text
     assert "Paper: a paper." in text and "Machine: a processor, cores: 2, no GPU" in text
     saved = json.loads((folder / "summary.json").read_text())
     assert saved["machine"] == MACHINE and saved["title"] == "Known"
@@ -417,4 +417,5 @@ def test_before_any_game_there_is_a_table(tmp_path: Path, capfd: Any) -> None:
     (tmp_path / "machine.json").write_text(json.dumps(MACHINE))
     result = call(capfd, "launch", *words, tmp_path)
     assert (result.status, result.err) == (0, "")
+    assert "minutes" in result.out and "hours" not in result.out
     assert "| 0 of 1 |" in result.out and "picture  none: no game has finished yet" in result.out
