@@ -38,7 +38,9 @@ class RunSettings:
     deterministic: bool = setting(False, "CUDA: only algorithms that repeat bit for bit (slower)")
 
     envs: int = setting(
-        16, "environments in all, half of them in each of two alternating groups (default: so many for each learner)", least=1
+        16,
+        "environments in all, half in each of two alternating groups (default: so many for each learner)",
+        least=1,
     )
     workers: int | None = setting(
         None, "simulator processes (default: one per processor, if the environments divide)", least=1
@@ -123,7 +125,8 @@ class Config:
 
     def of_learner(self, rank: int) -> "Config":
         """The same run as another learner on this machine sees it."""
-        return replace(self, place=Place(rank, self.place.size, rank, self.place.local_size))
+        place = Place(rank, self.place.size, rank, self.place.local_size)
+        return replace(self, place=place, run=replace(self.run, device=self.devices[rank]))
 
     def as_dict(self) -> dict[str, Any]:
         """Flat, as config.yaml has it; reading it back gives the same configuration."""
@@ -176,10 +179,13 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     return Config(run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, place, devices, plans)
 
 
+SAME = ({"workers", "envs_per_worker"}, {"device", "devices"})
+
+
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """The settings of both; those above count. workers and envs_per_worker say the same: either replaces both."""
-    same = {"workers", "envs_per_worker"}
-    return {name: value for name, value in below.items() if name not in same or not same & above.keys()} | above
+    """The settings of both; those above count. Of two that say the same either replaces both."""
+    replaced = {name for pair in SAME if pair & above.keys() for name in pair}
+    return {name: value for name, value in below.items() if name not in replaced} | above
 
 
 def _named_workers(run: RunSettings) -> int | None:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from accel_rl import __version__
-from accel_rl.build import build_algo, build_store, check
+from accel_rl.build import build_store, check
 from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config, resolve
 from accel_rl.errors import RunError, UsageError
@@ -95,7 +95,7 @@ def _learn_alone(config: Config, folder: Path, state: State | None, stop: StopSi
     if not config.is_central:
         learn(config, folder, Alone(steps), stop, state, show)
         return
-    control, store = Control(1), build_store(config, build_algo(config), state)
+    control, store = Control(1), build_store(config, state)
     control.begin(steps)
     try:
         learn(config, folder, Apart(0, 1, control), stop, state, show, store)
