@@ -5,6 +5,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from accel_rl.interrupt import StopSignal
 from accel_rl.learner import learn
 from accel_rl.learners import Place, launched_place
 from accel_rl.logs import close_log, logger, open_log
-from accel_rl.run_folder import check_still_ours, create, go_on, job_of, reopen, take_over, wait_to_see
+from accel_rl.run_folder import Job, create, go_on, launcher, reopen
 from accel_rl.supervisor import supervise
 from accel_rl.team import Alone, Apart, Control, Together, process_group, what_is_lost
 
@@ -150,10 +151,9 @@ def _agree(
     if (name := resume or out) is None:
         raise UsageError("with torchrun, name the run's folder by --out DIR: a restarted run goes on from there")
     folder = Path(name)
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    token = team.share(f"{job} {uuid.uuid4().hex}")[0]
-    was_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    if any(team.share(was_restarted or (team.rank == 0 and job != "none" and job_of(folder) == job))):
+    job = Job(os.environ.get("TORCHELASTIC_RUN_ID", "none"), uuid.uuid4().hex, tuple(team.share(launcher())))
+    job = team.share(job)[0]
+    if team.share(team.rank == 0 and job.goes_on_in(folder))[0]:
         overwrite = True  # what had begun without coming to a checkpoint
         if team.share(team.rank == 0 and (folder / CHECKPOINT).exists())[0]:
             out, config, resume = None, None, folder
@@ -165,11 +165,11 @@ def _agree(
     def begin() -> None:
         if team.rank == 0:
             _begin(resolved, state, out, resume, overwrite)
-            take_over(folder, token)
+            job.take_over(folder)
 
     _all(team, begin)
-    _all(team, lambda: wait_to_see(folder, token))
-    return resolved, folder, state, lambda: check_still_ours(folder, token)
+    _all(team, lambda: job.wait_to_see(folder))
+    return resolved, folder, state, partial(job.check_has, folder)
 
 
 def _all(team: Together, do: Callable[[], Any]) -> Any:

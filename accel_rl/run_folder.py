@@ -1,12 +1,16 @@
 """A run's folder: begun, cleared, opened again to go on."""
 
+import os
 import shlex
+import socket
 import sys
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from accel_rl import checkpoint, finite
@@ -113,45 +117,60 @@ def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:
             path.unlink()
 
 
-# ---- a folder that learners on several machines share ----
+# ---- a folder that learners of a launcher share, on several machines perhaps ----
 
 
-def job_of(folder: Path) -> str:
-    """The job of the launcher (torchrun's --rdzv-id) that has last written to a run's folder; '' if none has."""
-    return _read_token(folder).rpartition(" ")[0]
+def launcher() -> str:
+    """The process that has started this one, unlike any before or after it."""
+    parent = psutil.Process(os.getppid())
+    return f"{socket.gethostname()}:{parent.pid}:{parent.create_time():.0f}"
 
 
-def take_over(folder: Path, token: str) -> None:
-    """From now on the folder is that of the learners with this token: the job's name, and what only they know."""
-    (folder / JOB).write_text(token + "\n")
+@dataclass(frozen=True)
+class Job:
+    """The learners that a launcher has started together. name: torchrun's --rdzv-id ("none": it has none); token: what
+    only they know; launchers: of each of them."""
 
+    name: str
+    token: str
+    launchers: tuple[str, ...]
 
-def wait_to_see(folder: Path, token: str) -> None:
-    """Raises UsageError if what learner 0 has written is not here: a network's disk may take some seconds."""
-    deadline = time.monotonic() + SEEN_WITHIN_S
-    while _read_token(folder) != token:
-        if time.monotonic() > deadline:
-            raise UsageError(
-                f"{folder.absolute()} is not the folder where learner 0 has just written {JOB}; the run's folder must "
-                "be on a disk that all machines share (--out is best an absolute path)"
+    def goes_on_in(self, folder: Path) -> bool:
+        """Whether a job of this name, or with one of these launchers, has last written to the folder."""
+        name, _, *launchers = _read(folder) or ("none", "")
+        return name == self.name != "none" or not set(launchers).isdisjoint(self.launchers)
+
+    def take_over(self, folder: Path) -> None:
+        (folder / JOB).write_text("\n".join((self.name, self.token, *self.launchers)) + "\n")
+
+    def wait_to_see(self, folder: Path) -> None:
+        """Raises UsageError if what learner 0 has written is not here: a network's disk may take some seconds."""
+        deadline = time.monotonic() + SEEN_WITHIN_S
+        while not self._has(folder):
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"{folder.absolute()} is not the folder where learner 0 has just written {JOB}; the run's folder "
+                    "must be on a disk that all machines share (--out is best an absolute path)"
+                )
+            time.sleep(0.1)
+
+    def check_has(self, folder: Path) -> None:
+        """Raises RunError if other learners go on with the run: a launcher may have taken these for dead."""
+        if not self._has(folder):
+            raise RunError(
+                f"other learners have taken over {folder} (see its {JOB}): these here must have been cut off from "
+                "them, and leave its checkpoint alone"
             )
-        time.sleep(0.1)
+
+    def _has(self, folder: Path) -> bool:
+        return self.token in _read(folder)
 
 
-def check_still_ours(folder: Path, token: str) -> None:
-    """Raises RunError if other learners go on with the run: torchrun may have taken these for dead."""
-    if (seen := _read_token(folder)) != token:
-        raise RunError(
-            f"other learners have taken over {folder} ({JOB}: {seen or 'missing'}): these here must have been cut off "
-            "from them, and leave its checkpoint alone"
-        )
-
-
-def _read_token(folder: Path) -> str:
+def _read(folder: Path) -> list[str]:
     try:
-        return (folder / JOB).read_text().rstrip("\n")
+        return (folder / JOB).read_text().splitlines()
     except OSError:
-        return ""
+        return []
 
 
 def _as_file_name(name: str) -> str:

@@ -20,7 +20,7 @@ import pytest
 
 from accel_rl import checkpoint, run_folder
 from accel_rl.errors import UsageError
-from accel_rl.run_folder import job_of, take_over, wait_to_see
+from accel_rl.run_folder import Job
 from tests.helpers.processes import MARKER, TINY, Command
 
 MORTAL = ["setpriv", "--pdeathsig", "KILL"]  # killed by the kernel when the test's process is
@@ -155,7 +155,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 def test_a_machine_joins_and_another_dies(machines: Machines) -> None:
     """Would catch a run that begins anew, hangs, or ends when torchrun starts its learners again."""
     out = machines.folder / "run"
-    elastic = ["--nnodes", "1:2", "--max-restarts", 2, "--rdzv-id", "some-job"]
+    elastic = ["--nnodes", "1:2", "--max-restarts", 2]
     flags = ["--out", out, "--steps", 10**8, "--checkpoint-interval-steps", 500]
 
     def log() -> str:
@@ -174,7 +174,6 @@ def test_a_machine_joins_and_another_dies(machines: Machines) -> None:
     wait_until(lambda: log().count("resumed at step") == 2, nodes=(first,))
     assert "WARNING resumed with 1 learners instead of 2" in log()
     assert re.search(r"learner [01] on \S+ has lost another one, whose own messages may say why: ", first.text())
-    assert job_of(out) == "some-job"
 
     resumed_at = [int(step) for step in re.findall(r"resumed at step (\d+)", log())]
     assert len(resumed_at) == 2 and resumed_at[1] > resumed_at[0]
@@ -219,14 +218,27 @@ def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run_folder, "SEEN_WITHIN_S", 0.2)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-    take_over(tmp_path / "here", "job 1")
-    wait_to_see(tmp_path / "here", "job 1")
+    job, older = Job("some-job", "1", ()), Job("some-job", "0", ())
+    job.take_over(tmp_path / "here")
+    job.wait_to_see(tmp_path / "here")
     for _ in range(2):
         with pytest.raises(
             UsageError, match=r"there is not the folder where learner 0 has just written job.txt; .* share"
         ):
-            wait_to_see(tmp_path / "there", "job 1")
-        take_over(tmp_path / "there", "job 0")
+            job.wait_to_see(tmp_path / "there")
+        older.take_over(tmp_path / "there")
+
+
+def test_what_goes_on_in_a_folder(tmp_path: Path) -> None:
+    """Would catch a restart that goes on with somebody else's run, or does not with its own."""
+    job = Job("none", "1", ("east:7:100", "west:7:100"))
+    assert not job.goes_on_in(tmp_path)
+    job.take_over(tmp_path)
+    assert Job("none", "2", ("west:7:100",)).goes_on_in(tmp_path)
+    assert not Job("none", "2", ("west:7:101",)).goes_on_in(tmp_path)
+    Job("some-job", "1", ("east:7:100",)).take_over(tmp_path)
+    assert Job("some-job", "2", ("west:9:200",)).goes_on_in(tmp_path)
+    assert not Job("other-job", "2", ("west:9:200",)).goes_on_in(tmp_path)
 
 
 def test_learners_that_were_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,10 +253,7 @@ def test_learners_that_were_taken_for_dead(tmp_path: Path, monkeypatch: pytest.M
     flags = ["--env", "CartPole-v1", *TINY, "--out", out, "--steps", 10**8, "--checkpoint-interval-steps", 500]
     command = Command("train", *flags)
     command.wait_for((out / "checkpoint.pt").exists)
-    assert job_of(out) == "some-job"
-    take_over(out, "some-job of others")
+    Job("some-job", "of others", ()).take_over(out)
     result = command.finish()
     assert result.status == 1
-    assert re.search(
-        r"learner 0 on \S+: other learners have taken over .*run \(job.txt: some-job of others\)", result.err
-    )
+    assert re.search(r"learner 0 on \S+: other learners have taken over .*run \(see its job.txt\)", result.err)
