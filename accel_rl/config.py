@@ -38,7 +38,9 @@ class RunSettings:
     deterministic: bool = setting(False, "CUDA: only algorithms that repeat bit for bit (slower)")
 
     envs: int = setting(
-        16, "environments in all, half of them in each of two alternating groups (default: so many for each learner)", least=1
+        16,
+        "environments in all, half of them in each of two alternating groups (default: so many for each learner)",
+        least=1,
     )
     workers: int | None = setting(
         None, "simulator processes (default: one per processor, if the environments divide)", least=1
