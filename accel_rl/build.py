@@ -30,7 +30,7 @@ def check(config: Config) -> None:
     algo = build_algo(config)
     build_update(config, algo.policy)
     if config.is_central:
-        build_store(config, algo).close()
+        build_store(config).close()
     algo.check(config.run.steps, config.devices.count(config.device))
     sampler_config(config)
 
@@ -89,16 +89,17 @@ def build_update(
     return (AllReduceUpdate if together else LocalUpdate)(module, rule, clip, **options)
 
 
-def build_store(config: Config, algo: Algo, state: dict[str, Any] | None = None) -> CentralStore:
+def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralStore:
     """The central store of a run's parameters, with those that the algorithm begins with, or those of a checkpoint.
 
     Raises UsageError for update rules that can't be used with it."""
-    learners = config.learners
+    config, learners = replace(config, devices=("cpu",) * len(config.devices)), config.learners
+    algo = build_algo(config)
     if state:
         algo.policy.load_state_dict(state["policy"])
         algo.adopt(state["learners"][0]["algo"])
     update = build_update(config, algo.policy)
-    parameters = update.parameters.values.cpu()
+    parameters = update.parameters.values
     own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
     shared = shared_state(update.rule, parameters, own_state=own_state, updates_per_exchange=steps)
     store = CentralStore(

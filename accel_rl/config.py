@@ -39,7 +39,7 @@ class RunSettings:
 
     envs: int = setting(
         16,
-        "environments in all, half of them in each of two alternating groups (default: so many for each learner)",
+        "environments in all, half in each of two alternating groups (default: so many for each learner)",
         least=1,
     )
     workers: int | None = setting(
@@ -125,7 +125,8 @@ class Config:
 
     def of_learner(self, rank: int) -> "Config":
         """The same run as another learner on this machine sees it."""
-        return replace(self, place=Place(rank, self.place.size, rank, self.place.local_size))
+        place = Place(rank, self.place.size, rank, self.place.local_size)
+        return replace(self, place=place, run=replace(self.run, device=self.devices[rank]))
 
     def as_dict(self) -> dict[str, Any]:
         """Flat, as config.yaml has it; reading it back gives the same configuration."""

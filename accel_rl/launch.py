@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_rl import __version__
-from accel_rl.build import build_algo, build_store, check
+from accel_rl.build import build_store, check
 from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config, resolve
 from accel_rl.errors import UsageError
@@ -94,7 +94,7 @@ def _learn_alone(config: Config, folder: Path, state: State | None, stop: StopSi
     if not config.is_central:
         learn(config, folder, Alone(steps), stop, state, show)
         return
-    control, store = Control(1), build_store(config, build_algo(config), state)
+    control, store = Control(1), build_store(config, state)
     control.begin(steps)
     try:
         learn(config, folder, Apart(0, 1, control), stop, state, show, store)

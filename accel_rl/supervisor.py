@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from accel_rl.build import build_algo, build_store
+from accel_rl.build import build_store
 from accel_rl.config import Config
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import StopSignal
@@ -94,7 +94,7 @@ def started(
         ]
         pipes: list[Any] = []
         if config.is_central:
-            store = build_store(config, build_algo(config), state)
+            store = build_store(config, state)
             shared.callback(store.close)
             for rank, setup in enumerate(setups):
                 setup.store = store.setup

@@ -365,7 +365,10 @@ class Trainer:
     def close(self) -> None:
         if self.progress:
             self.progress.close()
-        self.sampler.close()
+        try:
+            self.sampler.close()
+        finally:
+            self.update.close()
 
 
 def learner_seed(seed: int, rank: int) -> int:

@@ -101,7 +101,8 @@ def test_a_failure_that_has_another_cause_is_told_as_it_is(tmp_path: Path) -> No
 def guard(folder: Path, layer: torch.nn.Module, statistics: Statistics, update: LocalUpdate) -> FiniteGuard:
     from accel_rl.algos import AlgoSettings
 
-    return FiniteGuard(folder, AlgoSettings(), statistics, layer, update, saved_steps=90)
+    checkpoint.save(folder / checkpoint.CHECKPOINT, {"steps": 90})
+    return FiniteGuard(folder, AlgoSettings(), statistics, layer, update)
 
 
 def test_what_waits_on_the_device_is_looked_at_before_an_environment_is_blamed(tmp_path: Path) -> None:
@@ -151,9 +152,9 @@ class TestStatistics:
         statistics.add(10, {"loss": torch.tensor([1.0, 2.0, 3.0]), "rate": torch.tensor(0.5)})
         assert statistics.look() is None
         statistics.add(20, {"loss": torch.tensor(6), "kl": torch.tensor([0.25, 0.75], dtype=torch.float64)})
-        assert statistics.take_means() == {"loss": 3.0, "rate": 0.5, "kl": 0.5}
+        assert statistics.take() == {"loss": [1.0, 2.0, 3.0, 6.0], "rate": [0.5], "kl": [0.25, 0.75]}
         assert statistics.num_updates == 5
-        assert statistics.take_means() == {}
+        assert statistics.take() == {}
 
     def test_an_update_is_judged_in_the_order_of_computation(self) -> None:
         """Would catch the alphabet, the last update or the whole rollout being blamed for what an earlier one did."""
@@ -177,7 +178,7 @@ class TestStatistics:
         """Would catch a run that ends since a statistic does not fit into float32."""
         statistics = Statistics()
         statistics.add(1, {"sum": torch.tensor(1e300, dtype=torch.float64)})
-        assert statistics.look() is None and statistics.take_means() == {"sum": 1e300}
+        assert statistics.look() is None and statistics.take() == {"sum": [1e300]}
 
     @pytest.mark.parametrize("look_early", [False, True])
     def test_a_row_cut_in_two_by_a_checkpoint(self, look_early: bool) -> None:
@@ -193,4 +194,4 @@ class TestStatistics:
         rest.set_state(half.get_state())
         for row in values[2:]:
             rest.add(0, {"loss": row})
-        assert rest.take_means() == whole.take_means() and rest.num_updates == whole.num_updates == 12
+        assert rest.take() == whole.take() and rest.num_updates == whole.num_updates == 12

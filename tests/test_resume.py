@@ -91,7 +91,7 @@ def test_two_halves_are_a_whole_for_all_algorithms(tmp_path: Path, variant: str)
     assert_same_run(half, whole)
     learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
     assert len(set(learned)) == len(learned) >= 10
-    for replay in (checkpoint.load(run / "checkpoint.pt")["replay"] for run in (half, whole)):
+    for replay in (checkpoint.load(run / "checkpoint.pt")["learners"][0]["replay"] for run in (half, whole)):
         assert (replay is not None) == ("replay_size" in settings)
         if replay:
             assert_same(*(checkpoint.load(run / replay) for run in (half, whole)))

@@ -470,9 +470,8 @@ def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in more} == {"eval_secondary", "train"}
     scores = [row["eval_secondary/mean_reward"] for row in rows(both)]
     assert sum(score != "" for score in scores) == 2
-    assert not torch.equal(
-        second["policy"]["head.output.weight"], second["algo"]["secondary"]["target"]["head.output.weight"]
-    )
+    own = second["learners"][0]["algo"]["secondary"]
+    assert not torch.equal(second["policy"]["head.output.weight"], own["target"]["head.output.weight"])
 
 
 def test_a_second_network_sets_no_priorities() -> None:

@@ -29,7 +29,9 @@ def assert_same_run(first: Path, second: Path) -> None:
     assert (first / "config.yaml").read_text() == (second / "config.yaml").read_text()
     states = [checkpoint.load(run / "checkpoint.pt") for run in (first, second)]
     for state in states:
-        assert {"policy", "update", "algo", "sampler", "steps", "torch_generator"} <= state.keys()
+        assert {"policy", "update", "steps", "learners"} <= state.keys()
+        for learner in state["learners"]:
+            assert {"algo", "sampler", "torch_generator"} <= learner.keys()
         del state["progress"]["seconds"]
     assert_same(*states)
 
