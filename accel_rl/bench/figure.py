@@ -73,14 +73,12 @@ def draw_scaling(result: dict[str, Any], out: Path) -> None:
             offset = (0, 8) if place[1] == max(others) else (0, -16)
             text = f"{point['efficiency']['median']:.2f}"
             speed.annotate(text, place, offset, textcoords="offset points", ha="center", color=COLORS[index])
-    speed.set_xscale("log", base=2)
     speed.set_xticks(numbers, [str(number) for number in numbers])
-    speed.xaxis.set_minor_locator(NullLocator())
     speed.margins(x=0.1)
     speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     speed.set_ylim(bottom=0, top=1.15 * max(*ideal, *(point["steps_per_second"] for point in points)))
     speed.set(xlabel="learners", ylabel="samples per second (beside the points: efficiency)")
-    names = [point["name"].replace("-", "\n") for point in several]
+    names = [point["name"].replace("_", "\n").replace("-", "\n") for point in several]
     below = [0.0] * len(several)
     for index, share in enumerate(LOST):
         heights = [100 * point["shares"].get(share, 0.0) for point in several]
