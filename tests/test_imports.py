@@ -15,7 +15,7 @@ FORBIDDEN = {
     "updates": ("algos", "models", "samplers", "envs", "training", "player", "cli", "bench"),
     "samplers": ("algos", "models", "updates", "training", "player", "cli", "bench"),
     "algos": ("training", "player", "cli", "samplers", "bench"),
-    "bench": ("training", "player", "cli"),
+    "bench": ("player", "cli"),
 }
 ALLOWED = {"accel_rl.samplers.rollout"}
 
