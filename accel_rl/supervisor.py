@@ -111,7 +111,7 @@ def _start(setup: LearnerSetup) -> Learner:
     ours, theirs = Pipe()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "accel_rl.learner", str(theirs.fileno())],
+        [sys.executable, "-m", "accel_rl.learner", str(theirs.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno(), *setup.fds()],
         env=environment,

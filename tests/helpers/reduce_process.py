@@ -1,6 +1,6 @@
-"""Ranks that update together: `both(names)` runs cases in two processes, `alone(name)` one of them here, with all samples.
+"""Ranks that update together: `run(together, 2)` runs all cases in two processes, `alone(name)` one of them here.
 
-A case is a number of updates of a small float64 network, all of them with the same samples, of which each rank has half.
+A case is a number of updates of a small float64 network, always with the same samples, of which each rank has its part.
 """
 
 import pickle

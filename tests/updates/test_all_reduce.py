@@ -59,7 +59,7 @@ def test_more_terms_than_there_is_room_for() -> None:
 
 @NO_GPU
 def test_nccl() -> None:
-    """Would catch what Gloo allows and NCCL does not: tensors of the wrong device, or an update that is captured whole."""
+    """Would catch what Gloo allows and NCCL does not: tensors of the wrong device, or updates captured whole."""
     (found,) = run(together, 1, "cuda:0")
     for name in CASES:
         assert_close(found[name], alone(name))
