@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | eval | record | plot | list | bench`."""
+"""The command line: `accel-rl train | launch | eval | record | plot | list | bench`."""
 
 import argparse
 import json
@@ -68,6 +68,18 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     _add_train_arguments(command, arguments)
     command.set_defaults(run=_train)
 
+    command = commands.add_parser(
+        "launch",
+        help="train on all GPUs, or run an experiment over them",
+        usage="accel-rl launch [--gpus 0-3] [--experiment FILE [--summary]] [--out DIR] [any setting of train]",
+        description="Trains one agent on all devices. With --experiment: runs a grid of settings and seeds over them, "
+        "goes on where it was interrupted, and lays the result beside the paper's numbers.",
+        allow_abbrev=False,
+    )
+    _add_train_arguments(command, arguments)
+    _add_launch_arguments(command)
+    command.set_defaults(run=_launch)
+
     command = commands.add_parser("eval", help="score a trained agent", description="Plays whole games; prints JSON.")
     _add_run_dir(command)
     command.add_argument("--episodes", type=int, default=10, metavar="N", help="games to play (10)")
@@ -125,7 +137,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     command.add_argument("--resume", metavar="RUN_DIR", help="continue this run, up to --steps")
     command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
     command.add_argument("--show-affinity", action="store_true", help="print which processors are used how, and leave")
-    if arguments[:1] != ["train"]:
+    if arguments[:1] not in (["train"], ["launch"]):
         return  # other commands need none of the heavy imports below
     from accel_rl.config import RunSettings, find_algo
     from accel_rl.envs.atari import AtariOptions
@@ -144,6 +156,18 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
         types = typing.get_type_hints(settings)
         for field in fields(settings):
             _add_setting(group, field, types[field.name], preset)
+
+
+def _add_launch_arguments(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("devices and experiments")
+    group.add_argument("--gpus", metavar="LIST", help="which of them, as in 0-3 (all; none: the CPU)")
+    group.add_argument(
+        "--experiment",
+        type=Path,
+        metavar="FILE",
+        help="a YAML file; its runs go to results/experiments/<name>, or --out",
+    )
+    group.add_argument("--summary", action="store_true", help="only print and draw what the experiment has come to")
 
 
 def _add_setting(group: Any, field: Any, field_type: Any, preset: dict[str, Any]) -> None:
@@ -195,9 +219,16 @@ def _name_of_algo(arguments: list[str]) -> str:
 
 
 def _train(options: argparse.Namespace) -> None:
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    for name in ("command", "run"):
-        del given[name]
+    _train_with(_given(options))
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(options).items() if value is not None and name not in ("command", "run")
+    }
+
+
+def _train_with(given: dict[str, Any]) -> None:
     if given.pop("show_affinity"):
         return _show_affinity(given)
     from accel_rl.launch import train
@@ -205,6 +236,30 @@ def _train(options: argparse.Namespace) -> None:
     folder = train(**given, show=True)
     if os.environ.get("RANK", "0") == "0":  # torchrun: the others have nothing to add
         _say_goodbye(folder)
+
+
+def _launch(options: argparse.Namespace) -> None:
+    from accel_rl.queue import Slot, find_slots, placement, run_experiment
+
+    given = _given(options)
+    file, only_report = given.pop("experiment", None), given.pop("summary")
+    devices, per_gpu = (
+        find_slots(given.pop("devices", None), given.pop("gpus", None)),
+        int(given.pop("learners_per_gpu", 1)),
+    )
+    if per_gpu < 1:
+        raise UsageError(f"learners_per_gpu={per_gpu} must be at least 1")
+    if per_gpu > 1 and "cpu" in devices:
+        raise UsageError("--learners-per-gpu is for GPUs; use --devices cpu,cpu for two learners without one")
+    if file is None:
+        if only_report:
+            raise UsageError("--summary is of an experiment; name it with --experiment")
+        return _train_with(given | placement([Slot(name, None) for name in devices], len(devices) * per_gpu))
+    for name in ("config", "resume", "overwrite", "show_affinity", "device"):
+        if given.pop(name, None):
+            raise UsageError(f"--{name.replace('_', '-')} is for a single run; leave it away with --experiment")
+    folder, cpus = given.pop("out", None), given.pop("cpus", "all")
+    run_experiment(file, given, Path(folder) if folder else None, devices, per_gpu, cpus, only_report)
 
 
 def _show_affinity(given: dict[str, Any]) -> None:

@@ -179,10 +179,13 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     return Config(run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, place, devices, plans)
 
 
+SAME = ({"workers", "envs_per_worker"}, {"device", "devices"})
+
+
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """The settings of both; those above count. workers and envs_per_worker say the same: either replaces both."""
-    same = {"workers", "envs_per_worker"}
-    return {name: value for name, value in below.items() if name not in same or not same & above.keys()} | above
+    """The settings of both; those above count. Of two that say the same either replaces both."""
+    replaced = {name for pair in SAME if pair & above.keys() for name in pair}
+    return {name: value for name, value in below.items() if name not in replaced} | above
 
 
 def _named_workers(run: RunSettings) -> int | None:

@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM: the first one asks, the second one insists. Child processes leave it to their parent."""
 
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -54,6 +55,18 @@ def leave_signals_to_parent() -> None:
     Even if it never returns from an environment: the kernel kills it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    _when_parent_ends(signal.SIGKILL)
+
+
+def stop_with_parent(parent: int) -> None:
+    """For a run that process `parent` has just forked: when that ends, however it does, this one is asked to stop."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler, which this process has until it is a run
+    _when_parent_ends(signal.SIGTERM)
+    if os.getppid() != parent:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _when_parent_ends(number: int) -> None:
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

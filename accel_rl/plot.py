@@ -55,13 +55,19 @@ class Curve:
 
     label: str
     runs: list[Run]
+    color: str
+    style: str  # of its line
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
     """Draws the runs' learning curves (see make_figure) into out (.png, .pdf, .svg, ...).
 
     Raises UsageError if a folder holds no run or score, out cannot be written, or matplotlib is missing."""
-    figure = make_figure(run_dirs)
+    save(make_figure(run_dirs), out)
+
+
+def save(figure: "Figure", out: Path) -> None:
+    """Writes the whole picture or nothing. Raises UsageError if out cannot be written, or is of no known format."""
     formats = figure.canvas.get_supported_filetypes()
     format = out.suffix[1:].lower()
     if format not in formats:
@@ -83,21 +89,35 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
 
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
-    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well. A single run is drawn
-    as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well, unless there are more curves
+    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    figure = new_figure(width=12)
+    if not run_dirs:
+        raise UsageError("no run folder to plot was given")
+    runs = [read_run(run_dir) for run_dir in {run_dir.resolve(): run_dir for run_dir in run_dirs}.values()]
+    curves = _curves(runs)
+    over_steps, over_time = figure.subplots(1, 2, sharey=True)
+    draw_curves(over_steps, over_time, curves)
+    envs = {run.config.get("env") for run in runs}
+    if len(envs) == 1:
+        figure.suptitle(str(envs.pop()), fontsize=14, fontweight="bold", color="#222222")
+    return figure
+
+
+def new_figure(width: float) -> "Figure":
+    """width: in inches, of 100 pixels. Raises UsageError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise UsageError("drawing needs matplotlib: pip install accel-rl[plot]") from error
-    if not run_dirs:
-        raise UsageError("no run folder to plot was given")
-    runs = [_read_run(run_dir) for run_dir in {run_dir.resolve(): run_dir for run_dir in run_dirs}.values()]
-    curves = _curves(runs)
+    return Figure(figsize=(width, 5), dpi=100, layout="constrained", facecolor="white")
+
+
+def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> None:
+    """Draws them into both, with a legend below."""
+    runs = [run for curve in curves for run in curve.runs]
     longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
     unit, unit_s = ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
-
-    figure = Figure(figsize=(12, 5), dpi=100, layout="constrained", facecolor="white")
-    over_steps, over_time = figure.subplots(1, 2, sharey=True)
     _draw(over_steps, curves, lambda series: series.steps)
     _draw(over_time, curves, lambda series: series.time_s / unit_s)
     over_steps.set(xlabel="agent steps", ylabel="score (mean of the last 100 games)")
@@ -108,14 +128,11 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
         handles += over_steps.plot([], [], "o", color="#777777", markersize=5, label="evaluation")
     longest_label = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
-    envs = {run.config.get("env") for run in runs}
-    if len(envs) == 1:
-        figure.suptitle(str(envs.pop()), fontsize=14, fontweight="bold", color="#222222")
-    return figure
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # as many rows, evenly filled
+    over_steps.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def _read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path) -> Run:
     """Raises UsageError if the folder holds no run, or none with a score."""
     for name in ("progress.csv", "config.yaml"):
         if not (run_dir / name).is_file():
@@ -162,7 +179,7 @@ def _curves(runs: list[Run]) -> list[Curve]:
         return " ".join(str(part) for part in parts)
 
     curves = []
-    for config, group in zip(configs, groups.values(), strict=True):
+    for index, (config, group) in enumerate(zip(configs, groups.values(), strict=True)):
         namesakes = [other for other in configs if name(other) == name(config)]
         differing = [
             f"{key}={value}"
@@ -171,7 +188,8 @@ def _curves(runs: list[Run]) -> list[Curve]:
         ]
         count = [f"({len(group)} runs)"] if len(group) > 1 else []
         label = " ".join([name(config), *differing, *count])
-        curves.append(Curve(textwrap.fill(label, MAX_LABEL_WIDTH), group))
+        style = LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
+        curves.append(Curve(textwrap.fill(label, MAX_LABEL_WIDTH), group, COLORS[index % len(COLORS)], style))
     return curves
 
 
@@ -187,16 +205,17 @@ def _mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, 
 
 def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -> None:
     bands = []
-    for index, curve in enumerate(curves):
-        color, style = COLORS[index % len(COLORS)], LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
+    for curve in curves:
+        color, style = curve.color, curve.style
         xs, values = [x_of(run.score) for run in curve.runs], [run.score.value for run in curve.runs]
         if len(curve.runs) == 1:
             x, mean = xs[0], values[0]
         else:
-            for run_x, run_value in zip(xs, values, strict=True):
-                axes.plot(run_x, run_value, color=color, linewidth=0.7, alpha=0.35)
             x, mean, half_width = _mean_and_interval(xs, values)
-            bands.append((x, mean - half_width, mean + half_width, color))
+            if len(curves) <= len(COLORS):
+                for run_x, run_value in zip(xs, values, strict=True):
+                    axes.plot(run_x, run_value, color=color, linewidth=0.7, alpha=0.35)
+                bands.append((x, mean - half_width, mean + half_width, color))
         marker = "o" if len(x) == 1 else None
         axes.plot(x, mean, style, color=color, linewidth=2, marker=marker, markersize=4, label=curve.label)
         for run in curve.runs:
@@ -207,8 +226,13 @@ def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
     axes.set_ylim(limits)  # two runs have an interval so wide that it would flatten the curves
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(_short)
-    axes.yaxis.set_major_formatter(_short)
+    tidy(axes)
+
+
+def tidy(axes: "Axes") -> None:
+    """Short numbers, a faint grid, no frame."""
+    axes.xaxis.set_major_formatter(short)
+    axes.yaxis.set_major_formatter(short)
     axes.grid(color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -216,7 +240,7 @@ def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -
     axes.tick_params(length=0, colors="#555555", labelleft=True)
 
 
-def _short(value: float, _: object = None) -> str:
+def short(value: float, _: object = None) -> str:
     """100000 -> 100k, 1500000 -> 1.5M"""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:

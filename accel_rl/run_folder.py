@@ -84,14 +84,18 @@ def reopen(
     base = saved | ANYWHERE if given.keys() & {"device", "devices", "learners_per_gpu"} else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])
     values = wanted.as_dict()
-    may_change = MAY_CHANGE + (finite.MAY_CHANGE if (folder / finite.MARK).exists() else ())
-    changed = [name for name in values if values[name] != saved.get(name) and name not in may_change]
-    if changed:
+    if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
     return wanted, state
+
+
+def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """The settings that would make another run of the one in the folder, begun with those that are saved."""
+    may_change = MAY_CHANGE + (finite.MAY_CHANGE if (folder / finite.MARK).exists() else ())
+    return [name for name in values if values[name] != saved.get(name) and name not in may_change]
 
 
 def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:

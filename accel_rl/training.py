@@ -196,7 +196,7 @@ class Trainer:
         learned_s = self.learn_clock.read()
         if self.config.run.device != "cpu":
             self.tally.add_seconds({"gpu": learned_s})
-        restarts = {"rollout/env_restarts": float(self.sampler.num_restarts)}
+        restarts: dict[str, float] = {"rollout/env_restarts": self.sampler.num_restarts}
         reports = self.team.report(self.tally.take(restarts if self.config.run.on_env_error == "restart" else {}), last)
         if self.progress:
             if last:  # others may have done more meanwhile

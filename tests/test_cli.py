@@ -23,6 +23,7 @@ from accel_rl.cli import main
 from accel_rl.config import RunSettings, load_preset, preset_names
 from accel_rl.envs.atari import AtariOptions
 from accel_rl.errors import UsageError
+from accel_rl.learners import LearnerSettings
 from tests.helpers.processes import TINY, Result, run
 from tests.helpers.runs import assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
@@ -119,7 +120,7 @@ def test_the_folder_of_a_run(cartpole: Path) -> None:
     assert "train --env CartPole-v1 --steps 960" in (cartpole / "command.txt").read_text()
     assert "a2c on CartPole-v1: 4 environments in 2 workers" in (cartpole / "log.txt").read_text()
     config = yaml.safe_load((cartpole / "config.yaml").read_text())
-    expected = {f.name for settings in (RunSettings, A2CSettings) for f in fields(settings)}
+    expected = {f.name for settings in (RunSettings, LearnerSettings, A2CSettings) for f in fields(settings)}
     assert config.keys() == expected  # every setting, resolved, and nothing of Atari
     assert config["schedule_steps"] == 960
     best = checkpoint.load(cartpole / "best.pt")
@@ -236,7 +237,9 @@ def test_list(capfd: Any) -> None:
     }
     assert {"pong", "breakout", "CartPole-v1"} <= set(first_words["envs"])
     assert first_words["presets"] == [*preset_names(), "stooke", "dqn84", "v5"]
-    assert first_words["algos"] == [name for name in preset_names() if not load_preset(name).get("base")]
+    contents = {name: load_preset(name) for name in preset_names()}
+    assert first_words["algos"] == [name for name, it in contents.items() if "base" not in it or "update" in it]
+    assert {"a3c", "appo", "ppo"} <= {*first_words["algos"]} and "a2c_lstm" not in first_words["algos"]
     assert "a2c" in first_words["algos"]
     reader = subprocess.run(
         f"{sys.executable} -m accel_rl list envs | head -1", shell=True, capture_output=True, text=True
@@ -248,13 +251,13 @@ def test_help(capfd: Any) -> None:
     """Would catch a setting that the help leaves out, or does not explain."""
     result = call(capfd, "train", "--help")
     assert result.status == 0
-    for settings in (RunSettings, AtariOptions, A2CSettings):
+    for settings in (RunSettings, LearnerSettings, AtariOptions, A2CSettings):
         for field in fields(settings):
             assert field.metadata["help"], field.name
             flag = f"--{field.name.replace('_', '-')}"
             assert re.search(rf"^  {flag}[ ,]", result.out, re.MULTILINE), flag
     assert "Settings: default < preset < --config" in result.out
-    for command in ("train", "eval", "record", "plot", "list", "bench"):
+    for command in ("train", "launch", "eval", "record", "plot", "list", "bench"):
         result = call(capfd, command, "--help")
         assert result.status == 0 and f"accel-rl {command}" in result.out
         assert command in call(capfd, "--help").out

@@ -231,27 +231,35 @@ class CentralUpdate(LocalUpdate):
             rule = join(self._states)
         elif self.updates_per_exchange is not None:
             rule["step"] = self.rule_state["step"]
-        return {"parameters": parameters, "rule": rule, "num_renewed": self._num_renewed}
+        with self.store.holding(self.store.target) as part:
+            target = {name: value.clone() for name, value in part.now.items()} if int(part.now["count"]) else None
+        return {"parameters": parameters, "rule": rule, "num_renewed": self._num_renewed, "target": target}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into the store, for all learners: before any of them has made an update."""
         shared, rule = set(self.store.chunks[0].now) - {PARAMETERS}, state["rule"]
         self.store.write({PARAMETERS: state["parameters"]} | {name: rule[name] for name in shared})
         self._num_pending = 0
-        self.load_private_state({"rule": rule, "step": rule.get("step")})
-        self._num_renewed = state["num_renewed"]
-        with self.store.holding(self.store.target) as part:
-            self._write_target(part, self._num_renewed)
+        self.load_private_state({"rule": rule, "step": rule.get("step"), "num_renewed": state["num_renewed"]})
+        if state["target"]:
+            with self.store.holding(self.store.target) as part:
+                _copy(state["target"], part.draft)
+                part.publish()
         self.pull()
 
     def private_state(self) -> dict[str, Any]:
-        """own_state: the rule's state; multi-step Adam: how many updates this learner has counted."""
+        """own_state: the rule's state; multi-step Adam: how many updates this learner has counted; and of which count
+        its target is: a learner without such state takes over the store's."""
+        state: dict[str, Any] = {"num_renewed": self._num_renewed}
         if self.own_state:
-            return {"rule": join(self._states)}
-        return {} if self.updates_per_exchange is None else {"step": self.rule_state["step"].clone()}
+            state["rule"] = join(self._states)
+        elif self.updates_per_exchange is not None:
+            state["step"] = self.rule_state["step"].clone()
+        return state
 
     def load_private_state(self, state: dict[str, Any]) -> None:
         values = self.parameters.values
+        self._num_renewed = state["num_renewed"]
         if self.own_state:
             self._states = [self._own_state(state["rule"], values[span], span) for span in self.store.spans]
         elif self.updates_per_exchange is not None:

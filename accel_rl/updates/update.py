@@ -106,7 +106,8 @@ class LocalUpdate:
         if self._replays:
             found = self._replays(loss, batch, weight, learning_rate)
         else:
-            found = self._gradient(loss, slices(batch, self.slice_elements) if sliceable else [batch], weight)
+            parts = slices(batch, self.slice_elements) if sliceable and self._on_cpu else [batch]
+            found = self._gradient(loss, parts, weight)
         graph_is_all = self._replays is not None and self._graph_is_all
         stats = found if graph_is_all else self._finish(found, weight, learning_rate)
         return stats if before is None else stats | self.parameters.norms(before)

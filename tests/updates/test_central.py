@@ -1,6 +1,7 @@
 """Learners on a central store: one alone is LocalUpdate, two are their equations written out in NumPy."""
 
 import contextlib
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -58,7 +59,7 @@ def assert_equal(value: Tensor, expected: Tensor) -> None:
 
 def assert_same_state(update: CentralUpdate, local: LocalUpdate) -> None:
     state, expected = update.state_dict(), local.state_dict()
-    assert state.keys() == expected.keys()
+    assert state.keys() == {*expected, "target"}
     assert_equal(state["parameters"], expected["parameters"])
     assert state["rule"].keys() == expected["rule"].keys()
     for name, value in expected["rule"].items():
@@ -219,6 +220,7 @@ class MultiStepNumbers(Numbers):
 
 ADAM = Adam(beta1=0.8, beta2=0.9, epsilon=1e-2)
 SCRIPT = ["a", "b", "b", "a", "pull b", "a", "a", "b", "pull a", "b", "a", "b", "b", "b", "a", "a", "a"]
+SCRIPT += ["b", "b", "b", "pull a", "b", "a"]  # pulled when some updates are pending, and others have exchanged theirs
 CASES: dict[str, tuple[Rule, dict[str, Any], Callable[[np.ndarray[Any, Any]], Numbers]]] = {
     "shared rmsprop": (RMSProp(0.9, 1e-2), {}, lambda start: Numbers(start, own_state=False)),
     "own rmsprop": (RMSProp(0.9, 1e-2), {"own_state": True}, lambda start: Numbers(start, own_state=True)),
@@ -308,18 +310,21 @@ def test_seconds_are_those_since_the_last_reading() -> None:
     assert update.read_seconds() == {"lock": 0.0}
 
 
-def test_updates_of_two_processes_add_up() -> None:
-    """Would catch an update that is lost: each subtracts exactly 1."""
-    store = make_store(Weights(1000), SGD())
+def test_what_two_processes_do_adds_up() -> None:
+    """Would catch an update or a statistic that is lost, and learners with different targets of the same count."""
+    store = make_store(Weights(1000), SGD(), statistics={"count": torch.zeros((), dtype=torch.float64)})
     processes = [Process(store, learn, 1000, 300) for _ in range(2)]
     for process in processes:
         process.hear()
     for process in processes:
         process.say()
-    for process in processes:
-        assert float(process.finish()) >= 0
+    first, second = (json.loads(process.finish()) for process in processes)
     assert store.read()["parameters"].unique().tolist() == [-600]
     assert [part.version for part in store.chunks] == [600] * 3
+    assert store.statistics.now["count"] == 600
+    both = first.keys() & second.keys()
+    assert {count: first[count] for count in both} == {count: second[count] for count in both}
+    assert both
 
 
 # ---- statistics and target ----
@@ -430,6 +435,15 @@ def test_resumes_bit_for_bit(rule: Rule, options: dict[str, Any], in_place: bool
     before = deepcopy(target)
     again.renew(target, 5)
     assert same_parameters(target, before), "renewed once more"
+    another, its_target = CentralUpdate(make_network(), rule, again.store, **options), make_network()
+    another.renew(its_target, 5)
+    assert same_parameters(its_target, before), "a learner that was not there before"
+    third = CentralUpdate(make_network(), rule, again.store, **options)
+    third.load_private_state(update.private_state())
+    with torch.no_grad():
+        its_target[3].weight.zero_()
+    third.renew(its_target, 5)
+    assert not its_target[3].weight.any(), "one that has that target already"
     again.renew(target, 6)
     assert same_parameters(target, again.module)
 

@@ -4,6 +4,7 @@ ACCEL_RL_HAMMER_S: how many seconds of reading and writing are enough.
 """
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -62,19 +63,21 @@ def test_the_dead_hold_no_lock_and_have_written_nothing() -> None:
             check(part)
 
 
-def test_whichever_is_free_first() -> None:
-    """Would catch a loop that insists on its order, or misses the chunk that was taken."""
+def test_whichever_is_free_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a loop that insists on its order, misses the chunk that was taken, or does not count the wait."""
     store = make_store()
+    order: list[int] = []
     process = Process(store, hold)
     assert process.hear() == "holding"
-    order = []
+    sleep = time.sleep
 
-    def visit(chunk: int) -> None:
-        order.append(chunk)
-        if len(order) == 2:
-            process.say()
+    def first_sleep(seconds: float) -> None:
+        process.say()  # only now does the other let go
+        monkeypatch.setattr(time, "sleep", sleep)
+        sleep(seconds)
 
-    store.each_chunk(visit)
+    monkeypatch.setattr(time, "sleep", first_sleep)
+    store.each_chunk(order.append)
     process.kill()
     assert order == [1, 2, 0]
     assert store.waited_s > 0
