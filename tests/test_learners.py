@@ -201,6 +201,8 @@ def test_one_learner_with_a_store_is_one_without(tmp_path: Path, variant: str) -
     assert {row.pop("train/staleness") for row in table} <= {"0.0", ""}
     assert table == rows_without_time(alone)
     states = [load(run) for run in (alone, store)]
+    target = states[1]["update"].pop("target")
+    assert (target is not None) == ("target_interval_steps" in settings)
     for name in ("policy", "update", "steps"):
         assert_same(*(state[name] for state in states), name)
     assert_same(*(state["learners"][0]["algo"] for state in states))
