@@ -348,6 +348,7 @@ class Trainer:
         else:
             self.num_rollouts = self.steps // (self.config.run.envs * self.config.run.horizon)
             self.algo.adopt(learners[0]["algo"])
+            self.update.load_private_state(learners[0]["update"])
             logger.warning(
                 "resumed with %d learners instead of %d: environments start new episodes, a replay is filled anew",
                 self.team.size, len(learners),

@@ -11,6 +11,8 @@ import torch
 
 import accel_rl
 from accel_rl import checkpoint
+from accel_rl.build import build_algo
+from accel_rl.config import resolve
 from accel_rl.errors import RunError, UsageError
 from tests.helpers.processes import Command
 from tests.helpers.runs import assert_same, assert_same_run, rows, rows_without_time
@@ -152,6 +154,7 @@ def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
     assert_same_run(half, run)
     names = ["replay-240-1.pt", "replay-240.pt"]
     assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [names] * 2
+    assert build_algo(resolve({**settings, "steps": 240})).local_batch_size == 10 // 2  # type: ignore[attr-defined]
     replays = [load(run, name) for name in names]
     assert_same(replays, [load(half, name) for name in names])
     assert not torch.equal(*(replay["ring"]["arrays"]["action"] for replay in replays))
@@ -247,8 +250,8 @@ def check_shared(run: Path, state: dict[str, Any]) -> None:
 
 
 def test_asynchronous_learners_share_statistics(tmp_path: Path) -> None:
-    """Would catch learners that normalise differently, samples that only one of them counts, and games of the first
-    learner alone."""
+    """Would catch learners that normalise differently, samples that only one of them counts, games of the first
+    learner alone, and a count of updates that starts anew with another number of learners."""
     settings = {**TWO, **NORMALIZED, "update": "central_store", "updates_per_exchange": 3, "pull_horizon": 2}
     run = accel_rl.train(**settings, steps=300, out=tmp_path / "run")
     state = load(run)
@@ -256,3 +259,21 @@ def test_asynchronous_learners_share_statistics(tmp_path: Path) -> None:
     assert float(moments(run)["norm.moments.count"]) == state["steps"]
     finished = sum(length for _, _, length in state["progress"]["games"])
     assert state["steps"] - 4 * 7 < finished <= state["steps"]
+    accel_rl.train(resume=run, device="cpu", steps=state["steps"] + 20)
+    alone = load(run)
+    assert float(moments(run)["norm.moments.count"]) == alone["steps"] == state["steps"] + 20
+    (counted,) = (learner["update"]["step"] for learner in alone["learners"])
+    assert counted == state["learners"][0]["update"]["step"] + 4  # epochs x minibatches
+
+
+def test_asynchronous_learners_have_their_own_replays(tmp_path: Path) -> None:
+    """Would catch a replay in place of another one's, one of another moment than its checkpoint, and replays for
+    checkpoints that were never written, which pile up."""
+    settings = {**TWO, **REPLAY, "update": "central_store", "checkpoint_interval_steps": 20}
+    run = accel_rl.train(**settings, steps=400, out=tmp_path / "run")
+    names = [learner["replay"] for learner in load(run)["learners"]]
+    assert sorted(path.name for path in run.glob("replay-*")) == sorted(names)
+    assert [name.endswith("-1.pt") for name in names] == [False, True]
+    replays = [load(run, name)["ring"] for name in names]
+    assert [replay["size"] for replay in replays] == [(2, 63)] * 2  # 120 steps of its own
+    assert not torch.equal(*(replay["arrays"]["action"] for replay in replays))
