@@ -66,11 +66,13 @@ def train(
 
 def _open(given: State, out: Any, config: Any, resume: Any) -> tuple[Config, State | None]:
     """What is to be trained, and from where. Writes nothing."""
+    state = None
     if resume is not None:
-        return reopen(Path(resume), given, out, config)
-    resolved = resolve(given, Path(config) if config else None)
+        resolved, state = reopen(Path(resume), given, out, config)
+    else:
+        resolved = resolve(given, Path(config) if config else None)
     check(resolved)
-    return resolved, None
+    return resolved, state
 
 
 def _begin(config: Config, state: State | None, out: Any, resume: Any, overwrite: bool) -> Path:

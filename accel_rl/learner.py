@@ -94,6 +94,8 @@ class LearnerSetup:
 def main(work: "Callable[[LearnerSetup, Ready], None] | None" = None) -> None:
     """work: other than to train to the end of the run."""
     leave_signals_to_parent()
+    if os.getppid() != int(sys.argv[2]):  # it has ended before this process could ask to end with it
+        return
     faulthandler.enable()
     parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
     setup: LearnerSetup = pickle.loads(parent.recv_bytes())

@@ -62,14 +62,19 @@ def launched_place() -> Place | None:
     """This process's place if a launcher of PyTorch (torchrun) has started it as one learner of several; else None.
 
     Raises UsageError for an environment that is only half of it."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if any(name not in os.environ for name in names[:3]):
+    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         return None
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    place = Place(rank, size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
-    if "MASTER_PORT" not in os.environ or not 0 <= rank < size or not 0 <= local_rank < place.local_size:
-        shown = ", ".join(f"{name}={os.environ.get(name)}" for name in (*names, "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    given["LOCAL_RANK"] = os.environ.get("LOCAL_RANK", given["RANK"])
+    given["LOCAL_WORLD_SIZE"] = os.environ.get("LOCAL_WORLD_SIZE", given["WORLD_SIZE"])
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    try:
+        place = Place(*(int(given[name] or "") for name in names))
+    except ValueError:
+        place = Place(-1)
+    fits = 0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size
+    if not fits or None in given.values():
+        shown = ", ".join(f"{name}={value or ''}" for name, value in given.items())
         raise UsageError(f"{shown} do not fit together; let torchrun set them, or unset them for a run of its own")
     return place
 

@@ -123,7 +123,7 @@ def _start(setup: LearnerSetup, program: str) -> Learner:
     ours, theirs = Pipe()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", program, str(theirs.fileno())],
+        [sys.executable, "-m", program, str(theirs.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno(), *setup.fds()],
         env=environment,

@@ -70,7 +70,6 @@ class Trainer:
         self.learn_clock = GpuClock(torch.device(run.device))
         self.tally = Tally()
         self.progress: Progress | None = None  # rank 0's
-        self._replays_before: list[str | None] = []  # files of the last checkpoint, by rank
         try:
             if team.rank == 0:
                 self.progress = Progress(folder, self.steps, run.steps, run.tensorboard, show)
@@ -200,6 +199,9 @@ class Trainer:
         restarts: dict[str, float] = {"rollout/env_restarts": self.sampler.num_restarts}
         reports = self.team.report(self.tally.take(restarts if self.config.run.on_env_error == "restart" else {}), last)
         if self.progress:
+            if last:  # others may have done more meanwhile
+                self.steps = self.team.advance(0)
+                self.progress.advance(self.steps)
             self.progress.take_in(reports)
             self.progress.write_row(**metrics)
 
@@ -262,7 +264,7 @@ class Trainer:
         """Offers everything that the rest of the run depends on, for a checkpoint with that number. Raises RunError if
         the disk refuses, or if any of it is not finite: the checkpoint before then stays."""
         if number == LAST:
-            self.update.pull()  # whatever this learner has not given to others yet
+            self._pull()  # and gives to others whatever they do not have yet
             self.steps = max(self.steps, self.team.advance(0))
         self.guard.check(self.steps)
         self.team.compare(self.update.parameters.values, self.steps)
@@ -276,12 +278,18 @@ class Trainer:
             "torch_generator": torch.get_rng_state(),
         })  # fmt: skip
 
+    def _pull(self) -> None:
+        """Takes over the newest of what learners share."""
+        self.update.pull()
+        with self.update.exclusive(self.algo.moments()):
+            pass
+
     def _write_offered(self) -> None:
         """On rank 0: the checkpoint, once all learners have offered their parts."""
         if not self.progress or (learners := self.team.offered()) is None:
             return
         self.steps = self.team.advance(0)
-        self.update.pull()
+        self._pull()
         self._write(
             CHECKPOINT,
             steps=self.steps,
@@ -291,11 +299,15 @@ class Trainer:
             learners=learners,
         )
         self.guard.saved()
-        replays = [learner["replay"] for learner in learners]
-        for name in self._replays_before:
-            if name and name not in replays:
-                (self.folder / name).unlink(missing_ok=True)
-        self._replays_before = replays
+        self._remove_replays([learner["replay"] for learner in learners])
+
+    def _remove_replays(self, named: list[str | None]) -> None:
+        """Those that no checkpoint will name any more: since the last one, a learner may have offered several."""
+        newest = dict(_rank_and_steps(name) for name in named if name)
+        for path in self.folder.glob("replay-*.pt"):
+            rank, steps = _rank_and_steps(path.name)
+            if steps < newest.get(rank, LAST):
+                path.unlink()
 
     def _save_replay(self) -> str | None:
         """The name of the file that it is in now; None if it is not to be kept. Until the checkpoint names it, the one
@@ -336,11 +348,11 @@ class Trainer:
         else:
             self.num_rollouts = self.steps // (self.config.run.envs * self.config.run.horizon)
             self.algo.adopt(learners[0]["algo"])
+            self.update.load_private_state(learners[0]["update"])
             logger.warning(
                 "resumed with %d learners instead of %d: environments start new episodes, a replay is filled anew",
                 self.team.size, len(learners),
             )  # fmt: skip
-        self._replays_before = [learner["replay"] for learner in learners]
         if not self.progress:
             return
         self.progress.set_state(state["progress"])
@@ -369,6 +381,12 @@ class Trainer:
             self.sampler.close()
         finally:
             self.update.close()
+
+
+def _rank_and_steps(replay: str) -> tuple[int, int]:
+    """Of a replay's file, as `_save_replay` has named it."""
+    _, steps, *rank = replay.removesuffix(".pt").split("-")
+    return int(rank[0]) if rank else 0, int(steps)
 
 
 def learner_seed(seed: int, rank: int) -> int:

@@ -46,11 +46,13 @@ class PPO(ActorCriticAlgo):
         super().__init__(*arguments, **more)
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.policy.state_size and envs % count:
-            raise UsageError(f"envs={envs} sequences do not divide into minibatches={count}; change one of them")
+            raise UsageError(
+                f"a learner's envs={envs} sequences do not divide into minibatches={count}; change one of them"
+            )
         if envs * horizon % count:
             raise UsageError(
-                f"envs={envs} x horizon={horizon} = {envs * horizon} samples do not divide into minibatches={count}; "
-                "change one of them"
+                f"a learner's envs={envs} x horizon={horizon} = {envs * horizon} samples do not divide into "
+                f"minibatches={count}; change one of them"
             )
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class VTrace(ActorCriticAlgo):
         settings = self.settings
         if self.local_envs % settings.batches:
             raise UsageError(
-                f"envs={self.local_envs} do not divide into batches={settings.batches}; change one of them"
+                f"a learner's envs={self.local_envs} do not divide into batches={settings.batches}; change one of them"
             )
         if settings.c_bar > settings.rho_bar:
             raise UsageError(f"c_bar={settings.c_bar} must be at most rho_bar={settings.rho_bar}")

@@ -33,7 +33,13 @@ class Result:
 class Command:
     """`python -m accel_rl ...`, or another script, under way."""
 
-    def __init__(self, *arguments: Any, cwd: Path | None = None, script: Path | None = None):
+    def __init__(
+        self,
+        *arguments: Any,
+        cwd: Path | None = None,
+        script: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ):
         self._marker = uuid.uuid4().hex
         self._shm = _shm()
         self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
@@ -44,7 +50,7 @@ class Command:
             stdout=self._out,
             stderr=self._err,
             cwd=cwd,
-            env={**os.environ, MARKER: self._marker},
+            env={**os.environ, **(environment or {}), MARKER: self._marker},
             process_group=0,
         )
 
@@ -57,8 +63,13 @@ class Command:
                     found.append(process)
         return found
 
+    def learners(self) -> list[psutil.Process]:
+        """The learners' processes where there are several, by rank."""
+        found = [process for process in self.descendants() if "accel_rl.learner" in process.cmdline()]
+        return sorted(found, key=lambda process: process.create_time())
+
     def workers(self) -> list[psutil.Process]:
-        """The simulator processes: all that the launching process has forked."""
+        """The simulator processes: all that the launching processes have forked."""
         launchers = [process for process in self.descendants() if "accel_rl.samplers.launcher" in process.cmdline()]
         return [worker for worker in launchers if worker.ppid() in [launcher.pid for launcher in launchers]]
 

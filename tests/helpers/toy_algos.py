@@ -1,12 +1,16 @@
-"""Algorithms that go wrong on purpose, unless their learning rate is low."""
+"""Algorithms that go wrong on purpose, `Exploding` unless its learning rate is low."""
 
+import os
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.base import MakeUpdate
 from accel_rl.samplers.rollout import Rollout
 from accel_rl.settings import setting
 from accel_rl.updates import Loss
@@ -72,3 +76,91 @@ class Exploding(A2C):
 
     def _without_rewards(self, rollout: Rollout) -> Rollout:
         return replace(rollout, reward=torch.full_like(rollout.reward, torch.nan))
+
+
+@dataclass(frozen=True)
+class StruckSettings(A2CSettings):
+    how: str = setting(
+        "raise", "what happens", choices=("raise", "drift", "sampling", "lock", "all_reduce", "checkpoint")
+    )
+    at_step: int = setting(100, "when, in agent steps of the run", least=0)
+    mark: str = setting("", "a file for the id of the process that waits to be killed")
+
+
+class Struck(A2C):
+    """Of the learners of a run with seed 0 one that fails, or comes to a halt and waits to be killed.
+
+    how: raise: `learn` of learner 1 fails; drift: it changes parameters by itself; sampling: it halts before a rollout;
+    lock: it halts with the locks of a chunk and of the statistics, half rewritten; all_reduce: it waits for learner 0,
+    which only comes once it is gone; checkpoint: learner 0 halts while it writes the second one, beside mark."""
+
+    Settings = StruckSettings
+    settings: StruckSettings
+
+    def start(self, seed: int, make_update: MakeUpdate) -> None:
+        super().start(seed, make_update)
+        self.is_first = seed == 0
+
+    def prepare(self, step: int) -> None:
+        self.is_due = step >= self.settings.at_step
+        if self.is_due and self.settings.how == "sampling" and not self.is_first:
+            halt(self.settings.mark)
+
+    def learn(self, rollout: Rollout, update: Any) -> dict[str, Tensor]:
+        how, mark = self.settings.how, Path(self.settings.mark)
+        if self.is_due and how == "all_reduce":
+            if self.is_first:
+                wait_for_end(mark)
+            else:
+                write_id(mark)
+        elif self.is_due and not self.is_first:
+            if how == "raise":
+                raise ValueError("cannot go on")
+            if how == "drift":
+                with torch.no_grad():
+                    self.policy.policy_head.bias.add_(1e-3)
+            if how == "lock":
+                for part in (update.store.chunks[1], update.store.statistics):
+                    part.take(wait=True)
+                    for tensor in part.draft.values():
+                        tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(torch.nan)
+                halt(mark)
+        return super().learn(rollout, update)
+
+    def state_dict(self) -> dict[str, Any]:
+        is_slow = self.settings.how == "checkpoint" and self.is_first
+        return super().state_dict() | ({"slow": SlowToWrite(Path(self.settings.mark))} if is_slow else {})
+
+
+@dataclass
+class SlowToWrite:
+    """Halts when it is pickled for a checkpoint beside `mark`, and that is not the first one."""
+
+    mark: Path
+
+    def __reduce__(self) -> Any:
+        folder = self.mark.parent
+        if (folder / "checkpoint.pt").exists() and (folder / "checkpoint.pt.tmp").exists():
+            halt(self.mark)
+        return SlowToWrite, (self.mark,)
+
+
+def write_id(mark: str | Path) -> None:
+    """Of this process, in one go."""
+    temporary = Path(f"{mark}.tmp")
+    temporary.write_text(str(os.getpid()))
+    os.replace(temporary, mark)
+
+
+def halt(mark: str | Path) -> None:
+    write_id(mark)
+    while True:
+        time.sleep(3600)
+
+
+def wait_for_end(mark: Path) -> None:
+    """Until the process that has left its id there is gone."""
+    while not mark.exists():
+        time.sleep(0.01)
+    while os.path.exists(f"/proc/{mark.read_text()}"):
+        time.sleep(0.01)

@@ -1,0 +1,192 @@
+"""Ranks that update together: `run(together, 2)` runs all cases in two processes, `alone(name)` one of them here.
+
+A case is a number of updates of a small float64 network, always with the same samples, of which each rank has its part.
+"""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from accel_rl.algos.ppo import standardized
+from accel_rl.models.normalize import RunningMoments
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.all_reduce import AllReduceUpdate
+from accel_rl.updates.rules import make_rule
+
+MODULE = "tests.helpers.reduce_process"
+NUM_UPDATES, NUM_SAMPLES = 40, 24
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: str = "sgd"
+    clip: float | None = None
+    masked: bool = False  # different numbers of valid samples; sometimes none on one rank, or on any
+    is_standardized: bool = False
+    prioritised: bool = False
+    normalised: bool = False
+    by_step: bool = False
+    slice_elements: int = 10**6
+
+
+CASES = {
+    "mean": Case(),
+    "clipped": Case(clip=0.05),
+    "masked": Case(masked=True),
+    "advantages": Case(masked=True, is_standardized=True),
+    "priorities": Case(prioritised=True),
+    "running statistics": Case(masked=True, normalised=True),
+    "by step": Case(clip=0.05, masked=True, by_step=True),
+    "slices": Case(masked=True, slice_elements=20),
+    **{
+        f"all of it, {rule}": Case(rule, 0.5, True, True, True, True, slice_elements=20)
+        for rule in ("rmsprop", "adam", "momentum_sgd", "torch.Adam")
+    },
+}
+
+
+class Network(nn.Module):
+    """An actor-critic with running statistics of what it sees."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+        self.moments = RunningMoments((4,))
+        self.moments.mean += seed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N, 3], values [N]."""
+        scaled = (x - self.moments.mean) / (self.moments.variance + 1).sqrt()
+        logits, value = self.body(scaled).split([3, 1], dim=1)
+        return logits.log_softmax(1), value.squeeze(1)
+
+
+def samples(index: int, case: Case) -> dict[str, Tensor]:
+    """The index-th batch of all ranks together."""
+    generator = torch.Generator().manual_seed(index)
+    batch = {
+        "x": 3 + 2 * torch.randn(NUM_SAMPLES, 4, generator=generator, dtype=torch.float64),
+        "action": torch.randint(3, (NUM_SAMPLES,), generator=generator),
+        "advantage": 5 + 3 * torch.randn(NUM_SAMPLES, generator=generator, dtype=torch.float64),
+        "importance": 1 + torch.rand(NUM_SAMPLES, generator=generator, dtype=torch.float64),
+        "valid": torch.rand(NUM_SAMPLES, generator=generator) < 0.6,
+    }
+    if not case.masked:
+        batch["valid"][:] = True
+    elif index % 4 == 3:
+        half = NUM_SAMPLES // 2
+        none = [slice(half), slice(half, NUM_SAMPLES), slice(NUM_SAMPLES)][index // 4 % 3]
+        batch["valid"][none] = False
+    return batch
+
+
+def learn(update: LocalUpdate, network: Network, case: Case, rank: int, size: int) -> list[dict[str, Tensor]]:
+    """What each update returns; then the parameters and statistics at the end."""
+    device = update.parameters.values.device
+    found = []
+
+    def loss(
+        x: Tensor, action: Tensor, advantage: Tensor, importance: Tensor, valid: Tensor, scale: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        log_p, value = network(x)
+        errors = (value - advantage).square() - advantage * log_p.gather(1, action[:, None]).squeeze(1)
+        loss_sum = (scale * errors * importance * valid).sum()
+        return loss_sum, {"value": (value * valid).sum().detach(), "errors": errors.detach(), "loss": loss_sum.detach()}
+
+    for index in range(NUM_UPDATES):
+        rows = slice(rank * NUM_SAMPLES // size, (rank + 1) * NUM_SAMPLES // size)
+        batch = {name: value[rows].to(device) for name, value in samples(index, case).items()}
+        if case.normalised:
+            network.moments.update(batch["x"], update.sum, batch["valid"])
+        if case.is_standardized:
+            batch["advantage"] = standardized(batch["advantage"], batch["valid"], update)
+        if case.prioritised:
+            batch["importance"] = batch["importance"] / update.max(batch["importance"].max())
+        batch["scale"] = torch.tensor(1 + index / 10, dtype=torch.float64, device=device)
+        weight, rate = batch["valid"].sum(), 0.02 / (1 + index / 10)
+        if case.by_step:
+            found.append({"grad_norm": update.step(loss(**batch)[0], weight, rate)})
+        else:
+            found.append(update.minimize(loss, batch, weight, rate))
+    state = {"parameters": update.parameters.values, **dict(network.named_buffers())}
+    return [{name: value.cpu() for name, value in each.items()} for each in (*found, state)]
+
+
+def alone(name: str) -> list[dict[str, Tensor]]:
+    """What both ranks together should come to."""
+    case, network = CASES[name], Network(0)
+    update = LocalUpdate(network, make_rule(case.rule), case.clip)
+    return learn(update, network, case, 0, 1)
+
+
+def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tensor]]]:
+    """All cases, as that rank. Ranks begin with different networks."""
+    found = {}
+    for name, case in CASES.items():
+        network = Network(rank).to(device)
+        options = {"slice_elements": case.slice_elements}
+        update = AllReduceUpdate(network, make_rule(case.rule), case.clip, **options)
+        found[name] = learn(update, network, case, rank, size)
+        assert update.read_seconds()["exchange"] > 0
+    return found
+
+
+def too_many_terms(rank: int, size: int, device: str) -> str:
+    """What an update says of a loss with that many terms."""
+    network = Network(rank)
+    update = AllReduceUpdate(network, make_rule("sgd"))
+
+    def loss(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss_sum = network(x)[1].sum()
+        return loss_sum, {f"term_{index}": loss_sum.detach() for index in range(64)}
+
+    try:
+        update.minimize(loss, {"x": torch.zeros(2, 4, dtype=torch.float64)}, torch.tensor(2), 0.1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def run(role: Callable[..., Any], size: int, device: str = "cpu") -> list[Any]:
+    """What `role` returns as each rank, in a process of its own."""
+    meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", MODULE, role.__name__, str(rank), str(size), device, str(meeting.port)],
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(size)
+    ]
+    try:
+        answers = [process.communicate(timeout=60)[0] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in ranks] == [0] * size
+    return [pickle.loads(answer) for answer in answers]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    role, device = sys.argv[1], sys.argv[4]
+    rank, size, port = (int(sys.argv[index]) for index in (2, 3, 5))
+    store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    answer = globals()[role](rank, size, device)
+    dist.destroy_process_group()
+    sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Ranks with a part of the samples each are one rank with all of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.reduce_process import CASES, NUM_UPDATES, Network, alone, run, together, too_many_terms
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+PER_SAMPLE = "errors"  # a term that has an entry for each sample
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Any]:
+    """All cases as two ranks have gone through them."""
+    return run(together, 2)
+
+
+def assert_close(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
+    assert len(found) == len(expected) == NUM_UPDATES + 1
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert list(one) == list(other)
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-8, atol=1e-10, msg=f"{name}, update {index}")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_halves_are_the_whole(ranks: list[Any], name: str) -> None:
+    """Would catch a mean of means, a gradient that is clipped before it is summed, a rank that is left out because it
+    has no valid sample, moments, maxima or statistics of one rank's samples, a slice that is counted twice, ranks that
+    begin differently, and whatever makes their parameters drift apart."""
+    first, second = (rank[name] for rank in ranks)
+    whole = [
+        one | {PER_SAMPLE: torch.cat([one[PER_SAMPLE], other[PER_SAMPLE]])} if PER_SAMPLE in one else one
+        for one, other in zip(first, second, strict=True)
+    ]
+    assert_close(whole, alone(name))
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(one[term], other[term]) for term in one if term != PER_SAMPLE)
+    start = torch.cat([parameter.detach().flatten() for parameter in Network(0).parameters()])
+    moved = whole[-1]["parameters"] - start
+    assert (moved != 0).all() and moved.norm() > 0.01
+
+
+def test_clipping_cuts_what_it_should() -> None:
+    """Would catch cases whose gradients are never clipped, or always, so that they say nothing of the order."""
+    for name in ("clipped", "by step", "all of it, adam"):
+        clip = CASES[name].clip
+        norms = [float(each["grad_norm"]) for each in alone(name)[:-1]]
+        assert clip is not None and max(norms) > 2 * clip
+
+
+def test_more_terms_than_there_is_room_for() -> None:
+    """Would catch terms that are written behind the memory that is summed, or a limit that does not say so."""
+    assert run(too_many_terms, 1) == ["65 numbers beside the gradient, but there is room for 64: log fewer terms"]
+
+
+@NO_GPU
+def test_nccl() -> None:
+    """Would catch what Gloo allows and NCCL does not: tensors of the wrong device, or updates captured whole."""
+    (found,) = run(together, 1, "cuda:0")
+    for name in CASES:
+        assert_close(found[name], alone(name))
