@@ -1,11 +1,13 @@
 """One learner of a run: what the only one does, and its own process where there are several."""
 
+import contextlib
 import faulthandler
 import os
 import pickle
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +23,7 @@ from accel_rl.config import Config
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.logs import close_log, open_log
-from accel_rl.team import Apart, Control, Team, Together, process_group
+from accel_rl.team import Alone, Apart, Control, Team, Together, process_group
 from accel_rl.training import Trainer
 from accel_rl.updates.store import CentralStore, StoreSetup
 
@@ -90,14 +92,15 @@ class LearnerSetup:
         return [self.control_fd, *own, *([self.store.fd] if self.store else [])]
 
 
-def main() -> None:
+def main(work: "Callable[[LearnerSetup, Ready], None] | None" = None) -> None:
+    """work: other than to train to the end of the run."""
     leave_signals_to_parent()
     faulthandler.enable()
     parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
     setup: LearnerSetup = pickle.loads(parent.recv_bytes())
     handlers = open_log(setup.folder, setup.show, setup.config.place.rank)
     try:
-        _work(setup, _Ready(parent, Control(setup.config.place.size, setup.control_fd)))
+        (work or _work)(setup, Ready(parent, Control(setup.config.place.size, setup.control_fd)))
         parent.send(("done", ""))
     except (RunError, UsageError) as error:
         parent.send(("usage" if isinstance(error, UsageError) else "failed", str(error)))
@@ -106,10 +109,13 @@ def main() -> None:
         parent.send((kind, traceback.format_exc().rstrip()))
     finally:
         close_log(handlers)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch takes seconds to take itself down
 
 
 @dataclass
-class _Ready:
+class Ready:
     """The wish to stop, for a Trainer. Once it is `patient`, this learner is ready, and waits for the others."""
 
     parent: "Connection[Any, Any]"
@@ -128,19 +134,27 @@ class _Ready:
         self.control.wait_for_go()
 
 
-def _work(setup: LearnerSetup, stop: _Ready) -> None:
-    config, place = setup.config, setup.config.place
+def _work(setup: LearnerSetup, stop: Ready) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT) if setup.is_resumed else None
-    if setup.store is None:
+    with joined(setup, stop.control, state["steps"] if state else 0) as (team, store):
+        learn(setup.config, setup.folder, team, stop, state, setup.show, store)
+
+
+@contextlib.contextmanager
+def joined(setup: LearnerSetup, control: Control, steps: int = 0) -> Iterator[tuple[Team, CentralStore | None]]:
+    """This learner's team, and the parameters that it shares. steps: that a resumed run has behind it."""
+    config, place = setup.config, setup.config.place
+    if setup.store:
+        others = {rank: Connection(fd, writable=False) for rank, fd in setup.from_others.items()}
+        to_first = None if setup.to_first is None else Connection(setup.to_first, readable=False)
+        yield Apart(place.rank, place.size, control, to_first, others), CentralStore.attach(setup.store)
+    elif place.size == 1:
+        yield Alone(steps), None
+    else:
         with process_group(place.rank, place.size, setup.port, config.device.startswith("cuda")):
             team = Together(place.rank, place.size)
-            team.begin(state["steps"] if state else 0)
-            learn(config, setup.folder, team, stop, state, setup.show)
-        return
-    others = {rank: Connection(fd, writable=False) for rank, fd in setup.from_others.items()}
-    to_first = None if setup.to_first is None else Connection(setup.to_first, readable=False)
-    apart = Apart(place.rank, place.size, stop.control, to_first, others)
-    learn(config, setup.folder, apart, stop, state, setup.show, CentralStore.attach(setup.store))
+            team.begin(steps)
+            yield team, None
 
 
 def _has_lost_others(error: Exception) -> bool:
@@ -150,6 +164,3 @@ def _has_lost_others(error: Exception) -> bool:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # torch takes seconds to take itself down

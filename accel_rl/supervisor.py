@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -71,6 +72,17 @@ def supervise(config: Config, folder: Path, state: dict[str, Any] | None, stop: 
     """Trains with a process for each learner, to the end of the run.
 
     Raises RunError, or UsageError, with what the learner says that has failed; all others are gone then."""
+    with started(config, folder, state, show) as (learners, control):
+        _watch(learners, control, stop)
+
+
+@contextlib.contextmanager
+def started(
+    config: Config, folder: Path, state: dict[str, Any] | None, show: bool, program: str = "accel_rl.learner"
+) -> Iterator[tuple[list[Learner], Control]]:
+    """A process for each learner of the run, and what they share; at the end they are killed.
+
+    program: the module that each runs."""
     size, learners = config.place.size, list[Learner]()
     with contextlib.ExitStack() as shared:
         control = Control(size)
@@ -96,10 +108,10 @@ def supervise(config: Config, folder: Path, state: dict[str, Any] | None, stop: 
                 setup.port = meeting.port
         try:
             for setup in setups:
-                learners.append(_start(setup))
+                learners.append(_start(setup, program))
             for pipe in pipes:  # else nobody would notice that the other end is gone
                 pipe.close()
-            _watch(learners, control, stop)
+            yield learners, control
         finally:
             for learner in learners:
                 learner.process.kill()
@@ -107,11 +119,11 @@ def supervise(config: Config, folder: Path, state: dict[str, Any] | None, stop: 
                 learner.process.wait()
 
 
-def _start(setup: LearnerSetup) -> Learner:
+def _start(setup: LearnerSetup, program: str) -> Learner:
     ours, theirs = Pipe()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "accel_rl.learner", str(theirs.fileno())],
+        [sys.executable, "-m", program, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno(), *setup.fds()],
         env=environment,

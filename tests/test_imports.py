@@ -8,14 +8,15 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "accel_rl"
 
 # folder -> what it must not import (samplers.rollout is the one thing that algos and samplers share)
+ON_TOP = ("training", "learner", "supervisor", "launch", "team", "run_folder", "queue", "player", "cli", "bench")
 FORBIDDEN = {
-    "envs": ("algos", "models", "replay", "samplers", "updates", "training", "player", "cli", "bench"),
-    "models": ("algos", "samplers", "updates", "training", "player", "cli", "bench"),
-    "replay": ("algos", "samplers", "updates", "training", "player", "cli", "bench"),
-    "updates": ("algos", "models", "samplers", "envs", "training", "player", "cli", "bench"),
-    "samplers": ("algos", "models", "updates", "training", "player", "cli", "bench"),
-    "algos": ("training", "player", "cli", "samplers", "bench"),
-    "bench": ("training", "player", "cli"),
+    "envs": ("algos", "models", "replay", "samplers", "updates", *ON_TOP),
+    "models": ("algos", "samplers", "updates", *ON_TOP),
+    "replay": ("algos", "samplers", "updates", *ON_TOP),
+    "updates": ("algos", "models", "samplers", "envs", *ON_TOP),
+    "samplers": ("algos", "models", "updates", *ON_TOP),
+    "algos": ("samplers", *ON_TOP),
+    "bench": ("launch", "player", "cli"),
 }
 ALLOWED = {"accel_rl.samplers.rollout"}
 

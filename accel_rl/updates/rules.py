@@ -56,7 +56,9 @@ class RMSProp:
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
         square = state["square"].mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-        root = square.add(self.epsilon).sqrt_().add_(self.epsilon_outside)
+        root = square.add(self.epsilon).sqrt_()
+        if self.epsilon_outside:
+            root.add_(self.epsilon_outside)
         if self.momentum:
             delta = state["delta"].mul_(self.momentum)
             _add_ratio(delta, gradient, root, learning_rate)

@@ -1,0 +1,149 @@
+"""The benchmark of several learners: its runs, table, picture and JSON, from tiny real ones."""
+
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from accel_rl import config
+from accel_rl.bench import scaling
+from accel_rl.bench.learner import Turn
+from accel_rl.bench.scaling import LearnersRun, ScalingOptions
+from accel_rl.errors import RunError, UsageError
+from accel_rl.machine import available_cpus, parse_cpus
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "scaling.py"
+SMALL = {"algo": "a2c", "env": "CartPole-v1", "envs": 4, "horizon": 5, "sampler": "serial"}
+needs_two = pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a processor each")
+
+
+@needs_two
+def test_table_picture_and_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Would catch a program that no longer runs, an efficiency the wrong way round, and shares that are left out."""
+    json_file, plot = tmp_path / "out" / "s.json", tmp_path / "s.png"
+    options = ["--env", "CartPole-v1", "--learners", "2", "--seconds", "0.05", "--rounds", "1"]
+    files = ["--json", str(json_file), "--plot", str(plot)]
+    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *options, "--device", "cpu", *files])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(PROGRAM), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    written = json_file.read_text()
+    assert str(tmp_path) not in written
+    one, together, apart = json.loads(written)["points"]
+
+    assert [point["learners"] for point in (one, together, apart)] == [1, 2, 2]
+    assert [point["update"] for point in (one, together, apart)] == [None, "all_reduce", "central_store"]
+    for point in (together, apart):
+        assert point["efficiency"]["median"] == pytest.approx(point["rates"][0] / one["rates"][0])
+        assert point["at least"] == 0.85 and len(point["plan"]) == 2
+    # Two learners meet twice an iteration, at the gradient and at the wish to stop; both take their time.
+    assert one["shares"].keys() & {"exchange", "straggler", "lock"} == set()
+    assert together["shares"]["exchange"] > 0 and "lock" not in together["shares"]
+    assert apart["shares"]["lock"] >= 0 and "exchange" not in apart["shares"]
+    for point in (one, together, apart):
+        shares = point["shares"]
+        assert shares["sample"] + shares["learn"] + shares["between"] == pytest.approx(1.0)
+        assert 0 <= shares["between"] < 1
+    assert "all_reduce-2" in printed and "at least 0.85" in printed
+
+
+@pytest.fixture(scope="module")
+def learners() -> Iterator[LearnersRun]:
+    if len(available_cpus()) < 2:
+        pytest.skip("two learners need a processor each")
+    run = LearnersRun("two", {**SMALL, "devices": "cpu,cpu"})
+    yield run
+    run.close()
+
+
+def test_turns(learners: LearnersRun) -> None:
+    """Would catch learners that go on while it is not their turn, or do not when it is."""
+    for _ in range(2):
+        start = time.perf_counter()
+        assert learners.run(0.1) > 0
+        assert time.perf_counter() - start >= 0.1
+    used = seconds_used(learners)
+    time.sleep(0.3)
+    assert seconds_used(learners) - used < 0.1
+    learners.run(0.2)
+    assert seconds_used(learners) - used > 0.1 / 4
+
+
+def seconds_used(run: LearnersRun) -> float:
+    """Of processors, by the run's processes."""
+    times = [psutil.Process(learner.process.pid).cpu_times() for learner in run._learners]
+    return sum(each.user + each.system for each in times)
+
+
+def test_a_learner_that_dies(learners: LearnersRun) -> None:
+    """Would catch a benchmark that waits for a learner that is gone, and processes that stay. The last of this file's
+    tests to use these learners."""
+    processes = [psutil.Process(learner.process.pid) for learner in learners._learners]
+    os.kill(processes[0].pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"learner 0 \(cpu, process \d+\) exited with status -9"):
+        learners.run(0.1)
+    learners.close()
+    assert not any(process.is_running() for process in processes)
+
+
+def test_a_turn_is_whole_rollouts() -> None:
+    """Would catch a turn without a rollout, and the pause before a turn that counts as its time."""
+    turn = Turn()
+    turn.begin(0.0)
+    assert not turn and bool(turn)
+    time.sleep(0.05)
+    turn.begin(10.0)
+    assert not turn and not turn
+    assert turn.seconds < 0.05
+
+
+@pytest.mark.parametrize(("gpus", "numbers"), [(2, [2]), (3, [2, 3]), (4, [2, 4]), (6, [2, 4, 6]), (8, [2, 4, 8])])
+def test_numbers_of_learners_on_gpus(gpus: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch GPUs that are left out."""
+    monkeypatch.setattr(scaling.torch.cuda, "device_count", lambda: gpus)
+    options = ScalingOptions()
+    assert options.on_gpus and options.numbers == numbers
+
+
+@needs_two
+def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch fewer environments for each of several learners, and processors for one that two have to share."""
+    monkeypatch.setattr(scaling.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(config, "find_devices", lambda text, per_gpu: tuple(text.split(",")))
+    monkeypatch.setattr(config, "_gpu_node", lambda device: None)
+    found = scaling.contestants(ScalingOptions())
+    assert [*found] == ["one", "all_reduce-2", "central_store-2"]
+    assert [settings["envs"] for settings in found.values()] == [16, 32, 32]
+    assert [settings["devices"] for settings in found.values()] == ["cuda:0", "cuda:0,cuda:1", "cuda:0,cuda:1"]
+    num_cpus = [len(parse_cpus(settings["cpus"])) for settings in found.values()]
+    assert num_cpus[1] == num_cpus[2] == len(available_cpus()) and num_cpus[0] <= -(-num_cpus[1] // 2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"device": "cuda:0"}, "device=cuda:0 must be auto, cpu or cuda"),
+        ({"learners": (0,), "device": "cpu"}, "learners=0 must be from 1 to"),
+        (
+            {"learners": (100_000,), "device": "cpu"},
+            "learners=100000 must be from 1 to .*, the processors that there are",
+        ),
+        ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
+        ({"rounds": 0}, "rounds=0 must be at least 1"),
+    ],
+)
+def test_bad_options(bad: dict[str, Any], message: str) -> None:
+    """Would catch a complaint that comes only after minutes of work."""
+    with pytest.raises(UsageError, match=message):
+        ScalingOptions(**bad)
