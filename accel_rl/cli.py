@@ -71,13 +71,14 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "launch",
         help="train on all GPUs, or run an experiment over them",
-        usage="accel-rl launch [--gpus 0-3] [--experiment FILE [--summary]] [--out DIR] [any setting of train]",
-        description="Trains one agent on all devices. With --experiment: runs a grid of settings and seeds over them, "
-        "goes on where it was interrupted, and lays the result beside the paper's numbers.",
+        usage="accel-rl launch [--gpus 0-3 | --devices cpu,cpu] [--experiment FILE [--summary]] [--out DIR] "
+        "[any other setting below]",
+        description="Trains one agent on all GPUs, a learner on each. With --experiment: runs a grid of settings and "
+        "seeds over them, goes on where it was interrupted, and lays the result beside the paper's numbers.",
         allow_abbrev=False,
     )
-    _add_train_arguments(command, arguments)
     _add_launch_arguments(command)
+    _add_train_arguments(command, arguments)
     command.set_defaults(run=_launch)
 
     command = commands.add_parser("eval", help="score a trained agent", description="Plays whole games; prints JSON.")
@@ -160,7 +161,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
 
 def _add_launch_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("devices and experiments")
-    group.add_argument("--gpus", metavar="LIST", help="which of them, as in 0-3 (all; none: the CPU)")
+    group.add_argument("--gpus", metavar="LIST", help="which GPUs, as in 0-3 (all); without any: --devices cpu,cpu")
     group.add_argument(
         "--experiment",
         type=Path,
@@ -208,14 +209,16 @@ def _name_of_algo(arguments: list[str]) -> str:
         named = parser.parse_known_args(arguments[1:])[0]
     except UsageError:  # a flag without a value; the real parser will say so
         return "a2c"
+    return str(named.algo or _settings_of_file(named).get("algo", "a2c"))
+
+
+def _settings_of_file(named: argparse.Namespace) -> dict[str, Any]:
+    """What the file of --resume or --config says; nothing if neither is named."""
     from accel_rl.config import read_run, read_yaml
 
-    if named.algo:
-        return str(named.algo)
-    if not named.resume and not named.config:
-        return "a2c"
-    settings = read_run(Path(named.resume)) if named.resume else read_yaml(Path(named.config), "settings")
-    return str(settings.get("algo", "a2c"))
+    if named.resume:
+        return read_run(Path(named.resume))
+    return read_yaml(Path(named.config), "settings") if named.config else {}
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -239,27 +242,37 @@ def _train_with(given: dict[str, Any]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    from accel_rl.queue import Slot, find_slots, placement, run_experiment
+    from accel_rl.learners import LearnerSettings
+    from accel_rl.queue import run_experiment
+    from accel_rl.settings import build
 
     given = _given(options)
-    file, only_report = given.pop("experiment", None), given.pop("summary")
-    devices, per_gpu = (
-        find_slots(given.pop("devices", None), given.pop("gpus", None)),
-        int(given.pop("learners_per_gpu", 1)),
-    )
-    if per_gpu < 1:
-        raise UsageError(f"learners_per_gpu={per_gpu} must be at least 1")
-    if per_gpu > 1 and "cpu" in devices:
-        raise UsageError("--learners-per-gpu is for GPUs; use --devices cpu,cpu for two learners without one")
+    file, only_report, gpus = given.pop("experiment", None), given.pop("summary"), given.pop("gpus", None)
+    if gpus is not None:
+        if "devices" in given:
+            raise UsageError(f"devices={given['devices']} and gpus={gpus} say the same; leave one of them away")
+        given["devices"] = gpus
     if file is None:
         if only_report:
             raise UsageError("--summary is of an experiment; name it with --experiment")
-        return _train_with(given | placement([Slot(name, None) for name in devices], len(devices) * per_gpu))
+        if "device" not in given and not _settings_of_file(options).get("devices"):
+            given.setdefault("devices", "all")
+        return _train_with(given)
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
         if given.pop(name, None):
             raise UsageError(f"--{name.replace('_', '-')} is for a single run; leave it away with --experiment")
+    own = ("devices", "learners_per_gpu")
+    learners = build(LearnerSettings, {name: given.pop(name) for name in own if name in given})
     folder, cpus = given.pop("out", None), given.pop("cpus", "all")
-    run_experiment(file, given, Path(folder) if folder else None, devices, per_gpu, cpus, only_report)
+    run_experiment(
+        file,
+        given,
+        Path(folder) if folder else None,
+        learners.devices or "all",
+        learners.learners_per_gpu,
+        cpus,
+        only_report,
+    )
 
 
 def _show_affinity(given: dict[str, Any]) -> None:

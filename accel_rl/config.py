@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from accel_rl.affinity import Plan, make_plans
-from accel_rl.device import find_device, find_devices
+from accel_rl.device import find_device, find_devices, gpu_node
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
@@ -233,13 +233,12 @@ def _plans(run: RunSettings, learners: LearnerSettings, place: Place, devices: t
     workers = _named_workers(run) if run.sampler == "alternating" else 0
     if workers and workers % place.size:
         raise UsageError(f"workers={workers} do not split over {place.size} learners; use a multiple of {place.size}")
-    on_gpu = devices[0].startswith("cuda")
     return make_plans(
         read_machine(run.cpus),
         run.envs // place.size,
         workers and workers // place.size,
-        on_gpu=on_gpu,
-        gpu_nodes=[_gpu_node(device) if on_gpu else None for device in devices],
+        on_gpu=devices[0].startswith("cuda"),
+        gpu_nodes=[gpu_node(device) for device in devices],
         sampling_threads=run.sampling_threads,
         learning_threads=run.learning_threads,
         share=learners.share_processors,
@@ -338,16 +337,3 @@ def _reset_mode(name: str, env: EnvConfig) -> str:
     if name == "reserve" and not is_atari:
         raise UsageError("reset_mode=reserve needs states that can be copied; only Atari games have them")
     return name if name != "auto" else ("reserve" if is_atari else "immediate")
-
-
-def _gpu_node(device: str) -> int | None:
-    """The NUMA node that the GPU is attached to; None where the system does not tell."""
-    import torch
-
-    gpu: Any = torch.cuda.get_device_properties(device)
-    try:
-        address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
-        node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())
-    except (AttributeError, OSError, ValueError):  # older releases of torch do not know the address
-        return None
-    return node if node >= 0 else None

@@ -3,6 +3,8 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from accel_rl.errors import UsageError
 from accel_rl.machine import parse_cpus, show_cpus
@@ -84,6 +86,21 @@ def _num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def gpu_node(device: str) -> int | None:
+    """The NUMA node that the GPU is attached to; None for the CPU, and where the system does not tell."""
+    import torch
+
+    if device == "cpu":
+        return None
+    gpu: Any = torch.cuda.get_device_properties(device)
+    try:
+        address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())
+    except (AttributeError, OSError, ValueError):  # older releases of torch do not know the address
+        return None
+    return node if node >= 0 else None
 
 
 def pin(memory: SharedArrays) -> int | None:

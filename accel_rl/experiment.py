@@ -4,7 +4,7 @@ title: ...
 settings: {env: breakout, steps: 50_000_000}    # of all runs, as of `accel-rl train`
 grid:                                           # all combinations of each block's lists
   - algo: [a2c, ppo]                            # a list is varied, and part of the runs' names
-    learners: [1, 2, 4, 8]                      # devices of a run; 1 where nothing is said
+    learners: [1, 2, 4, 8]                      # of a run, each on a device; 1 where nothing is said
     envs_per_learner: 16                        # a single value is not; this one stands for envs = learners x 16
 seeds: [1, 2]                                   # a run of every combination with each of them
 paper:
@@ -29,6 +29,7 @@ SAID_ELSEWHERE = {
     "seed": "name the seeds under `seeds`",
     "device": "name devices with --gpus or --devices",
     "devices": "name devices with --gpus or --devices",
+    "learners_per_gpu": "use the flag --learners-per-gpu",
     "cpus": "name processors with --cpus",
 }
 

@@ -22,8 +22,19 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Runs that differ in nothing else are repetitions: one curve.
-NOT_SETTINGS = ("seed", "device", "workers", "envs_per_worker", "cpus", "sampling_threads", "learning_threads")
+# Runs that differ in nothing else are repetitions: one curve. Of devices, only how many learners they have counts.
+NOT_SETTINGS = (
+    "seed",
+    "device",
+    "devices",
+    "learners_per_gpu",
+    "share_processors",
+    "workers",
+    "envs_per_worker",
+    "cpus",
+    "sampling_threads",
+    "learning_threads",
+)
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # a second, third, ... round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
@@ -148,6 +159,7 @@ def read_run(run_dir: Path) -> Run:
         return Series(steps[logged], time_s[logged], value[logged])
 
     config = read_yaml(run_dir / "config.yaml", "settings")
+    config["learners"] = len(str(config.get("devices")).split(",")) * config.get("learners_per_gpu", 1)
     run = Run(config, series("rollout/ep_rew_mean"), series("eval/mean_reward"))
     if not run.score.value.size:
         raise UsageError(f"no game has finished yet in {run_dir}")

@@ -21,16 +21,17 @@ from typing import Any
 import yaml
 
 from accel_rl import finite
+from accel_rl.affinity import divide
 from accel_rl.bench.machine import machine, write_json
 from accel_rl.build import check
 from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config, read_run, resolve
-from accel_rl.device import find_device
+from accel_rl.device import find_devices, gpu_node
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiment import Experiment, ExperimentRun, read_experiment
 from accel_rl.interrupt import StopSignal, stop_with_parent
-from accel_rl.machine import Cpus, Machine, parse_cpus, read_machine, show_cpus
+from accel_rl.machine import Cpus, Machine, read_machine, show_cpus
 from accel_rl.report import report
 from accel_rl.run_folder import changed_settings
 
@@ -84,21 +85,23 @@ def run_experiment(
     file: Path,
     given: dict[str, Any],
     folder: Path | None,
-    devices: list[str],
+    devices: str = "all",
     learners_per_gpu: int = 1,
     cpus: str = "all",
     only_report: bool = False,
 ) -> None:
     """Does what is left of the experiment, then prints and draws its summary. Every line goes to the console.
 
-    given: settings for all runs; cpus: processors to divide among the devices. only_report: starts nothing. Raises
-    UsageError before anything starts, RunError if a run has failed, KeyboardInterrupt or SystemExit after a signal,
-    once all runs have written their checkpoints."""
+    given: settings for all runs; devices: as find_devices takes them; cpus: processors to divide among these.
+    only_report: starts nothing. Raises UsageError before anything starts, RunError if a run has failed,
+    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
     experiment = read_experiment(file, given)
     folder = folder or Path("results/experiments") / file.stem
     failed: list[Task] = []
     if not only_report:
-        slots = make_slots(devices, read_machine(cpus))
+        share = any(combination.settings.get("share_processors") for combination in experiment.combinations)
+        found = find_devices(devices, learners_per_gpu)[::learners_per_gpu]
+        slots = make_slots(found, read_machine(cpus), share)
         configs = resolve_all(experiment, slots, learners_per_gpu)
         with _only_one(folder):
             tasks = [look_at(run, folder / run.name, config) for run, config in configs]
@@ -134,44 +137,14 @@ def _only_one(folder: Path) -> Iterator[None]:
 # ---- devices and processors ----
 
 
-def find_slots(devices: str | None, gpus: str | None) -> list[str]:
-    """The devices that runs are to have: those named, or the GPUs of this machine, or its CPU.
+def make_slots(devices: Sequence[str], machine: Machine, share: bool = False) -> list[Slot]:
+    """Every device with its part of the machine, as the learners of one run on all of them would have it (see divide).
 
-    devices: as in cpu,cpu; gpus: as in 0-3, or all. Raises UsageError for devices that are not here, or for both."""
-    import torch
-
-    if devices is not None and gpus is not None:
-        raise UsageError(f"devices={devices} and gpus={gpus} say the same; leave one of them away")
-    if devices is not None:
-        return [find_device(name.strip(), "devices") for name in devices.split(",")]
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus is None or gpus == "all":
-        return [f"cuda:{gpu}" for gpu in range(num_gpus)] or ["cpu"]
-    try:
-        chosen = parse_cpus(gpus)
-    except ValueError:
-        raise UsageError(f"gpus={gpus!r} must be a list of GPUs as in 0-3,5, or all") from None
-    if missing := [gpu for gpu in chosen if gpu >= num_gpus]:
-        way_out = f"use --gpus 0-{num_gpus - 1}" if num_gpus else "use --devices cpu, or cpu,cpu for two learners"
-        raise UsageError(f"gpus={gpus!r}: there is no GPU {show_cpus(missing)} here; {way_out}")
-    return [f"cuda:{gpu}" for gpu in chosen]
-
-
-def make_slots(devices: list[str], machine: Machine) -> list[Slot]:
-    """Every device with its equal share of the machine's cores; of its processors where there are fewer cores."""
+    None where nothing can be pinned, and for a single device with the whole machine."""
     if not machine.can_pin or (len(devices) == 1 and not machine.chosen):
         return [Slot(device, None) for device in devices]
-    cores = [core for _, core in sorted(zip(machine.nodes, machine.cores, strict=True))]
-    if len(cores) < len(devices):
-        cores = [(cpu,) for cpu in machine.cpus]
-    shares = []
-    for index in range(len(devices)):
-        first, end = (len(cores) * i // len(devices) for i in (index, index + 1))
-        shares.append(cores[first : max(end, first + 1)])
-    return [
-        Slot(device, tuple(sorted(cpu for core in share for cpu in core)))
-        for device, share in zip(devices, shares, strict=True)
-    ]
+    parts = divide(machine, [gpu_node(device) for device in devices], share)
+    return [Slot(device, part.cpus) for device, part in zip(devices, parts, strict=True)]
 
 
 def placement(slots: Sequence[Slot], learners: int) -> dict[str, Any]:
@@ -226,11 +199,12 @@ def resolve_all(
             cpus = sorted({cpu for slot in taken for cpu in slot.cpus or ()})
             on_cpu = [Slot("cpu", tuple(cpus) or None), *[Slot("cpu", None)] * (combination.learners - 1)]
             where = placement(on_cpu, combination.learners)
-            config = resolve({**run.settings, **where}, spec=specs.get(combination.name))
+            same_env = json.dumps({**combination.settings, "envs": None}, sort_keys=True, default=str)
+            config = resolve({**run.settings, **where}, spec=specs.get(same_env))
             check(config)
         except UsageError as error:
             raise UsageError(f"{run.name}: {error}") from None
-        specs[combination.name] = config.spec
+        specs[same_env] = config.spec
         same = json.dumps([combination.learners, config.as_dict()], sort_keys=True, default=str)
         if same in seen:
             raise UsageError(f"{seen[same]} and {run.name} are the same run; take one of them out")

@@ -1,31 +1,34 @@
 """Experiments: what their files mean, the queue, what goes on after an end of any kind, the table and the picture."""
 
 import json
+import multiprocessing
+import os
 import re
 import signal
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cv2
+import psutil
 import pytest
 import yaml
 
 from accel_rl import checkpoint, queue, report
-from accel_rl.config import preset_names
+from accel_rl.config import resolve
 from accel_rl.errors import UsageError
 from accel_rl.experiment import Experiment, read_experiment
 from accel_rl.machine import Machine
-from accel_rl.queue import Slot, assign, find_slots, make_slots, num_slots, placement, resolve_all
-from tests.helpers.processes import Command
+from accel_rl.queue import Slot, assign, look_at, make_slots, num_slots, placement, resolve_all
 from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS
 from tests.test_cli import call
 
 SHIPPED = Path(__file__).parents[1] / "runs" / "experiments"
 SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
     "sampler": "serial",
     "envs": 4,
     "horizon": 5,
@@ -94,17 +97,16 @@ def test_the_papers_tables() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["table2", "table3", "cartpole"])
-def test_the_shipped_files_can_be_run(name: str) -> None:
-    """Would catch a setting that does not exist or fit, in a file that few machines can run."""
-    experiment = read_experiment(SHIPPED / f"{name}.yaml")
-    known = [c for c in experiment.combinations if c.learners == 1 and c.settings["algo"] in preset_names()]
-    resolved = resolve_all(replace(experiment, combinations=tuple(known)), [Slot("cpu", None)])
-    assert len(resolved) == len(known) * len(experiment.seeds) >= 2
+@pytest.mark.parametrize(("name", "num_runs"), [("table2", 16), ("table3", 12), ("cartpole", 8)])
+def test_the_shipped_files_can_be_run(name: str, num_runs: int) -> None:
+    """Would catch a setting that does not exist or fit, or a batch that does not split over the learners, in a file
+    that few machines can run."""
+    experiment = read_experiment(SHIPPED / f"{name}.yaml", {"share_processors": True})
+    assert len(resolve_all(experiment, [Slot("cpu", None)] * 8)) == num_runs
 
 
-CARTPOLE = {"env": "CartPole-v1"}
-GOOD: dict[str, Any] = {"settings": CARTPOLE, "grid": [{"algo": ["a2c", "ppo"]}]}
+PONG = {"env": "pong"}
+GOOD: dict[str, Any] = {"settings": PONG, "grid": [{"algo": ["a2c", "ppo"]}]}
 HOURS = {"algo": "a2c", "hours": 1}
 BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"settigns": {}}, "unknown part 'settigns'; did you mean settings"),
@@ -117,9 +119,10 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"seeds": [1, 1]}, "2 runs would be a2c-s1"),
     ({"settings": {"seed": 1}}, "seed is no setting of an experiment; name the seeds under `seeds`"),
     ({"grid": [{"device": ["cpu"]}]}, "device is no setting of an experiment; name devices with --gpus"),
-    ({"settings": {**CARTPOLE, "learnin_rate": 1}}, "a2c-s0: unknown setting 'learnin_rate'; did you mean learning_r"),
-    ({"settings": {**CARTPOLE, "epochs": 1}}, "a2c-s0: unknown setting 'epochs'"),
-    ({"settings": {**CARTPOLE, "horizon": 0}}, "a2c-s0: horizon=0 must be at least 1"),
+    ({"settings": {**PONG, "learners_per_gpu": 2}}, "is no setting of an experiment; use the flag --learners-per-gpu"),
+    ({"settings": {**PONG, "learnin_rate": 1}}, "a2c-s0: unknown setting 'learnin_rate'; did you mean learning_r"),
+    ({"settings": {**PONG, "epochs": 1}}, "a2c-s0: unknown setting 'epochs'"),
+    ({"settings": {**PONG, "horizon": 0}}, "a2c-s0: horizon=0 must be at least 1"),
     ({"grid": [{"algo": ["a2c", "a2d"]}]}, "a2d-s0: unknown algorithm 'a2d'; did you mean a2c"),
     ({"grid": [{"learners": [0]}]}, "learners=0 must be an integer of at least 1"),
     ({"grid": [{"learners": [3]}]}, "learners3-s0: 3 learners do not fit on cpu,cpu; name more"),
@@ -133,12 +136,12 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"paper": {"rows": [HOURS]}}, "paper's hours are for a number of steps"),
 ]
 BAD_FLAGS = [
-    ("--devices cpu,tpu", "devices='tpu' must be auto, cpu or cuda:<number>"),
-    ("--gpus 97", "gpus='97': there is no GPU 97 here; use"),
-    ("--gpus some", "gpus='some' must be a list of GPUs as in 0-3,5, or all"),
+    ("--devices cpu,tpu", "devices='cpu,tpu': learners are all on the CPU or all on GPUs"),
+    ("--gpus 97", "devices='97', but there is no GPU"),
     ("--devices cpu,cpu --gpus all", "devices=cpu,cpu and gpus=all say the same"),
     ("--learners-per-gpu 0", "learners_per_gpu=0 must be at least 1"),
-    ("--devices cpu --learners-per-gpu 2", "--learners-per-gpu is for GPUs; use --devices cpu,cpu"),
+    ("--learners-per-gpu x", "learners_per_gpu='x' must be of type int"),
+    ("--devices cpu --learners-per-gpu 2", "that is for GPUs; name cpu once for each learner, as in --devices cpu,cpu"),
     ("--algo dqn", "algo is in the grid; leave --algo away"),
     ("--overwrite", "--overwrite is for a single run"),
     ("--device cpu", "--device is for a single run"),
@@ -160,8 +163,8 @@ def test_bad_files(parts: dict[str, Any], message: str, tmp_path: Path, capfd: A
 @pytest.mark.parametrize(("words", "message"), BAD_FLAGS)
 def test_bad_flags(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
     """Would catch a flag that is ignored, or one that would change what the file says."""
-    file = write(tmp_path / "x.yaml", **GOOD)
-    result = call(capfd, "launch", "--experiment", file, "--out", tmp_path / "out", *words.split())
+    file, where = write(tmp_path / "x.yaml", **GOOD), [] if re.search("--(gpus|devices)", words) else ["--gpus", "auto"]
+    result = call(capfd, "launch", "--experiment", file, "--out", tmp_path / "out", *words.split(), *where)
     result.assert_one_line(2)
     assert re.search(message, result.err), result.err
     assert not (tmp_path / "out").exists()
@@ -178,38 +181,52 @@ def test_the_first_of_the_queue_goes_first() -> None:
     assert assign([], {0}) == []
 
 
-def test_what_a_learner_gets() -> None:
-    """Would catch processors that two runs share, or that none has, and cores or sockets that are torn apart."""
+def test_what_a_learner_gets(monkeypatch: Any) -> None:
+    """Would catch processors that two runs share, or that none has, and slots far from their GPUs."""
     cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
     machine = Machine(cores, nodes=(0, 1, 0, 1), num_online=8)
     devices = ["cuda:0", "cuda:1"]
+    monkeypatch.setattr(queue, "gpu_node", {"cuda:0": 1, "cuda:1": 0, "cpu": None}.get)
     slots = make_slots(devices, machine)
-    assert slots == [Slot("cuda:0", (0, 1, 4, 5)), Slot("cuda:1", (2, 3, 6, 7))]
+    assert slots == [Slot("cuda:0", (2, 3, 6, 7)), Slot("cuda:1", (0, 1, 4, 5))]
     assert placement(slots, 2) == {"devices": "cuda:0,cuda:1", "cpus": "0-7"}
-    assert placement(slots[1:], 1) == {"device": "cuda:1", "cpus": "2-3,6-7"}
-    assert placement(slots[1:], 3) == {"devices": "cuda:1", "learners_per_gpu": 3, "cpus": "2-3,6-7"}
+    assert placement(slots[:1], 1) == {"device": "cuda:0", "cpus": "2-3,6-7"}
+    assert placement(slots[:1], 3) == {"devices": "cuda:0", "learners_per_gpu": 3, "cpus": "2-3,6-7"}
     assert [num_slots(*pair) for pair in ((1, 1), (8, 1), (1, 2), (2, 2), (8, 2))] == [1, 8, 1, 1, 4]
     with pytest.raises(UsageError, match="3 learners do not fill GPUs with learners_per_gpu=2 each"):
         num_slots(3, 2)
-    assert [slot.cpus for slot in make_slots(["cpu"] * 3, machine)] == [(0, 4), (1, 5), (2, 3, 6, 7)]
-    assert [slot.cpus for slot in make_slots(["cpu"] * 8, machine)] == [(cpu,) for cpu in range(8)]
-    assert [slot.cpus for slot in make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2))] == [(5,), (5,), (7,)]
+    assert sorted(cpu for slot in make_slots(["cpu"] * 3, machine) for cpu in slot.cpus or ()) == [*range(8)]
+    with pytest.raises(UsageError, match=r"learners=3 need a processor each.* or --share-processors"):
+        make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2))
+    shared = make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2), share=True)
+    assert [slot.cpus for slot in shared] == [(5,), (7,), (5,)]
     assert make_slots(["cpu"], machine) == [Slot("cpu", None)]  # as with `accel-rl train`
     assert make_slots(["cpu"], replace(machine, chosen=True)) == [Slot("cpu", tuple(range(8)))]
     assert placement(make_slots(devices, replace(machine, can_pin=False)), 2) == {"devices": "cuda:0,cuda:1"}
 
 
-def test_which_devices_there_are(monkeypatch: Any) -> None:
-    """Would catch GPUs that are left idle without being asked, and a machine without any that can do nothing."""
-    assert find_slots("cpu,cpu", None) == ["cpu", "cpu"]
+@pytest.mark.parametrize("words", ["", "--experiment x.yaml", "--gpus 0-1", "--learners-per-gpu 2"])
+def test_without_gpus_devices_are_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    """Would catch a command for all GPUs that takes hours on the CPU of a machine without any."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert find_slots(None, None) == ["cpu"]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert find_slots(None, "all") == [f"cuda:{gpu}" for gpu in range(4)]
-    assert find_slots(None, "0,2-3") == ["cuda:0", "cuda:2", "cuda:3"]
-    with pytest.raises(UsageError, match=r"no GPU 4-5 here; use --gpus 0-3"):
-        find_slots(None, "3-5")
+    write(tmp_path / "x.yaml", **GOOD)
+    result = call(capfd, "launch", "--out", "out", *words.split())
+    result.assert_one_line(2)
+    assert "but there is no GPU here; use --devices cpu,cpu for two learners" in result.err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_named_devices(by: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch all GPUs instead of the devices that were named, where nothing but one run is launched."""
+    settings = {**PONG, **SMALL, "share_processors": True, **({"devices": "cpu,cpu"} if by == "file" else {})}
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    words = ["launch", "--config", file, "--show-affinity", *(["--devices", "cpu,cpu"] if by == "flag" else [])]
+    result = call(capfd, *words)
+    assert result.status == 0, result.err
+    assert re.search(r"learner 0 +cpu .*\nlearner 1 +cpu ", result.out)
 
 
 # ---- runs ----
@@ -218,24 +235,24 @@ def test_which_devices_there_are(monkeypatch: Any) -> None:
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> None:
     """Would catch a failure that ends the rest or is not told, and a second call that repeats what is done."""
     broken = {"env": f"{TOYS}:Broken", "env_options": {"once": str(tmp_path / "once")}, "horizon": [4]}
-    grid = [broken, {"env": ["CartPole-v1"]}]
+    grid = [broken, {"env": ["pong"], "max_episode_steps": 9, "reset_mode": "immediate"}]
     file = write(tmp_path / "x.yaml", title="Two runs", settings={**SMALL, "steps": 200}, grid=grid)
     out = tmp_path / "out"
-    words = ["--experiment", file, "--devices", "cpu,cpu", "--out", out]
+    words = ["--experiment", file, "--devices", "cpu,cpu", "--share-processors", "--out", out]
     result = call(capfd, "launch", *words)
     assert result.status == 1
     assert "runs: 2, finished before: 0; on cpu x 2" in result.out
-    assert "horizon4-s0 has failed with status 1" in result.out and "CartPole-v1-s0 is finished" in result.out
+    assert "horizon4-s0 has failed with status 1" in result.out and "pong-s0 is finished" in result.out
     assert f"horizon4-s0 has failed; {out / 'horizon4-s0.txt'} ends with:" in result.err
     assert "ValueError: broken on purpose" in result.err
     assert result.err.endswith("1 of 2 runs failed: horizon4-s0; the same command tries them again\n")
     assert "| 0 of 1 |" in result.out and (out / "summary.png").read_bytes().startswith(b"\x89PNG")
 
-    finished = (out / "CartPole-v1-s0" / "checkpoint.pt").stat().st_mtime_ns
+    finished = (out / "pong-s0" / "checkpoint.pt").stat().st_mtime_ns
     result = call(capfd, "launch", *words)
     assert result.status == 0, result.err
     assert "runs: 2, finished before: 1;" in result.out and "horizon4-s0 is finished" in result.out
-    assert (out / "CartPole-v1-s0" / "checkpoint.pt").stat().st_mtime_ns == finished
+    assert (out / "pong-s0" / "checkpoint.pt").stat().st_mtime_ns == finished
     assert "0 of 1" not in (out / "summary.md").read_text()
 
     result = call(capfd, "launch", *words, "--summary")
@@ -244,76 +261,72 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> N
         call(capfd, "launch", *words).assert_one_line(2)
 
 
-SLOW_ENV = """
-import os, time, gymnasium
-
-class Slow(gymnasium.Wrapper):
-    def step(self, action):
-        if os.path.exists("slow"):
-            time.sleep(0.002)
-        return super().step(action)
-
-def make():
-    return Slow(gymnasium.make("CartPole-v1"))
-"""
+def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
 
 
-def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
     """Would catch runs that outlive their queue or are lost with it, that start anew, or that go on with settings that
     are not those they were begun with."""
-    monkeypatch.chdir(tmp_path)
-    Path("slow_env.py").write_text(SLOW_ENV)
-    Path("slow").touch()
-    settings = {**SMALL, "env": "slow_env:make", "steps": 2000}
-    grid: list[dict[str, Any]] = [{"horizon": [5, 10]}]
-    file = write(tmp_path / "x.yaml", settings=settings, grid=grid)
-    first, second = Path("out/horizon5-s0"), Path("out/horizon10-s0")
-    words = ["launch", "--experiment", "x.yaml", "--devices", "cpu", "--out", "out"]
+    settings = {**SMALL, "env": "CartPole-v1", "steps": 1_000_000}
+    file = write(tmp_path / "x.yaml", settings=settings, grid=[{"algo": "a2c"}], seeds=[1, 2])
+    out, slots = tmp_path / "out", [Slot("cpu", None)]
+    first, second = out / "a2c-s1", out / "a2c-s2"
+    resolved = resolve_all(read_experiment(file), slots)
+    out.mkdir()
 
     def steps_logged() -> int:
         table = rows(first) if (first / "progress.csv").exists() else []
         return int(table[-1]["time/total_timesteps"]) if table else 0
 
-    command = Command(*words, cwd=tmp_path)
-    command.wait_for(steps_logged)
-    command.process.kill()
-    command.process.wait()
-    deadline = time.monotonic() + 30  # for the run to write its checkpoint
-    while command.descendants() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert command.finish().status == -signal.SIGKILL  # and nothing is left
+    tasks = [look_at(run, out / run.name, config) for run, config in resolved]
+    process = multiprocessing.get_context("fork").Process(target=queue._run, args=(tasks, slots, 1), daemon=True)
+    process.start()
+    wait_for(steps_logged)
+    (run_process,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.join()
+    wait_for(lambda: not run_process.is_running() or run_process.status() == psutil.STATUS_ZOMBIE)
     steps = checkpoint.load(first / "checkpoint.pt")["steps"]
-    assert 100 <= steps < 2000
+    assert steps >= 100
 
-    command = Command(*words, cwd=tmp_path)
-    command.wait_for(lambda: steps_logged() > steps)
-    command.process.send_signal(signal.SIGINT)
-    result = command.finish()
+    ended, deadline = threading.Event(), time.monotonic() + 40
+
+    def interrupt() -> None:
+        while not ended.wait(0.02):
+            if steps_logged() > steps or time.monotonic() > deadline:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = call(capfd, "launch", "--experiment", file, "--devices", "cpu", "--out", out)
+    ended.set()
+    thread.join()
     assert (result.status, result.err) == (130, "")
-    assert "horizon5-s0 goes on on cpu" in result.out and "horizon5-s0 is stopped" in result.out
+    assert "a2c-s1 goes on on cpu" in result.out and "a2c-s1 is stopped" in result.out
     assert "stopped; the same command goes on from here" in result.out and not second.exists()
-    assert steps < checkpoint.load(first / "checkpoint.pt")["steps"] < 2000
+    assert checkpoint.load(first / "checkpoint.pt")["steps"] > steps
+    assert (first / "log.txt").read_text().count("resumed at step") == 1
 
-    write(file, settings={**settings, "learning_rate": 1e-5}, grid=grid)
-    refused = call(capfd, *words)
-    refused.assert_one_line(2)
-    assert "horizon5-s0 was begun with learning_rate=0.002 (now 1e-05)" in refused.err
-    write(file, settings={**settings, "steps": 3000}, grid=grid)
-    assert "set schedule_steps to what it was to go on to other steps" in call(capfd, *words).err
-    write(file, settings=settings, grid=grid)
-
-    Path("slow").unlink()
-    result = call(capfd, *words)
-    assert result.status == 0, result.err
-    for run in (first, second):
-        assert json.loads((run / "summary.json").read_text())["total_timesteps"] == 2000
-    assert (first / "log.txt").read_text().count("resumed at step") == 2
-    assert len(rows(first)) == 20
+    run, config = resolved[0]
+    for changed, message in (
+        ({"learning_rate": 1e-5}, r"a2c-s1 was begun with learning_rate=0.002 \(now 1e-05\)"),
+        ({"steps": 3000}, "set schedule_steps to what it was to go on to other steps"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            look_at(run, first, resolve({**run.settings, "device": "cpu", **changed}, spec=config.spec))
+    fewer = resolve({**run.settings, "device": "cpu", "steps": 100, "schedule_steps": 1_000_000}, spec=config.spec)
+    assert look_at(run, first, fewer).finished and not look_at(run, first, config).finished
 
 
 def test_launch_without_an_experiment_is_train(tmp_path: Path, capfd: Any) -> None:
     """Would catch flags of `train` that `launch` does not know, or devices that it does not pass on."""
-    words = ["--env", "CartPole-v1", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
+    words = ["--env", "pong", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
     words += ["--no-tensorboard", "--eval-interval-steps", 0, "--devices", "cpu", "--out", tmp_path / "run"]
     result = call(capfd, "launch", *words)
     assert result.status == 0 and f"run folder      {tmp_path / 'run'}" in result.out
@@ -409,9 +422,9 @@ def test_the_picture(known: Any) -> None:
 
 
 def test_before_any_game_there_is_a_table(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a summary that fails because there is nothing to draw yet, or one of a folder that was mistyped."""
+    """Would catch a summary that fails because there is nothing to draw yet, or no GPU, or one of a mistyped folder."""
     file = write(tmp_path / "x.yaml", **GOOD)
-    words = ["--experiment", file, "--devices", "cpu", "--summary", "--out"]
+    words = ["--experiment", file, "--summary", "--out"]
     call(capfd, "launch", *words, tmp_path / "none").assert_one_line(2)
     assert not (tmp_path / "none").exists()
     (tmp_path / "machine.json").write_text(json.dumps(MACHINE))

@@ -74,6 +74,22 @@ def test_a_setting_apart_is_a_curve_apart(tmp_path):
     np.testing.assert_allclose((x, y), ([1000, 2000, 3000], [3, 5, 7]))  # a single run: in full, as logged
 
 
+def test_devices_are_no_setting_but_the_number_of_learners_is(tmp_path):
+    # Would catch seeds that were trained on other GPUs as curves of their own, or one learner pooled with two.
+    placements = [
+        {},
+        {"devices": "cpu,cpu"},
+        {"devices": "cuda:0,cuda:1"},
+        {"devices": "cuda:3", "learners_per_gpu": 2},
+    ]
+    runs = [
+        write_run(tmp_path / str(seed), rows([1, 2]), seed=seed, **placement)
+        for seed, placement in enumerate(placements)
+    ]
+    assert labels(make_figure(runs)) == ["a2c learners=1", "a2c learners=2 (3 runs)"]
+    assert labels(make_figure(runs[1:])) == ["a2c (3 runs)"]
+
+
 def test_the_environment_is_in_the_label_where_it_is_not_the_title(tmp_path):
     runs = [write_run(tmp_path / env, rows([1, 2]), env=env) for env in ("pong", "qbert")]
     figure = make_figure([*runs, runs[0]])  # a folder named twice is one run
