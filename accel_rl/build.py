@@ -27,12 +27,20 @@ from accel_rl.updates.store import CentralStore
 
 def check(config: Config) -> None:
     """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
+    is_elsewhere = config.place.size > 1 and config.device != "cpu"
+    if is_elsewhere:  # else this process would keep a part of a GPU's memory, which its learners look at themselves
+        config = on_cpu(config)
     algo = build_algo(config)
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
-    algo.check(config.run.steps, config.devices.count(config.device))
+    algo.check(config.run.steps, () if is_elsewhere else config.devices)
     sampler_config(config)
+
+
+def on_cpu(config: Config) -> Config:
+    """The same run, with learners on CPUs."""
+    return replace(config, devices=("cpu",) * len(config.devices))
 
 
 def build_algo(config: Config) -> Algo:
@@ -93,11 +101,12 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
     """The central store of a run's parameters, with those that the algorithm begins with, or those of a checkpoint.
 
     Raises UsageError for update rules that can't be used with it."""
-    config, learners = replace(config, devices=("cpu",) * len(config.devices)), config.learners
+    config, learners = on_cpu(config), config.learners
     algo = build_algo(config)
     if state:
         algo.policy.load_state_dict(state["policy"])
-        algo.adopt(state["learners"][0]["algo"])
+        for name, value in algo.moments().items():
+            value.copy_(state["moments"][name])
     update = build_update(config, algo.policy)
     parameters = update.parameters.values
     own_state, steps = learners.rule_state == "own", learners.updates_per_exchange

@@ -132,7 +132,8 @@ class Config:
         """Flat, as config.yaml has it; reading it back gives the same configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
         values = {**asdict(self.run), **asdict(self.learners), **asdict(self.algo), **atari}
-        workers = self.workers * self.place.size or self.run.workers
+        # With several learners only what was asked for: what is picked may differ from one to the next.
+        workers = _named_workers(self.run) if self.place.size > 1 else self.workers or self.run.workers
         values |= {"workers": workers, "envs_per_worker": None}
         if self.place.size > 1 and (self.learners.devices or self.device != "cpu"):
             values["device"] = "auto"  # each learner has its own
@@ -212,6 +213,13 @@ def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSetti
             f"cuda:{rank}" if run.device == "auto" and _has_gpu() else run.device for rank in range(place.local_size)
         ]
         devices = tuple(find_device(name) for name in names)
+        if run.device not in ("auto", "cpu") and place.local_size > 1:
+            raise UsageError(f"device={run.device} would be that of {place.local_size} learners; leave it away")
+        if settings.update == "central_store":
+            raise UsageError(
+                "update=central_store lies in the memory of one machine, where `accel-rl launch --devices ...` starts "
+                "its learners; torchrun's take --update all_reduce"
+            )
     else:
         listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)
         if listed and run.device != "auto":

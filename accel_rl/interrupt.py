@@ -28,6 +28,10 @@ class StopSignal:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
+    def ready(self) -> None:
+        """The run can stop in good order from now on."""
+        self.patient = True
+
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)

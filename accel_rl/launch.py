@@ -13,6 +13,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from accel_rl import __version__
+from accel_rl.apart import Apart, Control
 from accel_rl.build import build_store, check
 from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config, resolve
@@ -21,9 +22,9 @@ from accel_rl.interrupt import StopSignal
 from accel_rl.learner import learn
 from accel_rl.learners import Place, launched_place
 from accel_rl.logs import close_log, logger, open_log
-from accel_rl.run_folder import Job, create, go_on, launcher, reopen
+from accel_rl.run_folder import Job, create, go_on, is_finished, launcher, reopen
 from accel_rl.supervisor import supervise
-from accel_rl.team import Alone, Apart, Control, Together, process_group, what_is_lost
+from accel_rl.team import Alone, Together, process_group, what_is_lost
 
 State = dict[str, Any]
 SIGNALS_WITHIN_S = 3.0  # of each other, launchers of several machines pass a signal on
@@ -104,6 +105,7 @@ def _learn_alone(config: Config, folder: Path, state: State | None, stop: StopSi
         learn(config, folder, Apart(0, 1, control), stop, state, show, store)
     finally:
         store.close()
+        control.memory.close()
 
 
 # ---- one learner of those that torchrun has started, on one machine or several ----
@@ -114,7 +116,9 @@ def _learn_launched(
 ) -> Path:
     with process_group(place.rank, place.size, None, torch.cuda.is_available()):
         team = Together(place.rank, place.size)
-        resolved, folder, state, check = _agree(team, given, out, config, resume, overwrite)
+        if (agreed := _agree(team, given, out, config, resume, overwrite)) is None:
+            return Path(resume or out)
+        resolved, folder, state, check = agreed
         team.begin(state["steps"] if state else 0, resolved.learners.learner_timeout_s, check)
 
         def run() -> None:
@@ -145,9 +149,9 @@ def _hear_why(stop: StopSignal) -> None:
 
 def _agree(
     team: Together, given: State, out: Any, config: Any, resume: Any, overwrite: bool
-) -> tuple[Config, Path, State | None, Callable[[], None]]:
+) -> tuple[Config, Path, State | None, Callable[[], None]] | None:
     """The same run for all learners, in a folder that all of them see; after a restart from its last checkpoint. Last,
-    what raises RunError once other learners have taken the folder over.
+    what raises RunError once other learners have taken the folder over. None if the run was finished before a restart.
 
     Raises UsageError, in all of them, where learners have other versions or settings."""
     if (name := resume or out) is None:
@@ -159,6 +163,8 @@ def _agree(
         overwrite = True  # what had begun without coming to a checkpoint
         if team.share(team.rank == 0 and (folder / CHECKPOINT).exists())[0]:
             out, config, resume = None, None, folder
+            if team.share(team.rank == 0 and is_finished(folder, given))[0]:
+                return None
     resolved, state = _all(team, lambda: _open(given, out, config, resume))
     versions = {"accel_rl": __version__, "torch": torch.__version__}
     begins = {"the checkpoint's steps": state["steps"] if state else 0}

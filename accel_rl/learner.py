@@ -17,12 +17,13 @@ import torch
 
 from accel_rl import checkpoint
 from accel_rl.affinity import pinned
+from accel_rl.apart import Apart, Control
 from accel_rl.checkpoint import CHECKPOINT
 from accel_rl.config import Config
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import leave_signals_to_parent
 from accel_rl.logs import close_log, open_log
-from accel_rl.team import Alone, Apart, Control, Team, Together, process_group, what_is_lost
+from accel_rl.team import Alone, Team, Together, process_group, what_is_lost
 from accel_rl.training import Trainer
 from accel_rl.updates.store import CentralStore, StoreSetup
 
@@ -43,7 +44,7 @@ def learn(
         with pinned(config.plan.server_cpus):
             trainer = Trainer(config, folder, team, stop, state, show, store)
             try:
-                stop.patient = True
+                stop.ready()
                 trainer.run()
             finally:
                 trainer.close()
@@ -117,7 +118,7 @@ def main(work: "Callable[[LearnerSetup, Ready], None] | None" = None) -> None:
 
 @dataclass
 class Ready:
-    """The wish to stop, for a Trainer. Once it is `patient`, this learner is ready, and waits for the others."""
+    """The wish to stop, for a Trainer. Once this learner is ready to stop in good order, it waits for the others."""
 
     parent: "Connection[Any, Any]"
     control: Control
@@ -125,12 +126,7 @@ class Ready:
     def __bool__(self) -> bool:
         return self.control.stop
 
-    @property
-    def patient(self) -> bool:
-        return True
-
-    @patient.setter
-    def patient(self, value: bool) -> None:
+    def ready(self) -> None:
         self.parent.send(("ready", ""))
         self.control.wait_for_go()
 
@@ -152,7 +148,9 @@ def joined(setup: LearnerSetup, control: Control, steps: int = 0) -> Iterator[tu
     elif place.size == 1:
         yield Alone(steps), None
     else:
-        with process_group(place.rank, place.size, setup.port, config.device.startswith("cuda")):
+        # NCCL refuses learners that share a GPU.
+        by_nccl = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
+        with process_group(place.rank, place.size, setup.port, by_nccl):
             team = Together(place.rank, place.size)
             team.begin(steps, config.learners.learner_timeout_s)
             yield team, None

@@ -91,8 +91,3 @@ def check_learners(settings: LearnerSettings, place: Place, num_envs: int) -> No
         for name in STORE_ONLY:
             if (value := getattr(settings, name)) != getattr(LearnerSettings, name, None):
                 raise UsageError(f"{name}={value} needs the central store: use it with --update central_store")
-    elif place.local_size != place.size:
-        raise UsageError(
-            f"update=central_store lies in the memory of one machine, but {place.size} learners are on several "
-            f"({place.local_size} here); use --update all_reduce"
-        )

@@ -290,9 +290,9 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
     file = logging.FileHandler(folder / "log.txt")
     speaker = f" learner {rank}:" if rank else ""
     file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s{speaker} %(message)s"))
-    file.setLevel(logging.WARNING if rank else logging.INFO)
     handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if show else [])]
     for handler in handlers:
+        handler.setLevel(logging.WARNING if rank else logging.INFO)
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     return handlers

@@ -17,6 +17,7 @@ from accel_rl import checkpoint, finite
 from accel_rl.checkpoint import BEST, CHECKPOINT, REPLAYS
 from accel_rl.config import Config, overlay, read_run, resolve
 from accel_rl.errors import RunError, UsageError
+from accel_rl.learners import launched_place
 
 # What a resumed run may have otherwise: how far it goes, and what it runs on.
 MAY_CHANGE = (
@@ -91,7 +92,8 @@ def reopen(
     if out is not None or config_file is not None:
         raise UsageError("a resumed run goes on in its own folder with its own settings; leave --out and --config away")
     state = checkpoint.load(folder / CHECKPOINT)
-    base = saved | ANYWHERE if given.keys() & {"device", "devices", "learners_per_gpu"} else saved
+    is_elsewhere = launched_place() or given.keys() & {"device", "devices", "learners_per_gpu"}
+    base = saved | ANYWHERE if is_elsewhere else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])
     values = wanted.as_dict()
     if changed := changed_settings(folder, saved, values):
@@ -100,6 +102,12 @@ def reopen(
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
     return wanted, state
+
+
+def is_finished(folder: Path, given: dict[str, Any]) -> bool:
+    """Whether the run's checkpoint has all the steps that it is to have."""
+    steps = given.get("steps") or read_run(folder)["steps"]
+    return bool(checkpoint.load(folder / CHECKPOINT, mapped=True)["steps"] >= int(steps))
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:

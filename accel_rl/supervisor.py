@@ -17,12 +17,12 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from accel_rl.apart import Control
 from accel_rl.build import build_store
 from accel_rl.config import Config
 from accel_rl.errors import RunError, UsageError
 from accel_rl.interrupt import StopSignal
 from accel_rl.learner import LearnerSetup
-from accel_rl.team import Control
 
 GRACE_S = 1.0  # after a failure, for its cause to show: others may only notice that somebody is gone
 LOOK_S = 0.2  # between two looks at the wish to stop

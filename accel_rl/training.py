@@ -30,7 +30,7 @@ from accel_rl.logs import Progress, Tally, command, logger
 from accel_rl.machine import has_bf16
 from accel_rl.samplers.common import Games
 from accel_rl.samplers.rollout import Rollout
-from accel_rl.team import LAST, Team, Together
+from accel_rl.team import Team, Together
 from accel_rl.updates.store import CentralStore
 
 
@@ -131,21 +131,21 @@ class Trainer:
             if metrics or ends or self._due(run.log_interval_steps, steps_before):
                 self._report(metrics, last=ends)
             if not ends and self._due(run.checkpoint_interval_steps, steps_before):
-                self.save(self.steps // run.checkpoint_interval_steps)
+                self.save()
             self._write_offered()
-        self.save(LAST)
+        self.save(last=True)
         self._write_offered()
         if self.progress:
             self._summarize(self.progress)
 
     def _summarize(self, progress: Progress) -> None:
-        run = self.config.run
-        progress.advance(self.steps)
+        run, steps = self.config.run, self.team.advance(0)
+        progress.advance(steps)
         summary = progress.write_summary(run.algo, run.env, run.seed)
-        if self.steps < run.steps:
+        if steps < run.steps:
             more = f"{command()} train --resume {shlex.quote(str(self.folder))}"
             score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
-            logger.info("stopped at step %d of %d, %s; to go on: %s", self.steps, run.steps, score, more)
+            logger.info("stopped at step %d of %d, %s; to go on: %s", steps, run.steps, score, more)
 
     def _collect_and_learn(self) -> tuple[Rollout, list[dict[str, Tensor]], float]:
         """The next rollout, the statistics of what was learned, and the seconds that took."""
@@ -179,6 +179,8 @@ class Trainer:
         learns = bool(algo.window) or algo.learns_meanwhile
         every = 1 if learns else pull_horizon
         rollout = self.sampler.collect(on_step if every else None, every or 1, self.steps)
+        if pull_horizon:
+            self.update.pull()
         if not algo.window:
             timed(algo.learn, algo.scaled(rollout))
         algo.observe(rollout, self.update)
@@ -192,7 +194,8 @@ class Trainer:
         self.guard.check_statistics()
         for warning in self.algo.warnings():
             logger.warning("%s", warning)
-        self.tally.add_seconds(self.update.read_seconds())
+        for other in (self.update, self.team):
+            self.tally.add_seconds(other.read_seconds())
         learned_s = self.learn_clock.read()
         if self.config.run.device != "cpu":
             self.tally.add_seconds({"gpu": learned_s})
@@ -200,8 +203,7 @@ class Trainer:
         reports = self.team.report(self.tally.take(restarts if self.config.run.on_env_error == "restart" else {}), last)
         if self.progress:
             if last:  # others may have done more meanwhile
-                self.steps = self.team.advance(0)
-                self.progress.advance(self.steps)
+                self.progress.advance(self.team.advance(0))
             self.progress.take_in(reports)
             self.progress.write_row(**metrics)
 
@@ -213,9 +215,10 @@ class Trainer:
         policies = {"": self.algo.policy, **self.algo.others()}
         played = {name: self._play(policy) for name, policy in policies.items()}
         everyones = self.team.share((played, bool(self.stop)))
-        for tally in (self.tally, self.progress):
-            if tally:
-                tally.exclude(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self.tally.exclude(seconds)
+        if self.progress and len(everyones) == self.team.size:  # else others have gone on meanwhile
+            self.progress.exclude(seconds)
         if any(stopped for _, stopped in everyones):
             return {}
         self.evaluation_due = False
@@ -260,15 +263,14 @@ class Trainer:
 
     # ---- checkpoints ----
 
-    def save(self, number: int) -> None:
-        """Offers everything that the rest of the run depends on, for a checkpoint with that number. Raises RunError if
-        the disk refuses, or if any of it is not finite: the checkpoint before then stays."""
-        if number == LAST:
+    def save(self, last: bool = False) -> None:
+        """Offers everything that the rest of the run depends on, for the next checkpoint, or the last one. Raises
+        RunError if the disk refuses, or if any of it is not finite: the checkpoint before then stays."""
+        if last:
             self._pull()  # and gives to others whatever they do not have yet
-            self.steps = max(self.steps, self.team.advance(0))
         self.guard.check(self.steps)
         self.team.compare(self.update.parameters.values, self.steps)
-        self.team.offer(number, {
+        state = {
             "algo": self.algo.state_dict(),
             "sampler": self.sampler.get_state(),
             "replay": self._save_replay(),
@@ -276,7 +278,8 @@ class Trainer:
             "tally": self.tally.get_state(),
             "update": self.update.private_state(),
             "torch_generator": torch.get_rng_state(),
-        })  # fmt: skip
+        }
+        self.team.offer(state, last)
 
     def _pull(self) -> None:
         """Takes over the newest of what learners share."""
@@ -288,13 +291,17 @@ class Trainer:
         """On rank 0: the checkpoint, once all learners have offered their parts."""
         if not self.progress or (learners := self.team.offered()) is None:
             return
-        self.steps = self.team.advance(0)
+        steps = self.team.advance(0)
         self._pull()
+        if len(learners) > 1:  # others may have changed the parameters since this one has looked
+            self.guard.check(steps)
+        self.progress.take_in(self.team.arrived())
         self._write(
             CHECKPOINT,
-            steps=self.steps,
+            steps=steps,
             evaluation_due=self.evaluation_due,
             update=self.update.state_dict(),
+            moments=self.algo.moments(),
             progress=self.progress.get_state(),
             learners=learners,
         )
@@ -306,7 +313,7 @@ class Trainer:
         newest = dict(_rank_and_steps(name) for name in named if name)
         for path in self.folder.glob("replay-*.pt"):
             rank, steps = _rank_and_steps(path.name)
-            if steps < newest.get(rank, LAST):
+            if steps < newest.get(rank, steps + 1):
                 path.unlink()
 
     def _save_replay(self) -> str | None:
@@ -342,6 +349,7 @@ class Trainer:
         if not self.config.is_central:  # the store has them already
             self.update.load_state_dict(state["update"])
         self.algo.policy.load_state_dict(state["policy"])
+        self.update.pull()
         learners = state["learners"]
         if len(learners) == self.team.size:
             self._restore_learner(learners[self.team.rank])

@@ -74,9 +74,9 @@ class Algo(ABC):
         """Puts the policy, and whatever else decides what is learned, onto the learner's device."""
         self.policy.to(device)
 
-    def check(self, steps: int, num_alike: int) -> None:
+    def check(self, steps: int, devices: tuple[str, ...]) -> None:
         """Once it is on its device, before anything of a run of so many steps is written: raises UsageError for what
-        can't be had. num_alike: learners of the run that this machine's memory is for."""
+        can't be had. devices: of all learners on this machine; none if their memory is not to be looked at."""
 
     def start(self, seed: int, make_update: MakeUpdate) -> None:
         """Before a run: makes what is only needed to learn. seed: this learner's; whatever it draws here may differ

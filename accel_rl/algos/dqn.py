@@ -35,9 +35,11 @@ LARGEST_PRIORITY = 1.0  # of a squared error, in the authors' code: as the Huber
 
 @dataclass(frozen=True)
 class DQNSettings(ExplorationSettings, AlgoSettings):
-    batch_size: int = setting(32, "samples of an update", least=1)
+    batch_size: int = setting(32, "samples of an update (with a central store: of each learner's)", least=1)
     training_intensity: float = setting(8.0, "how often a sample is learned from, on the average", above=0)
-    replay_size: int = setting(1_000_000, "steps that are kept, over all environments", least=1)
+    replay_size: int = setting(
+        1_000_000, "steps that are kept, over all environments (with a central store: of each learner)", least=1
+    )
     replay_device: str = setting("auto", "where they are kept: cpu or cuda:0; auto: where the network learns")
     warmup_steps: int = setting(50_000, "agent steps of random actions before the first update", least=1)
     target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
@@ -113,14 +115,16 @@ class DQN(Algo):
         self.exploration.to(device)
         self.device = device
 
-    def check(self, steps: int, num_alike: int) -> None:
+    def check(self, steps: int, devices: tuple[str, ...]) -> None:
         warmup = self.settings.warmup_steps
         if warmup >= steps:
             raise UsageError(
                 f"warmup_steps={warmup} are not over before the run is ({steps} steps): nothing would be learned; make "
                 "the run longer or the warm-up shorter"
             )
-        self._room(num_alike)
+        if devices:
+            own = self.settings.replay_device == "auto"
+            self._room(devices.count(str(self.device)) if own else len(devices))
 
     def _room(self, num_alike: int = 1) -> tuple[torch.device, int, int]:
         """Where the replay is to lie, the bytes that it needs, and those that are free there for num_alike of them."""

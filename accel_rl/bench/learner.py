@@ -39,14 +39,15 @@ class Turn:
 class TurnTrainer(Trainer):
     """The run's own loop, which can be entered again and again: no checkpoint is written where a turn ends."""
 
-    def save(self, number: int) -> None:
+    def save(self, last: bool = False) -> None:
         pass
 
     def take_turn(self, turn: Turn) -> tuple[int, Report]:
         """The agent steps that this learner has made, and what it reports of them."""
         before = self.num_rollouts
         self.run()
-        self.tally.add_seconds(self.update.read_seconds())
+        for other in (self.update, self.team):
+            self.tally.add_seconds(other.read_seconds())
         steps = (self.num_rollouts - before) * self.config.run.horizon * self.config.local_envs
         return steps, replace(self.tally.take({}), wall=turn.seconds)
 
@@ -58,7 +59,7 @@ def take_turns(setup: LearnerSetup, ready: Ready) -> None:
         torch.cuda.set_device(config.device)
     with joined(setup, ready.control) as (team, store), pinned(config.plan.server_cpus):
         trainer = TurnTrainer(config, setup.folder, team, turn, None, False, store)
-        ready.patient = True
+        ready.ready()
         while True:
             turn.begin(ready.parent.recv())
             ready.parent.send(("turn", trainer.take_turn(turn)))

@@ -223,8 +223,8 @@ class CentralUpdate(LocalUpdate):
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """As LocalUpdate has them, of the store; of the rule's state this learner's own, where there is such."""
-        self.flush()
+        """As LocalUpdate has them, of the store, without what is pending here; of the rule's state this learner's own,
+        where there is such."""
         rule = self.store.read()
         parameters = rule.pop(PARAMETERS)
         if self.own_state:
