@@ -128,7 +128,8 @@ class Trainer:
                 ends or self._due(run.eval_interval_steps, steps_before)
             )
             metrics = self._evaluate() if self.evaluation_due else {}
-            if metrics or ends or self._due(run.log_interval_steps, steps_before):
+            row_due = bool(metrics) or self._due(run.log_interval_steps, steps_before)
+            if ends or (row_due and not self.evaluation_due):  # else a signal has interrupted it: its row comes later
                 self._report(metrics, last=ends)
             if not ends and self._due(run.checkpoint_interval_steps, steps_before):
                 self.save()
