@@ -24,11 +24,11 @@ from accel_rl.experiment import Experiment, read_experiment
 from accel_rl.machine import Machine
 from accel_rl.queue import Slot, assign, look_at, make_slots, num_slots, placement, resolve_all
 from tests.helpers.runs import rows
-from tests.helpers.samplers import TOYS
 from tests.test_cli import call
 
 SHIPPED = Path(__file__).parents[1] / "runs" / "experiments"
 SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
     "sampler": "serial",
     "envs": 4,
     "horizon": 5,
@@ -220,7 +220,7 @@ def test_without_gpus_devices_are_named(words: str, tmp_path: Path, capfd: Any, 
 @pytest.mark.parametrize("by", ["flag", "file"])
 def test_named_devices(by: str, tmp_path: Path, capfd: Any) -> None:
     """Would catch all GPUs instead of the devices that were named, where nothing but one run is launched."""
-    settings = {**PONG, **SMALL, "share_processors": True, **({"devices": "cpu,cpu"} if by == "file" else {})}
+    settings = {**SMALL, "share_processors": True, **({"devices": "cpu,cpu"} if by == "file" else {})}
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(settings))
     words = ["launch", "--config", file, "--show-affinity", *(["--devices", "cpu,cpu"] if by == "flag" else [])]
@@ -234,26 +234,28 @@ def test_named_devices(by: str, tmp_path: Path, capfd: Any) -> None:
 
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> None:
     """Would catch a failure that ends the rest or is not told, and a second call that repeats what is done."""
-    broken = {"env": f"{TOYS}:Broken", "env_options": {"once": str(tmp_path / "once")}, "horizon": [4]}
-    grid = [broken, {"env": ["pong"], "max_episode_steps": 9, "reset_mode": "immediate"}]
-    file = write(tmp_path / "x.yaml", title="Two runs", settings={**SMALL, "steps": 200}, grid=grid)
+    settings = {**SMALL, "steps": 200}
+    file = write(tmp_path / "x.yaml", title="Two runs", settings=settings, grid=[{"algo": "a2c"}], seeds=[0, 1])
     out = tmp_path / "out"
+    in_the_way = out / "a2c-s0" / "command.txt"
+    in_the_way.mkdir(parents=True)
     words = ["--experiment", file, "--devices", "cpu,cpu", "--share-processors", "--out", out]
     result = call(capfd, "launch", *words)
     assert result.status == 1
     assert "runs: 2, finished before: 0; on cpu x 2" in result.out
-    assert "horizon4-s0 has failed with status 1" in result.out and "pong-s0 is finished" in result.out
-    assert f"horizon4-s0 has failed; {out / 'horizon4-s0.txt'} ends with:" in result.err
-    assert "ValueError: broken on purpose" in result.err
-    assert result.err.endswith("1 of 2 runs failed: horizon4-s0; the same command tries them again\n")
-    assert "| 0 of 1 |" in result.out and (out / "summary.png").read_bytes().startswith(b"\x89PNG")
+    assert "a2c-s0 has failed with status 2" in result.out and "a2c-s1 is finished" in result.out
+    assert f"a2c-s0 has failed; {out / 'a2c-s0.txt'} ends with:" in result.err
+    assert f"accel-rl: cannot write the run's folder {out / 'a2c-s0'}: Is a directory" in result.err
+    assert result.err.endswith("1 of 2 runs failed: a2c-s0; the same command tries them again\n")
+    assert "| 1 of 2 |" in result.out and (out / "summary.png").read_bytes().startswith(b"\x89PNG")
 
-    finished = (out / "pong-s0" / "checkpoint.pt").stat().st_mtime_ns
+    in_the_way.rmdir()
+    finished = (out / "a2c-s1" / "checkpoint.pt").stat().st_mtime_ns
     result = call(capfd, "launch", *words)
     assert result.status == 0, result.err
-    assert "runs: 2, finished before: 1;" in result.out and "horizon4-s0 is finished" in result.out
-    assert (out / "pong-s0" / "checkpoint.pt").stat().st_mtime_ns == finished
-    assert "0 of 1" not in (out / "summary.md").read_text()
+    assert "runs: 2, finished before: 1;" in result.out and "a2c-s0 is finished" in result.out
+    assert (out / "a2c-s1" / "checkpoint.pt").stat().st_mtime_ns == finished
+    assert "1 of 2" not in (out / "summary.md").read_text()
 
     result = call(capfd, "launch", *words, "--summary")
     assert result.status == 0 and "finished before" not in result.out and "# Two runs" in result.out
@@ -272,8 +274,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0) -> None:
 def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
     """Would catch runs that outlive their queue or are lost with it, that start anew, or that go on with settings that
     are not those they were begun with."""
-    settings = {**SMALL, "env": "CartPole-v1", "steps": 1_000_000}
-    file = write(tmp_path / "x.yaml", settings=settings, grid=[{"algo": "a2c"}], seeds=[1, 2])
+    file = write(tmp_path / "x.yaml", settings={**SMALL, "steps": 1_000_000}, grid=[{"algo": "a2c"}], seeds=[1, 2])
     out, slots = tmp_path / "out", [Slot("cpu", None)]
     first, second = out / "a2c-s1", out / "a2c-s2"
     resolved = resolve_all(read_experiment(file), slots)
