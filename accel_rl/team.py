@@ -177,7 +177,7 @@ def on_cpu(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return {name: on_cpu(value) for name, value in state.items()}
+        return type(state)((name, on_cpu(value)) for name, value in state.items())
     if type(state) in (list, tuple):
         return type(state)(map(on_cpu, state))
     return state

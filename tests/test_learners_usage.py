@@ -165,7 +165,6 @@ def test_settings_that_torchrun_decides(tmp_path: Path, capfd: Any, launched: An
         ["--devices", "cpu,cpu"],
         "torchrun starts a learner for each device by itself: leave --devices",
     )
-    dist.destroy_process_group()
     monkeypatch.chdir(tmp_path)
     launched()
     assert main([str(word) for word in WORDS]) == 2
@@ -178,7 +177,7 @@ def test_a_port_that_is_in_use(tmp_path: Path, capfd: Any, launched: Any) -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         launched(MASTER_PORT=str(port))
-        assert_refused(capfd, tmp_path / "run", [], rf"the learners can't meet: .*{port}.*; is the port in use\?")
+        assert_refused(capfd, tmp_path / "run", [], rf"the learners can't meet: .*{port}.* is the port in use")
 
 
 def test_learners_that_are_not_alike(tmp_path: Path) -> None:
