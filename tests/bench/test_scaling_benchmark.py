@@ -121,7 +121,7 @@ def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch fewer environments for each of several learners, and processors for one that two have to share."""
     monkeypatch.setattr(scaling.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(config, "find_devices", lambda text, per_gpu: tuple(text.split(",")))
-    monkeypatch.setattr(config, "_gpu_node", lambda device: None)
+    monkeypatch.setattr(config, "gpu_node", lambda device: None)
     found = scaling.contestants(ScalingOptions())
     assert [*found] == ["one", "all_reduce-2", "central_store-2"]
     assert [settings["envs"] for settings in found.values()] == [16, 32, 32]

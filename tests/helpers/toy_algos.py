@@ -119,7 +119,7 @@ class Struck(A2C):
             if how == "drift":
                 with torch.no_grad():
                     self.policy.policy_head.bias.add_(1e-3)
-            if how == "lock":
+            if how == "lock" and mark.with_name("checkpoint.pt").exists():
                 for part in (update.store.chunks[1], update.store.statistics):
                     part.take(wait=True)
                     for tensor in part.draft.values():
