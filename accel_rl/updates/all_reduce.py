@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from accel_rl.clock import GpuClock
 from accel_rl.updates.rules import Rule
+from accel_rl.updates.shared_sum import SharedSum
 from accel_rl.updates.update import LocalUpdate
 
 
@@ -17,15 +18,26 @@ class AllReduceUpdate(LocalUpdate):
 
     Every learner of torch.distributed's default group makes the same calls in the same order. The network begins as
     that of rank 0; since sums are the same everywhere, parameters and the rule's state stay the same. One all-reduce
-    an update: the terms of the loss and the number of samples ride behind the gradient.
+    an update: the terms of the loss and the number of samples ride behind the gradient. On the CPUs of one machine it
+    goes through shared memory (through_memory=False: by Gloo, as between machines).
     """
 
     one_graph: ClassVar[bool] = False
     mean_first: ClassVar[bool] = False
 
-    def __init__(self, module: nn.Module, rule: Rule, clip_grad_norm: float | None = None, **options: Any):
+    def __init__(
+        self,
+        module: nn.Module,
+        rule: Rule,
+        clip_grad_norm: float | None = None,
+        *,
+        through_memory: bool = True,
+        **options: Any,
+    ):
         super().__init__(module, rule, clip_grad_norm, **options)
         self._clock = GpuClock(self.parameters.values.device)
+        can_share = through_memory and self._on_cpu and dist.get_world_size() > 1
+        self._sum = (SharedSum.open(self.parameters.shared) if can_share else None) or dist.all_reduce
         for tensor in (self.parameters.values, *module.buffers()):
             dist.broadcast(tensor, 0)
 
@@ -35,7 +47,7 @@ class AllReduceUpdate(LocalUpdate):
         tail = parameters.tail(len(numbers) + 1)
         torch.stack([value.to(tail) for value in (*numbers.values(), weight)], out=tail)
         with self._clock:
-            dist.all_reduce(parameters.shared[: len(parameters.gradient) + len(tail)])
+            self._sum(parameters.shared[: len(parameters.gradient) + len(tail)])
         *totals, weight = tail.clone().unbind()
         weight = weight.clamp(min=1)
         parameters.gradient.div_(weight)

@@ -20,6 +20,7 @@ from accel_rl.models.normalize import RunningMoments
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.all_reduce import AllReduceUpdate
 from accel_rl.updates.rules import make_rule
+from accel_rl.updates.shared_sum import SharedSum
 
 MODULE = "tests.helpers.reduce_process"
 NUM_UPDATES, NUM_SAMPLES = 40, 24
@@ -35,6 +36,7 @@ class Case:
     normalised: bool = False
     by_step: bool = False
     slice_elements: int = 10**6
+    through_memory: bool = True
 
 
 CASES = {
@@ -46,6 +48,7 @@ CASES = {
     "running statistics": Case(masked=True, normalised=True),
     "by step": Case(clip=0.05, masked=True, by_step=True),
     "slices": Case(masked=True, slice_elements=20),
+    "by Gloo": Case("adam", clip=0.05, masked=True, through_memory=False),
     **{
         f"all of it, {rule}": Case(rule, 0.5, True, True, True, True, slice_elements=20)
         for rule in ("rmsprop", "adam", "momentum_sgd", "torch.Adam")
@@ -133,8 +136,10 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
     found = {}
     for name, case in CASES.items():
         network = Network(rank).to(device)
-        options = {"slice_elements": case.slice_elements}
+        options: dict[str, Any] = {"slice_elements": case.slice_elements, "through_memory": case.through_memory}
         update = AllReduceUpdate(network, make_rule(case.rule), case.clip, **options)
+        if device == "cpu" and sys.platform == "linux":
+            assert isinstance(update._sum, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
         assert update.read_seconds()["exchange"] > 0
     return found

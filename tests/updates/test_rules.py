@@ -91,7 +91,7 @@ def slow_momentum_sgd(theta, gradients, momentum):
         (MomentumSGD(), lambda *a: slow_momentum_sgd(*a, 0.9)),
         (SGD(), lambda *a: slow_momentum_sgd(*a, 0)),
     ],
-    ids=repr,
+    ids=lambda value: None if callable(value) else repr(value),
 )
 def test_rule_is_its_equation(rule, slow):
     """Catches a term out of order, a hyperparameter not used, a learning rate remembered too long."""
