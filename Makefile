@@ -13,7 +13,7 @@ train: .venv/ready
 	$(BIN)/accel-rl train $(ARGS)
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check
