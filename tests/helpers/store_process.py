@@ -45,9 +45,9 @@ class Process:
         self.popen.kill()
         self.popen.communicate()
 
-    def finish(self) -> str:
+    def finish(self, patience_s: float = 60.0) -> str:
         """Its last words; it must have found nothing wrong."""
-        words, _ = self.popen.communicate(timeout=60)
+        words, _ = self.popen.communicate(timeout=patience_s)
         assert self.popen.returncode == 0
         return words.strip()
 
