@@ -44,3 +44,23 @@ def load(path: Path, mapped: bool = False) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UsageError(f"{path} is not a checkpoint of this version of accel_rl")
     return state
+
+
+def replay_name(steps: int, rank: int) -> str:
+    """Of the file beside the checkpoint that has a learner's replay."""
+    return f"replay-{steps}{f'-{rank}' if rank else ''}.pt"
+
+
+def remove_older_replays(folder: Path, named: list[str | None]) -> None:
+    """Those that no checkpoint will name any more, now that it names these: a learner may have written several since
+    the last one."""
+    newest = dict(_rank_and_steps(name) for name in named if name)
+    for path in folder.glob("replay-*.pt"):
+        rank, steps = _rank_and_steps(path.name)
+        if steps < newest.get(rank, steps + 1):
+            path.unlink()
+
+
+def _rank_and_steps(replay: str) -> tuple[int, int]:
+    _, steps, *rank = replay.removesuffix(".pt").split("-")
+    return int(rank[0]) if rank else 0, int(steps)

@@ -307,22 +307,14 @@ class Trainer:
             learners=learners,
         )
         self.guard.saved()
-        self._remove_replays([learner["replay"] for learner in learners])
-
-    def _remove_replays(self, named: list[str | None]) -> None:
-        """Those that no checkpoint will name any more: since the last one, a learner may have offered several."""
-        newest = dict(_rank_and_steps(name) for name in named if name)
-        for path in self.folder.glob("replay-*.pt"):
-            rank, steps = _rank_and_steps(path.name)
-            if steps < newest.get(rank, steps + 1):
-                path.unlink()
+        checkpoint.remove_older_replays(self.folder, [learner["replay"] for learner in learners])
 
     def _save_replay(self) -> str | None:
         """The name of the file that it is in now; None if it is not to be kept. Until the checkpoint names it, the one
         before stays."""
         if self.algo.replay is None or not self.algo.keeps_replay:
             return None
-        name = f"replay-{self.steps}{f'-{self.team.rank}' if self.team.rank else ''}.pt"
+        name = checkpoint.replay_name(self.steps, self.team.rank)
         checkpoint.save(self.folder / name, self.algo.replay.state_dict())
         return name
 
@@ -390,12 +382,6 @@ class Trainer:
             self.sampler.close()
         finally:
             self.update.close()
-
-
-def _rank_and_steps(replay: str) -> tuple[int, int]:
-    """Of a replay's file, as `_save_replay` has named it."""
-    _, steps, *rank = replay.removesuffix(".pt").split("-")
-    return int(rank[0]) if rank else 0, int(steps)
 
 
 def learner_seed(seed: int, rank: int) -> int:
