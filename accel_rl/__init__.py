@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from accel_rl import algos as algos
     from accel_rl import envs as envs
     from accel_rl import samplers as samplers
-    from accel_rl.launch import train as train
-    from accel_rl.player import load as load
+    from accel_rl.analysis.agent import load as load
+    from accel_rl.distributed.launch import train as train
 
-__version__ = "0.1.0"
+from accel_rl.version import __version__
+
 __all__ = ["__version__", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("train", "load"):
-        module = importlib.import_module("accel_rl.launch" if name == "train" else "accel_rl.player")
+        module = importlib.import_module(
+            "accel_rl.distributed.launch" if name == "train" else "accel_rl.analysis.agent"
+        )
         return getattr(module, name)
     if name in ("algos", "envs", "samplers"):
         return importlib.import_module(f"accel_rl.{name}")

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from accel_rl import __version__
 from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
 from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.version import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,9 +140,10 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     command.add_argument("--show-affinity", action="store_true", help="print which processors are used how, and leave")
     if arguments[:1] not in (["train"], ["launch"]):
         return  # other commands need none of the heavy imports below
-    from accel_rl.config import RunSettings, find_algo
+    from accel_rl.config.learners import LearnerSettings
+    from accel_rl.config.run_settings import RunSettings
     from accel_rl.envs.atari import AtariOptions
-    from accel_rl.learners import LearnerSettings
+    from accel_rl.training.resolve import find_algo
 
     algo = _name_of_algo(arguments)
     algo_class, preset = find_algo(algo)
@@ -214,7 +215,8 @@ def _name_of_algo(arguments: list[str]) -> str:
 
 def _settings_of_file(named: argparse.Namespace) -> dict[str, Any]:
     """What the file of --resume or --config says; nothing if neither is named."""
-    from accel_rl.config import read_run, read_yaml
+    from accel_rl.config.presets import read_yaml
+    from accel_rl.training.resolve import read_run
 
     if named.resume:
         return read_run(Path(named.resume))
@@ -234,7 +236,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 def _train_with(given: dict[str, Any]) -> None:
     if given.pop("show_affinity"):
         return _show_affinity(given)
-    from accel_rl.launch import train
+    from accel_rl.distributed.launch import train
 
     folder = train(**given, show=True)
     if os.environ.get("RANK", "0") == "0":  # torchrun: the others have nothing to add
@@ -242,9 +244,9 @@ def _train_with(given: dict[str, Any]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    from accel_rl.learners import LearnerSettings
-    from accel_rl.queue import run_experiment
-    from accel_rl.settings import build
+    from accel_rl.config.fields import build
+    from accel_rl.config.learners import LearnerSettings
+    from accel_rl.experiments.scheduler import run_experiment
 
     given = _given(options)
     file, only_report, gpus = given.pop("experiment", None), given.pop("summary"), given.pop("gpus", None)
@@ -276,9 +278,10 @@ def _launch(options: argparse.Namespace) -> None:
 
 
 def _show_affinity(given: dict[str, Any]) -> None:
-    from accel_rl.affinity import show_plans
-    from accel_rl.build import check
-    from accel_rl.config import overlay, read_run, resolve
+    from accel_rl.config.presets import overlay
+    from accel_rl.hardware.placement import show_plans
+    from accel_rl.training.build import check
+    from accel_rl.training.resolve import read_run, resolve
 
     resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite"))
     saved = read_run(Path(resume)) if resume else {}
@@ -290,8 +293,8 @@ def _show_affinity(given: dict[str, Any]) -> None:
 
 def _say_goodbye(folder: Path) -> None:
     """Where everything is, and what to do with it."""
-    from accel_rl.logs import command
-    from accel_rl.plot import plot_runs
+    from accel_rl.analysis.plot import plot_runs
+    from accel_rl.training.log import command
 
     picture = folder / "learning_curve.png"
     try:
@@ -309,7 +312,7 @@ def _say_goodbye(folder: Path) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from accel_rl.player import load
+    from accel_rl.analysis.agent import load
 
     if options.episodes < 1:
         raise UsageError(f"episodes={options.episodes} must be at least 1")
@@ -320,8 +323,8 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _record(options: argparse.Namespace) -> None:
-    from accel_rl.player import load
-    from accel_rl.video import record_video
+    from accel_rl.analysis.agent import load
+    from accel_rl.analysis.video import record_video
 
     player = load(options.run_dir, options.best)
     game = record_video(player.make_env(), lambda seen, reward: player.predict(seen, reward=reward), options.out)
@@ -329,14 +332,14 @@ def _record(options: argparse.Namespace) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from accel_rl.plot import plot_runs
+    from accel_rl.analysis.plot import plot_runs
 
     plot_runs(options.run_dirs, options.out)
     print(options.out)
 
 
 def _list(options: argparse.Namespace) -> None:
-    from accel_rl.config import load_preset, preset_names
+    from accel_rl.config.presets import load_preset, preset_names
 
     if options.what == "envs":
         import gymnasium

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import accel_rl
-from accel_rl.bench.machine import describe, machine, write_json
-from accel_rl.plot import plot_runs
+from accel_rl.analysis.plot import plot_runs
+from accel_rl.bench.output import write_json
+from accel_rl.hardware.description import describe_machine, format_machine
 
 
 def main() -> None:
@@ -44,8 +45,8 @@ def main() -> None:
             folders.append(folder)
             print(f"seed {seed}: final policy {evaluation['mean_reward']:.1f}, {summary['fps']:,.0f} steps/s")
         plot_runs(folders, options.out.with_suffix(".png"))
-    print(describe(machine()))
-    write_json(options.out.with_suffix(".json"), {"machine": machine(), "settings": settings, "runs": runs})
+    print(format_machine(describe_machine()))
+    write_json(options.out.with_suffix(".json"), {"machine": describe_machine(), "settings": settings, "runs": runs})
 
 
 def assignment(text: str) -> tuple[str, str]:

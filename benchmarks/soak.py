@@ -1,4 +1,4 @@
-"""Samples at full speed for minutes on end, and says whether memory, descriptors or shared memory grow.
+"""Samples at full speed for minutes on end, and says whether recurrent_inputs, descriptors or shared memory grow.
 
     python benchmarks/soak.py [--minutes 10] [--env pong] [--envs 16] [--json FILE]
 
@@ -14,15 +14,16 @@ from typing import Any
 
 import psutil
 
-from accel_rl.affinity import default_workers
-from accel_rl.bench.machine import describe, machine, write_json
+from accel_rl.bench.output import write_json
 from accel_rl.bench.sampling import RandomPolicy
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
-from accel_rl.machine import available_cpus
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.placement import default_workers
+from accel_rl.hardware.topology import available_cpus
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig
 
 # By how much the last period's mean may exceed the second one's, and still count as constant.
 ALLOWED = {"rss_kb": 500, "uss_kb": 500, "fds": 0, "shm_files": 0, "memfd_mappings": 0, "processes": 0}
@@ -34,13 +35,13 @@ def measure() -> Sample:
     """What this process and all its descendants (launcher and workers) hold. RSS counts shared memory in each."""
     server = psutil.Process()
     processes = [server, *server.children(recursive=True)]
-    memory = [process.memory_full_info() for process in processes]
+    recurrent_inputs = [process.memory_full_info() for process in processes]
     shm = Path("/dev/shm")
     maps = Path("/proc/self/maps")
     return {
-        "rss_kb": sum(info.rss for info in memory) / 1024,
-        "uss_kb": sum(info.uss for info in memory) / 1024,
-        "server_uss_kb": memory[0].uss / 1024,
+        "rss_kb": sum(info.rss for info in recurrent_inputs) / 1024,
+        "uss_kb": sum(info.uss for info in recurrent_inputs) / 1024,
+        "server_uss_kb": recurrent_inputs[0].uss / 1024,
         "fds": sum(process.num_fds() for process in processes),
         "server_fds": server.num_fds(),
         "shm_files": len(os.listdir(shm)) if shm.is_dir() else 0,
@@ -85,7 +86,7 @@ def main() -> None:
     batch = BatchConfig(env, seed=0, reset_mode=options.reset_mode)
     sampler = AlternatingSampler(spec, batch, policy, SamplerConfig(options.envs, options.horizon, workers))
     samples: list[Sample] = []
-    print(describe(machine()))
+    print(format_machine(describe_machine()))
     print(f"{options.env}, {options.envs} environments, {workers} workers, {options.reset_mode}")
     print("seconds   steps/s   RSS MB   USS MB   server's   fds   server's   /dev/shm   memfd maps   processes")
     try:
@@ -107,7 +108,10 @@ def main() -> None:
     for name, means in found.items():
         print(f"{name:15} {means['second']:12,.0f} -> {means['last']:12,.0f}  (allowed: +{ALLOWED[name]:,})")
     print(f"growing: {', '.join(growing)}" if growing else "constant")
-    result: dict[str, Any] = {"options": {**vars(options), "json": None, "workers": workers}, "machine": machine()}
+    result: dict[str, Any] = {
+        "options": {**vars(options), "json": None, "workers": workers},
+        "machine": describe_machine(),
+    }
     write_json(options.json, {**result, "growing": growing, "means": found, "samples": samples})
 
 

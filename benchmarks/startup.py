@@ -8,13 +8,14 @@ import statistics
 import time
 from pathlib import Path
 
-from accel_rl.bench.machine import describe, machine, write_json
+from accel_rl.bench.output import write_json
 from accel_rl.bench.sampling import RandomPolicy
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
+from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig
 
 
 def main() -> None:
@@ -44,12 +45,12 @@ def main() -> None:
         times.append(time.perf_counter())
         for values, begin, end in zip(seconds.values(), times[:-1], times[1:], strict=True):
             values.append(end - begin)
-    print(describe(machine()))
+    print(format_machine(describe_machine()))
     print(f"{options.env}, {options.workers} workers with {options.envs_per_worker} environments each")
     for name, values in seconds.items():
         print(f"{name:14} {statistics.median(values):6.2f} s  ({min(values):.2f} to {max(values):.2f})")
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    result = {"machine": machine(), "seconds": seconds, "medians": medians}
+    result = {"machine": describe_machine(), "seconds": seconds, "medians": medians}
     write_json(options.json, {"options": {**vars(options), "json": None}, **result})
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from accel_rl.algos import Algo, AlgoSettings
 from accel_rl.algos.returns import discounted_return
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.config.fields import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 

@@ -17,13 +17,15 @@ import torch
 import yaml
 
 import accel_rl
-from accel_rl import checkpoint, cli
+from accel_rl import cli
 from accel_rl.algos.a2c import A2CSettings
 from accel_rl.cli import main
-from accel_rl.config import RunSettings, load_preset, preset_names
+from accel_rl.config.learners import LearnerSettings
+from accel_rl.config.presets import load_preset, preset_names
+from accel_rl.config.run_settings import RunSettings
 from accel_rl.envs.atari import AtariOptions
 from accel_rl.errors import UsageError
-from accel_rl.learners import LearnerSettings
+from accel_rl.training import checkpoint
 from tests.helpers.processes import TINY, Result, run
 from tests.helpers.runs import assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
@@ -316,7 +318,7 @@ BAD_ARGUMENTS = [
     ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
     ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),
-    ("train --algo accel_rl.config:Config", "no subclass of accel_rl.algos.Algo"),
+    ("train --algo accel_rl.training.resolve:Config", "no subclass of accel_rl.algos.Algo"),
     ("train --preset a2d", "unknown preset 'a2d'; did you mean a2c"),
     ("train --env-preset stoke", "unknown env.preset 'stoke'; did you mean stooke"),
     ("train --learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),

@@ -1,46 +1,100 @@
-"""The house's import directions: who may know whom."""
+"""The house's import directions: downwards only, and no cycles."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "accel_rl"
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "accel_rl"
 
-# folder -> what it must not import (samplers.rollout is the one thing that algos and samplers share)
-ON_TOP = ("training", "learner", "supervisor", "launch", "team", "run_folder", "queue", "player", "cli", "bench")
-FORBIDDEN = {
-    "envs": ("algos", "models", "replay", "samplers", "updates", *ON_TOP),
-    "models": ("algos", "samplers", "updates", *ON_TOP),
-    "replay": ("algos", "samplers", "updates", *ON_TOP),
-    "updates": ("algos", "models", "samplers", "envs", *ON_TOP),
-    "samplers": ("algos", "models", "updates", *ON_TOP),
-    "algos": ("samplers", *ON_TOP),
-    "bench": ("launch", "player", "cli"),
-}
-ALLOWED = {"accel_rl.samplers.rollout"}
+# From the top to the bottom. A part imports from floors below its own, and from itself; parts on one floor do not know
+# each other.
+FLOORS = (
+    ("__init__", "__main__"),
+    ("cli",),
+    ("experiments", "bench"),
+    ("analysis",),
+    ("distributed",),
+    ("training",),
+    ("algos", "samplers"),
+    ("updates",),
+    ("models", "replay"),
+    ("rollout",),
+    ("envs",),
+    ("config",),
+    ("hardware",),
+    ("errors", "version"),
+)
+FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
+PARTS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
 
 
 def imports(path: Path) -> set[str]:
+    """The modules of accel_rl that a file imports while the program runs, those inside functions included."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _runtime_nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names - ALLOWED
+            names |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "accel_rl" else {node.module}
+            )
+    return {name.removeprefix("accel_rl.") for name in names if name.startswith("accel_rl.")}
 
 
-@pytest.mark.parametrize("folder", FORBIDDEN)
-def test_import_directions(folder: str) -> None:
-    """Would catch a sampler that knows an algorithm, an update that knows either, and the like."""
-    for path in (PACKAGE / folder).glob("*.py"):
+def _runtime_nodes(tree: ast.AST) -> list[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    found = [tree]
+    for child in ast.iter_child_nodes(tree):
+        if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            found += _runtime_nodes(child)
+    return found
+
+
+def files_of(part: str) -> list[Path]:
+    return sorted((PACKAGE / part).rglob("*.py")) or [PACKAGE / f"{part}.py"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_lead_downwards(part: str) -> None:
+    """Would catch a sampler that knows an algorithm, an import from above, and any cycle of packages."""
+    assert part in FLOOR_OF, f"{part} is new: give it a floor"
+    for path in files_of(part):
         for name in imports(path):
-            for forbidden in FORBIDDEN[folder]:
-                assert not f"{name}.".startswith(f"accel_rl.{forbidden}."), f"{path} imports {name}"
+            other = name.split(".")[0]
+            assert other == part or FLOOR_OF[other] > FLOOR_OF[part], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_modules_of_a_package_form_no_cycle() -> None:
+    """Would catch two modules of one package that need each other."""
+    modules = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): imports(path)
+        for path in PACKAGE.rglob("*.py")
+    }
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"import cycle: {' -> '.join((*path, module))}"
+        if module not in done:
+            for name in modules.get(module, ()):
+                if name in modules and name not in path[:-1] + (module,):
+                    visit(name, (*path, module))
+                elif name in path:
+                    raise AssertionError(f"import cycle: {' -> '.join((*path, module, name))}")
+            done.add(module)
+
+    for module in modules:
+        if "." in module:  # a package's __init__ may name its own modules
+            visit(module, ())
+
+
+def test_the_top_of_the_package_stays_small() -> None:
+    """Would catch modules that are laid down at the top because nobody looked for their place."""
+    assert len(list(PACKAGE.glob("*.py"))) <= 8
 
 
 def test_links_lead_to_the_same_modules() -> None:
     """Would catch links at the top of the tree that have become copies."""
     for name in ("algos", "samplers"):
-        assert (PACKAGE.parent / name).resolve() == PACKAGE / name
+        assert (ROOT / name).resolve() == PACKAGE / name

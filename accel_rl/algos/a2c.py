@@ -4,13 +4,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_memory, whole_batch
+from accel_rl.algos.actor_critic import (
+    ActorCriticAlgo,
+    ActorCriticSettings,
+    bootstrap,
+    split_recurrent_inputs,
+    whole_batch,
+)
 from accel_rl.algos.base import masked_sum, scalar
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
+from accel_rl.config.fields import setting
 from accel_rl.models.distributions import Distribution
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's learning rate belongs
@@ -36,7 +42,7 @@ class A2C(ActorCriticAlgo):
     settings: A2CSettings
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        settings, value = self.settings, rollout.recorded["value"]  # [T, B], as it was when acting
+        settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
         reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         if settings.gae_lambda == 1:
             return_ = discounted_return(reward, rollout.done, bootstrap_value, settings.discount)
@@ -50,7 +56,7 @@ class A2C(ActorCriticAlgo):
         batch = whole_batch(rollout, advantage=advantage, return_=return_)
         entropy_weight = self.scheduled(settings.entropy_schedule, settings.entropy_weight, step)
         batch["entropy_weight"] = scalar(entropy_weight, like=reward)
-        weight, is_sequence = rollout.valid.sum(), rollout.memory is not None
+        weight, is_sequence = rollout.valid.sum(), rollout.recurrent_inputs is not None
         return update.minimize(self.loss, batch, weight, self.learning_rate(step), sliceable=not is_sequence)
 
     def learning_rate(self, step: int) -> float:
@@ -58,9 +64,9 @@ class A2C(ActorCriticAlgo):
         return super().learning_rate(step) * (ratio**0.5 if self.settings.learning_rate_scaling == "sqrt" else 1.0)
 
     def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """`a2c_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its memory."""
-        memory, targets = split_memory(batch)
-        parameters, value = self.policy.evaluate(observation, **memory)
+        """`a2c_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its recurrent inputs."""
+        recurrent_inputs, targets = split_recurrent_inputs(batch)
+        parameters, value = self.policy.evaluate(observation, **recurrent_inputs)
         return a2c_loss(self.policy.distribution, parameters, value, value_weight=self.settings.value_weight, **targets)
 
 

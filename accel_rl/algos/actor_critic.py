@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings
+from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.normalize import ObservationNorm, ReturnScale
-from accel_rl.samplers.rollout import Memory, Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.updates import Update
 
 
@@ -76,8 +76,8 @@ class ActorCriticAlgo(Algo):
                 observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
                 self.policy.norm.update(observation, update.sum, rollout.valid.flatten())
             if self.return_scale is not None:
-                fresh = rollout.reset[:-1]
-                self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, fresh)
+                is_first = rollout.reset[:-1]
+                self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, is_first)
 
     def moments(self) -> dict[str, Tensor]:
         kept = {"observation": self.policy.norm, "return": self.return_scale}
@@ -110,14 +110,17 @@ def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[T
     Returns reward [T, B], to which the discounted value of each truncated episode's true last observation has been
     added, and the value [B] of the observation after step T - 1.
     """
-    T, memory = rollout.horizon, rollout.memory
-    last, after = rollout.observations(T, T + 1)[0], memory and Memory(*(rows[T] for rows in memory))
+    T, recurrent_inputs = rollout.horizon, rollout.recurrent_inputs
+    last, after = (
+        rollout.observations(T, T + 1)[0],
+        recurrent_inputs and RecurrentInputs(*(rows[T] for rows in recurrent_inputs)),
+    )
     if len(rollout.final_step) == 0:
         return rollout.reward, policy.step(last, after)[1]
-    if memory and after:
-        finals = Memory(*(rows[rollout.final_step + 1, rollout.final_env] for rows in memory))
-        finals = finals._replace(fresh=torch.zeros_like(finals.fresh))  # its row belongs to the next game already
-        after = Memory(*(torch.cat(pair) for pair in zip(after, finals, strict=True)))
+    if recurrent_inputs and after:
+        finals = RecurrentInputs(*(rows[rollout.final_step + 1, rollout.final_env] for rows in recurrent_inputs))
+        finals = finals._replace(is_first=torch.zeros_like(finals.is_first))  # its row belongs to the next game already
+        after = RecurrentInputs(*(torch.cat(pair) for pair in zip(after, finals, strict=True)))
     value = policy.step(torch.cat([last, rollout.final_observation]), after)[1]
     reward = rollout.reward.clone()
     reward[rollout.final_step, rollout.final_env] += discount * value[rollout.num_envs :]
@@ -126,16 +129,16 @@ def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[T
 
 def whole_batch(rollout: Rollout, **targets: Tensor) -> dict[str, Tensor]:
     """A rollout with its targets [T, B] for `update.minimize`, as samples [T x B, ...]; of a recurrent policy as
-    sequences [T, B, ...], with their memory."""
+    sequences [T, B, ...], with their recurrent inputs."""
     T = rollout.horizon
     batch = {"observation": rollout.observations(0, T), "action": rollout.action, "valid": rollout.valid, **targets}
-    memory = rollout.memory_of(0, T)
-    if memory is None:
+    recurrent_inputs = rollout.recurrent_inputs_of(0, T)
+    if recurrent_inputs is None:
         return {name: value.flatten(0, 1) for name, value in batch.items()}
-    return batch | memory._asdict()
+    return batch | recurrent_inputs._asdict()
 
 
-def split_memory(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A batch's fields of memory (none without a core), and all others."""
-    memory = {name: value for name, value in batch.items() if name in Memory._fields}
-    return memory, {name: value for name, value in batch.items() if name not in memory}
+def split_recurrent_inputs(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A batch's fields of recurrent inputs (none without a core), and all others."""
+    recurrent_inputs = {name: value for name, value in batch.items() if name in RecurrentInputs._fields}
+    return recurrent_inputs, {name: value for name, value in batch.items() if name not in recurrent_inputs}

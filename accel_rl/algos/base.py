@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.algos.schedules import schedule, schedule_setting
+from accel_rl.config.fields import setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.replay import Replay
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import LocalUpdate, Update
 
 MakeUpdate = Callable[[nn.Module], LocalUpdate]

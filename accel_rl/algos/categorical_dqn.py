@@ -12,11 +12,11 @@ from torch import Tensor
 from accel_rl.algos.base import masked_sum
 from accel_rl.algos.dqn import DQN, DQNSettings
 from accel_rl.algos.returns import project_distribution
+from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 LEAST_PROBABILITY = 1e-6  # in divergences and as a priority

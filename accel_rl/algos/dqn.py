@@ -16,14 +16,14 @@ from torch import Tensor
 
 from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, masked_sum
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
-from accel_rl.device import find_device
+from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
+from accel_rl.hardware.devices import find_device
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import check_room, importance, needed_bytes, set_generator
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 logger = logging.getLogger("accel_rl")

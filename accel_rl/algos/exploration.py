@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
-from accel_rl.settings import setting
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, masked_sum
 from accel_rl.algos.dqn import frozen
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.returns import discounted_return
+from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_memory
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_recurrent_inputs
 from accel_rl.algos.base import masked_sum, scalar
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
+from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.distributions import Distribution
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 
@@ -24,7 +24,9 @@ class PPOSettings(ActorCriticSettings):
     minibatches: int = setting(4, "equal parts that a pass is cut into, one update each", least=1)
     clip: float = setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
     clip_schedule: str = schedule_setting("linear", "course of the clip")
-    value_clip: float | None = setting(None, "how far the value may leave the recorded one; null: not clipped", above=0)
+    value_clip: float | None = setting(
+        None, "how far the value may leave the policy_outputs one; null: not clipped", above=0
+    )
     target_kl: float | None = setting(None, "no further epoch once the policy is 1.5 times so far away", above=0)
     normalize_advantage: bool = setting(False, "advantages of a rollout to mean 0 and deviation 1")
     gae_lambda: float = setting(0.95, "generalized advantage: 1: high variance; 0: one-step, biased", least=0, most=1)
@@ -56,7 +58,7 @@ class PPO(ActorCriticAlgo):
             )
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        settings, step, value = self.settings, rollout.first_step, rollout.recorded["value"]
+        settings, step, value = self.settings, rollout.first_step, rollout.policy_outputs["value"]
         reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
             reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
@@ -68,7 +70,7 @@ class PPO(ActorCriticAlgo):
             "return_": return_,
             "old_value": value,
             "old_log_probability": self.policy.distribution.log_probability(
-                rollout.recorded["distribution"], rollout.action
+                rollout.policy_outputs["distribution"], rollout.action
             ),
         }
         changing = {
@@ -77,7 +79,7 @@ class PPO(ActorCriticAlgo):
                 self.scheduled(settings.entropy_schedule, settings.entropy_weight, step), like=reward
             ),
         }
-        rate, is_sequence = self.learning_rate(step), rollout.memory is not None
+        rate, is_sequence = self.learning_rate(step), rollout.recurrent_inputs is not None
         stats: list[dict[str, Tensor]] = []
         num_items = rollout.num_envs if is_sequence else rollout.reward.numel()
         for order in random_orders(settings.epochs, num_items, reward.device):
@@ -91,10 +93,10 @@ class PPO(ActorCriticAlgo):
         return {name: torch.stack([each[name] for each in stats]) for name in stats[0]}
 
     def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """`ppo_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its memory."""
+        """`ppo_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its recurrent inputs."""
         settings = self.settings
-        memory, targets = split_memory(batch)
-        parameters, value = self.policy.evaluate(observation, **memory)
+        recurrent_inputs, targets = split_recurrent_inputs(batch)
+        parameters, value = self.policy.evaluate(observation, **recurrent_inputs)
         return ppo_loss(
             self.policy.distribution,
             parameters,
@@ -161,20 +163,20 @@ def minibatches(rollout: Rollout, order: Tensor, count: int, targets: dict[str, 
     """One pass over the rollout in the given order, in `count` equal parts.
 
     order: a permutation of the T x B samples, of a recurrent policy of the B environments. Samples [N, ...] from
-    anywhere in it; of a recurrent policy whole sequences [T, b, ...] with their memory.
+    anywhere in it; of a recurrent policy whole sequences [T, b, ...] with their recurrent inputs.
     """
     T, B = rollout.horizon, rollout.num_envs
     parts = {"action": rollout.action, "valid": rollout.valid, **targets}
-    if rollout.memory is None:
+    if rollout.recurrent_inputs is None:
         for chosen in order.chunk(count):
             steps, envs = chosen // B, chosen % B
             yield {"observation": rollout.observations_at(steps, envs)} | {
                 name: value[steps, envs] for name, value in parts.items()
             }
         return
-    memory = rollout.memory_of(0, T)
-    assert memory is not None
-    sequences = {"observation": rollout.observations(0, T), **parts, **memory._asdict()}
+    recurrent_inputs = rollout.recurrent_inputs_of(0, T)
+    assert recurrent_inputs is not None
+    sequences = {"observation": rollout.observations(0, T), **parts, **recurrent_inputs._asdict()}
     state = sequences.pop("state")  # [B, S]: of the first step
     for envs in order.chunk(count):
         yield {name: value[:, envs] for name, value in sequences.items()} | {"state": state[envs]}

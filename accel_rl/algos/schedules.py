@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from accel_rl.settings import fields_checked_by, setting
+from accel_rl.config.fields import fields_checked_by, setting
 
 Points = tuple[tuple[float, float], ...]  # (agent step, factor), steps rising
 

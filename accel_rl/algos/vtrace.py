@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_memory
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_recurrent_inputs
 from accel_rl.algos.base import masked_sum, scalar
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
+from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.distributions import Distribution
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 
@@ -70,7 +70,7 @@ class VTrace(ActorCriticAlgo):
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
         settings, step = self.settings, rollout.first_step
         reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
-        memory = rollout.memory_of(0, rollout.horizon)
+        recurrent_inputs = rollout.recurrent_inputs_of(0, rollout.horizon)
         batch = {
             "observation": rollout.observations(0, rollout.horizon),
             "action": rollout.action,
@@ -78,19 +78,21 @@ class VTrace(ActorCriticAlgo):
             "done": rollout.done,
             "valid": rollout.valid,
             "bootstrap_value": bootstrap_value,
-            "behaviour": self.policy.distribution.log_probability(rollout.recorded["distribution"], rollout.action),
+            "behaviour": self.policy.distribution.log_probability(
+                rollout.policy_outputs["distribution"], rollout.action
+            ),
             "entropy_weight": scalar(
                 self.scheduled(settings.entropy_schedule, settings.entropy_weight, step), like=reward
             ),
-            **(memory._asdict() if memory else {}),
+            **(recurrent_inputs._asdict() if recurrent_inputs else {}),
         }
         return update.minimize(self.loss, batch, rollout.valid.sum(), self.learning_rate(step), sliceable=False)
 
     def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """`vtrace_loss` of the policy as it is now; observation [T, B, *O]."""
         settings = self.settings
-        memory, targets = split_memory(batch)
-        parameters, value = self.policy.evaluate(observation, **memory)
+        recurrent_inputs, targets = split_recurrent_inputs(batch)
+        parameters, value = self.policy.evaluate(observation, **recurrent_inputs)
         return vtrace_loss(
             self.policy.distribution,
             parameters,

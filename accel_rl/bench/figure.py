@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from accel_rl.plot import COLORS
+from accel_rl.analysis.plot import COLORS
 
 LOST = ("exchange", "straggler", "lock", "between")  # what learners lose to each other: shares of their time
 LINES = {

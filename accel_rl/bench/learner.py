@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from accel_rl.affinity import pinned
-from accel_rl.learner import LearnerSetup, Ready, joined, main
-from accel_rl.logs import Report
-from accel_rl.training import Trainer
+from accel_rl.distributed.learner_process import LearnerSetup, Ready, joined, main
+from accel_rl.hardware.placement import pinned
+from accel_rl.training.metrics import Report
+from accel_rl.training.trainer import Trainer
 
 
 class Turn:
@@ -46,10 +46,10 @@ class TurnTrainer(Trainer):
         """The agent steps that this learner has made, and what it reports of them."""
         before = self.num_rollouts
         self.run()
-        for other in (self.update, self.team):
-            self.tally.add_seconds(other.read_seconds())
+        for other in (self.update, self.coordinator):
+            self.metrics.add_seconds(other.read_seconds())
         steps = (self.num_rollouts - before) * self.config.run.horizon * self.config.local_envs
-        return steps, replace(self.tally.take({}), wall=turn.seconds)
+        return steps, replace(self.metrics.take({}), wall=turn.seconds)
 
 
 def take_turns(setup: LearnerSetup, ready: Ready) -> None:
@@ -57,8 +57,8 @@ def take_turns(setup: LearnerSetup, ready: Ready) -> None:
     config, turn = setup.config, Turn()
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
-    with joined(setup, ready.control) as (team, store), pinned(config.plan.server_cpus):
-        trainer = TurnTrainer(config, setup.folder, team, turn, None, False, store)
+    with joined(setup, ready.control) as (coordinator, store), pinned(config.plan.server_cpus):
+        trainer = TurnTrainer(config, setup.folder, coordinator, turn, None, False, store)
         ready.ready()
         while True:
             turn.begin(ready.parent.recv())

@@ -16,8 +16,8 @@ import numpy as np
 from accel_rl.bench.timing import Shares
 from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.errors import RunError
-from accel_rl.interrupt import leave_signals_to_parent
-from accel_rl.machine import available_cpus, physical_cores
+from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.hardware.topology import available_cpus, physical_cores
 
 NUM_DRAWN = 1000  # steps for which actions are drawn in advance, again and again the same
 

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.affinity import pinned
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
-from accel_rl.build import build_algo, build_sampler, build_update
-from accel_rl.config import resolve
-from accel_rl.samplers.rollout import Rollout
+from accel_rl.hardware.placement import pinned
+from accel_rl.rollout import Rollout
+from accel_rl.training.build import build_algo, build_sampler, build_update
+from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
-from accel_rl.updates.replays import Loss
+from accel_rl.updates.cuda_graphs import Loss
 
 Settings = dict[str, Any]
 
@@ -38,7 +38,7 @@ class CountedUpdate:
 
 
 class Training(Repeated):
-    """Ours: the iterations of a run, as accel_rl.training makes them, without logging, evaluation and checkpoints.
+    """Ours: a run's iterations, as accel_rl.training.trainer makes them, without logging, evaluation and checkpoints.
 
     With a replay it begins once it has learned for the first time: `steps` counts from there."""
 

@@ -19,7 +19,7 @@ from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.atari import AtariOptions, game_name, games, make_options
 from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError
-from accel_rl.machine import available_cpus, physical_cores
+from accel_rl.hardware.topology import available_cpus, physical_cores
 
 NUM_DRAWN = 1000  # batches of actions that are drawn in advance, again and again the same
 

@@ -29,17 +29,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.affinity import pinned
 from accel_rl.algos.dqn import DQN
-from accel_rl.bench.machine import describe, machine, shown, write_json
+from accel_rl.bench.output import shown, write_json
 from accel_rl.bench.timing import Contestant, Repeated, Schedule, Turns, alternate, ratio, show_ratio
-from accel_rl.build import build_algo, build_update
-from accel_rl.config import resolve
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.placement import pinned
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import free_bytes, needed_bytes
-from accel_rl.samplers.rollout import Rollout
+from accel_rl.rollout import Rollout
+from accel_rl.training.build import build_algo, build_update
+from accel_rl.training.resolve import resolve
 
 VERSION = 1  # of the JSON
 CONTESTS = ("memory", "stacks", "prioritized", "prioritized-gpu")
@@ -100,7 +101,7 @@ def random_rollouts(spec: EnvSpec, horizon: int) -> Iterator[Rollout]:
             truncated=torch.zeros(steps, dtype=torch.bool),
             valid=torch.ones(steps, dtype=torch.bool),
             reset=age == 0,
-            recorded={},
+            policy_outputs={},
             final_step=none,
             final_env=none,
             final_observation=torch.zeros(0, *spec.observation_shape, dtype=torch.uint8),
@@ -201,7 +202,7 @@ def run(options: ReplayOptions) -> Result:
     """Runs and prints the whole benchmark, and writes its file; returns what the JSON holds."""
     if options.json:  # now rather than after minutes of work
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    print(describe(machine()))
+    print(format_machine(describe_machine()))
     chosen = options.contests or (CONTESTS if torch.cuda.is_available() else CONTESTS[:-1])
     contests: dict[str, Result] = {}
     if {*chosen} - {"prioritized-gpu"}:
@@ -223,7 +224,7 @@ def run(options: ReplayOptions) -> Result:
     result = {
         "benchmark": "replay",
         "version": VERSION,
-        "machine": machine(),
+        "machine": describe_machine(),
         "options": shown(options),
         "contests": contests,
     }
@@ -233,7 +234,7 @@ def run(options: ReplayOptions) -> Result:
 
 def run_memory(learners: Learners) -> Result:
     return {
-        "title": f"Memory of {learners.frames:,} transitions",
+        "title": f"RecurrentInputs of {learners.frames:,} transitions",
         "frame_bytes": learners.frame_bytes,
         "resident_bytes": learners.resident_bytes,
         "resident / frames": learners.resident_bytes / learners.frame_bytes,

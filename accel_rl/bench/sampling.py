@@ -44,18 +44,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.affinity import (
-    LEAST_CORES_TO_RESERVE_ONE,
-    MAX_LEARNING_THREADS,
-    MAX_SAMPLING_THREADS,
-    default_workers,
-    fits,
-    make_plan,
-    pinned,
-)
 from accel_rl.bench.limit import SimulationLimit
-from accel_rl.bench.machine import describe, first_cores, machine, shown, write_json
 from accel_rl.bench.options import SamplingOptions
+from accel_rl.bench.output import first_cores, shown, write_json
 from accel_rl.bench.peers import peer_builders
 from accel_rl.bench.timing import (
     Contestant,
@@ -71,14 +62,24 @@ from accel_rl.bench.timing import (
 )
 from accel_rl.envs import EnvConfig, EnvSpec, make_simulator
 from accel_rl.envs.atari import AtariSimulator, game_name
-from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
-from accel_rl.machine import Cpus, available_cpus, read_machine
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.placement import (
+    LEAST_CORES_TO_RESERVE_ONE,
+    MAX_LEARNING_THREADS,
+    MAX_SAMPLING_THREADS,
+    default_workers,
+    divides_evenly,
+    make_plan,
+    pinned,
+)
+from accel_rl.hardware.topology import Cpus, available_cpus, read_machine
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.rollout import RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.action_server import Acted, Policy
-from accel_rl.samplers.common import SamplerConfig
-from accel_rl.samplers.rollout import Memory
+from accel_rl.samplers.base import SamplerConfig
 
 VERSION = 1  # of the JSON
 ROUNDS_S = 5  # turns' time for timing rounds
@@ -108,7 +109,7 @@ class RandomPolicy:
         self._next = first + num_steps
         return self._drawn[first : self._next]
 
-    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
         assert noise is not None
         return noise, {}, None
 
@@ -223,7 +224,7 @@ def network_alone(spec: EnvSpec, num_envs: int, name: str = "network-cpu") -> Re
 
 
 def sampling_threads(device: str) -> int:
-    """As in training (accel_rl.build)."""
+    """As in training (accel_rl.training.build)."""
     return min(len(available_cpus()), MAX_SAMPLING_THREADS) if device == "cpu" else 1
 
 
@@ -251,7 +252,7 @@ class Benchmark:
 
     def _row_config(self, cores: Cores, num_envs: int, horizon: int, workers: int | None) -> SamplerConfig:
         """With so many workers where the environments divide over them, else with the usual number."""
-        fitting = workers if workers and fits(num_envs, workers) else None
+        fitting = workers if workers and divides_evenly(num_envs, workers) else None
         return self._config(cores, num_envs, horizon, fitting)
 
     def _sampling(
@@ -422,7 +423,7 @@ def run(options: SamplingOptions) -> dict[str, Any]:
         result = {
             "benchmark": "sampling",
             "version": VERSION,
-            "machine": machine(),
+            "machine": describe_machine(),
             "options": shown(options)
             | {"device": benchmark.device, "workers": benchmark.config.num_workers, "envs": benchmark.num_envs},
             "missing_peers": missing,
@@ -463,7 +464,7 @@ def _figure_path(options: SamplingOptions) -> Path | None:
 def show(result: dict[str, Any]) -> None:
     """Prints what the JSON holds."""
     options, of_limit = result["options"], result["ratios"]
-    print(describe(result["machine"]))
+    print(format_machine(result["machine"]))
     print(
         f"{options['env']} ({options['env_preset']}), {options['envs']} environments, {options['workers']} workers; "
         "medians, with 95 % intervals"

@@ -25,15 +25,16 @@ from typing import Any
 
 import torch
 
-from accel_rl.affinity import show_plans
 from accel_rl.bench.figure import LOST, draw_scaling
-from accel_rl.bench.machine import describe, machine, shown, write_json
+from accel_rl.bench.output import shown, write_json
 from accel_rl.bench.timing import Schedule, Shares, Turns, alternate, ratio, show_ratio
-from accel_rl.config import Config, resolve
+from accel_rl.distributed.supervisor import started
 from accel_rl.errors import RunError, UsageError
-from accel_rl.logs import shares
-from accel_rl.machine import read_machine, show_cpus
-from accel_rl.supervisor import started
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.placement import show_plans
+from accel_rl.hardware.topology import read_machine, show_cpus
+from accel_rl.training.metrics import shares
+from accel_rl.training.resolve import Config, resolve
 
 VERSION = 1  # of the JSON
 NUM_ENVS = 16  # in all on a CPU, of each learner on GPUs
@@ -131,7 +132,7 @@ class LearnersRun:
 
     @property
     def num_learners(self) -> int:
-        return self.config.place.size
+        return self.config.rank_info.size
 
     def run(self, seconds: float) -> float:
         """The sum of the learners' rates, each by its own clock."""
@@ -168,14 +169,14 @@ def contestants(options: ScalingOptions) -> dict[str, Settings]:
     found: dict[str, Settings] = {}
     for number in (1, *options.numbers):
         if options.on_gpus:
-            place = {"devices": ",".join(f"cuda:{gpu}" for gpu in range(number)), "envs": NUM_ENVS * number}
-            place["cpus"] = gpu_cpus(number, options.most)
+            where = {"devices": ",".join(f"cuda:{gpu}" for gpu in range(number)), "envs": NUM_ENVS * number}
+            where["cpus"] = gpu_cpus(number, options.most)
         else:
-            place = {"devices": ",".join(["cpu"] * number), "envs": NUM_ENVS}
+            where = {"devices": ",".join(["cpu"] * number), "envs": NUM_ENVS}
         if number == 1:
-            found["one"] = {**place, **common}
+            found["one"] = {**where, **common}
         else:
-            found |= {f"{update}-{number}": {**place, "update": update, **common} for update in UPDATES}
+            found |= {f"{update}-{number}": {**where, "update": update, **common} for update in UPDATES}
     return found
 
 
@@ -192,7 +193,7 @@ def run(options: ScalingOptions) -> Result:
     for path in (options.json, options.plot):
         if path:  # now rather than after minutes of work
             path.parent.mkdir(parents=True, exist_ok=True)
-    print(describe(machine()))
+    print(format_machine(describe_machine()))
     if not options.numbers:
         print("one device only: there is nothing to compare a single learner with")
     with ExitStack() as stack:
@@ -207,7 +208,7 @@ def run(options: ScalingOptions) -> Result:
     result = {
         "benchmark": "scaling",
         "version": VERSION,
-        "machine": machine(),
+        "machine": describe_machine(),
         "options": shown(options),
         "title": f"A2C on {config.run.env} ({config.run.env_preset}), {envs} x {config.run.horizon} steps",
         "on_gpus": options.on_gpus,

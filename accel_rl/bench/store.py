@@ -26,15 +26,16 @@ from typing import Any
 
 import torch
 
-from accel_rl.bench.machine import describe, machine, shown, write_json
+from accel_rl.bench.output import shown, write_json
 from accel_rl.bench.timing import Schedule, Shares, Turns, alternate, ratio, show_ratio
-from accel_rl.build import build_algo, build_store, build_update
-from accel_rl.config import Config, resolve
 from accel_rl.errors import RunError, UsageError
-from accel_rl.interrupt import leave_signals_to_parent
-from accel_rl.machine import available_cpus, physical_cores
-from accel_rl.updates.central import CentralUpdate
-from accel_rl.updates.store import CentralStore, StoreSetup
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.hardware.topology import available_cpus, physical_cores
+from accel_rl.training.build import build_algo, build_store, build_update
+from accel_rl.training.resolve import Config, resolve
+from accel_rl.updates.central_update import CentralUpdate
+from accel_rl.updates.parameter_store import CentralStore, StoreSetup
 
 VERSION = 1  # of the JSON
 STORES: dict[str, dict[str, Any]] = {
@@ -143,7 +144,7 @@ def run(options: StoreOptions) -> Result:
     """Runs and prints the whole benchmark, and writes its file; returns what the JSON holds."""
     if options.json:  # now rather than after minutes of work
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    print(describe(machine()))
+    print(format_machine(describe_machine()))
     cpus = processors(max(options.numbers))
     with ExitStack() as stack:
         stores: list[tuple[Config, CentralStore]] = []
@@ -162,7 +163,7 @@ def run(options: StoreOptions) -> Result:
     result = {
         "benchmark": "store",
         "version": VERSION,
-        "machine": machine(),
+        "machine": describe_machine(),
         "options": shown(options),
         "parameters": stores[0][1].spans[-1].stop,
         "cpus": cpus,

@@ -40,8 +40,8 @@ import torch
 
 from accel_rl.bench.driven import Driven, driver_command
 from accel_rl.bench.limit import SimulationLimit
-from accel_rl.bench.machine import describe, machine, shown, write_json
 from accel_rl.bench.ours import Settings, Training
+from accel_rl.bench.output import shown, write_json
 from accel_rl.bench.timing import (
     Contestant,
     Schedule,
@@ -53,7 +53,8 @@ from accel_rl.bench.timing import (
 )
 from accel_rl.envs.atari import game_name, games
 from accel_rl.errors import RunError, UsageError, unknown
-from accel_rl.machine import read_machine
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.topology import read_machine
 
 VERSION = 2  # of the JSON
 FULL_ROUNDS = 20
@@ -197,7 +198,7 @@ def run(options: TrainingOptions) -> Result:
     """Runs and prints the whole benchmark, and writes its file; returns what the JSON holds."""
     if options.json:  # now rather than after minutes of work
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    print(describe(machine()))
+    print(format_machine(describe_machine()))
     contests: dict[str, Result] = {}
     missing: dict[str, str] = {}
     for name in options.contests or default_contests():
@@ -216,7 +217,7 @@ def run(options: TrainingOptions) -> Result:
     result = {
         "benchmark": "training",
         "version": VERSION,
-        "machine": machine(),
+        "machine": describe_machine(),
         "options": shown(options),
         "missing_peers": list(missing),
         "contests": contests,

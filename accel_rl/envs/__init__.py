@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 
 from accel_rl.envs.atari import AtariEnv, game_name, make_options
-from accel_rl.envs.batch import BatchSimulator, make_simulator
+from accel_rl.envs.batch_simulator import BatchSimulator, make_simulator
 from accel_rl.envs.gym import make_gym_env
 from accel_rl.envs.spec import EnvConfig, EnvSpec, Simulator
 

@@ -14,10 +14,10 @@ import cv2
 import gymnasium
 import numpy as np
 
+from accel_rl.config.fields import build, setting
 from accel_rl.envs.resize import FRAME, SCREEN, ScreenResizer
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
 from accel_rl.errors import UsageError, unknown
-from accel_rl.settings import build, setting
 
 cv2.setNumThreads(0)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)

@@ -13,10 +13,10 @@ import traceback
 import numpy as np
 
 from accel_rl.envs.atari import game_name
-from accel_rl.envs.batch import make_simulator
+from accel_rl.envs.batch_simulator import make_simulator
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import RunError, UsageError
-from accel_rl.interrupt import leave_signals_to_parent
+from accel_rl.hardware.signals import leave_signals_to_parent
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:

@@ -10,7 +10,7 @@ from accel_rl.models.distributions import make_distribution
 from accel_rl.models.normalize import ObservationNorm
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
-from accel_rl.samplers.rollout import Memory
+from accel_rl.rollout import RecurrentInputs
 
 Network = Callable[[EnvSpec], nn.Module]
 """What `--network package.module:factory` names: makes a trunk, observation [N, ...] -> features [N, F]."""
@@ -75,33 +75,37 @@ class ActorCritic(nn.Module):
         """Without a core: observation [..., *O] -> parameters of the action distribution [..., P], value [...]."""
         return self._heads(self._features(observation))
 
-    def unroll(self, observation: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
-        """A sequence [T, B, *O], from the state [B, S] before its first step on; the rest of memory is [T, B, ...].
+    def unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """A sequence [T, B, *O], from the state [B, S] before its first step on; the rest is [T, B, ...].
 
         Returns parameters [T, B, P], value [T, B], and the state [B, S] after the last step."""
         outputs, states = [], []
-        parts = torch.split(memory.state, self._state_sizes, -1)
+        parts = torch.split(recurrent_inputs.state, self._state_sizes, -1)
         for body, features, state in zip(self._bodies, self._features(observation), parts, strict=True):
             assert body.core is not None
-            output, state = body.core(torch.cat([features, *self._previous(memory)], -1), state, memory.fresh)
+            output, state = body.core(
+                torch.cat([features, *self._previous(recurrent_inputs)], -1), state, recurrent_inputs.is_first
+            )
             outputs.append(output)
             states.append(state)
         return *self._heads(outputs), torch.cat(states, -1)
 
-    def step(self, observation: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One step: observation [N, *O], memory [N, ...] -> parameters [N, P], value [N], state after it [N, S]."""
-        if memory is None:
+    def step(
+        self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """One step: observation [N, *O], inputs [N, ...] -> parameters [N, P], value [N], next state [N, S]."""
+        if recurrent_inputs is None:
             return *self(observation), None
-        row = Memory(memory.state, *(rows.unsqueeze(0) for rows in memory[1:]))
+        row = RecurrentInputs(recurrent_inputs.state, *(rows.unsqueeze(0) for rows in recurrent_inputs[1:]))
         parameters, value, state = self.unroll(observation.unsqueeze(0), row)
         return parameters[0], value[0], state
 
-    def evaluate(self, observation: Tensor, **memory: Tensor) -> tuple[Tensor, Tensor]:
-        """For learning: parameters and value of each step; observation [T, B, *O] with the fields of its memory as
-        `unroll` takes them, or [..., *O] without a core."""
-        if not memory:
+    def evaluate(self, observation: Tensor, **recurrent_inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """For learning: parameters and value of each step; observation [T, B, *O] with its recurrent inputs as `unroll`
+        takes them, or [..., *O] without a core."""
+        if not recurrent_inputs:
             return self._heads(self._features(observation))
-        parameters, value, _ = self.unroll(observation, Memory(**memory))
+        parameters, value, _ = self.unroll(observation, RecurrentInputs(**recurrent_inputs))
         return parameters, value
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
@@ -109,9 +113,9 @@ class ActorCritic(nn.Module):
         return self.distribution.draw_noise((num_steps, num_envs), generator)
 
     @torch.inference_mode()
-    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
-        """Actions [b, ...], the likeliest ones without noise; recorded: distribution [b, P] and value [b]; state."""
-        parameters, value, state = self.step(observation, memory)
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+        """Actions [b, ...], the likeliest ones without noise; distribution [b, P] and value [b]; state."""
+        parameters, value, state = self.step(observation, recurrent_inputs)
         distribution = self.distribution
         action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
         return action.reshape(-1, *self.action_shape), {"distribution": parameters, "value": value}, state
@@ -125,13 +129,15 @@ class ActorCritic(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
             return [each.reshape(*leading, -1) for each in (body.features(x) for body in self._bodies)]
 
-    def _previous(self, memory: Memory) -> tuple[Tensor, ...]:
+    def _previous(self, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, ...]:
         """Action and reward of the step before as inputs [T, B, ...]; zeros where a new game starts."""
         if not self.previous_inputs:
             return ()
-        kept = (~memory.fresh).unsqueeze(-1)
-        action = self.distribution.encode(memory.previous_action.flatten(0, 1)).reshape(*memory.fresh.shape, -1)
-        return action * kept, memory.previous_reward.unsqueeze(-1) * kept
+        kept = (~recurrent_inputs.is_first).unsqueeze(-1)
+        action = self.distribution.encode(recurrent_inputs.previous_action.flatten(0, 1)).reshape(
+            *recurrent_inputs.is_first.shape, -1
+        )
+        return action * kept, recurrent_inputs.previous_reward.unsqueeze(-1) * kept
 
     def _heads(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
         parameters = self.distribution.parameters_of(self.policy_head(features[0]))

@@ -1,7 +1,7 @@
 """Action distributions as functions of a network's output. A sample is a function of given noise, so that acting is
 reproducible whatever the order in which environments are served.
 
-All have: `num_outputs` of the linear layer before; `parameters_of(output)`, which are recorded and learned from;
+All have: `num_outputs` of the linear layer before; `parameters_of(output)`, which are policy_outputs and learned from;
 `sample`, `mode`, `log_probability`, `entropy` of parameters; `num_previous` and `encode`, an action as a network's
 input. Probabilities and entropies are those of actions as they were chosen. What the environment is sent may be clipped
 to its bounds (envs/spaces.py: to_env); that changes nothing here.

@@ -113,16 +113,16 @@ class ReturnScale(nn.Module):
 
     @torch.no_grad()
     def update(
-        self, reward: Tensor, done: Tensor, valid: Tensor, sum_over_learners: Sum, fresh: Tensor | None = None
+        self, reward: Tensor, done: Tensor, valid: Tensor, sum_over_learners: Sum, is_first: Tensor | None = None
     ) -> None:
         """The next steps of all environments, unscaled; all [T, B]. Steps that are not valid add nothing to returns.
 
-        fresh: a new game starts before this step, whatever the step before was (an environment was replaced)."""
+        is_first: a new game starts before this step, whatever the step before was (an environment was replaced)."""
         reward = reward.to(torch.float64).masked_fill(~valid, 0.0)
         return_ = torch.empty_like(reward)  # G [T, B]
         running = self.running.clone()
         for t in range(reward.shape[0]):
-            running = running if fresh is None else running.masked_fill(fresh[t], 0.0)
+            running = running if is_first is None else running.masked_fill(is_first[t], 0.0)
             running = return_[t] = self.discount * running + reward[t]
             running = running.masked_fill(done[t], 0.0)
         self.running.copy_(running)

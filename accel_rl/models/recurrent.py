@@ -1,6 +1,6 @@
 """Recurrent cores: what a policy carries from step to step. Between two games it forgets all.
 
-Time first: x [T, B, F], state [B, S] before the first step, fresh [T, B] bool: a new game starts here. Returns
+Time first: x [T, B, F], state [B, S] before the first step, is_first [T, B] bool: a new game starts here. Returns
 output [T, B, H], and the state after the last step. A step alone is a sequence of T = 1, so that acting and learning
 run the same code. Biases and first states are zero, as in the code of Stooke & Abbeel.
 """
@@ -21,9 +21,9 @@ class LSTM(nn.Module):
         self.input = _gates(num_inputs, num_units, 4)
         self.recurrent = _orthogonal(num_units, 4)
 
-    def forward(self, x: Tensor, state: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
-        for x_t, kept in zip(self.input(x).unbind(), (~fresh).unsqueeze(-1).unbind(), strict=True):
+        for x_t, kept in zip(self.input(x).unbind(), (~is_first).unsqueeze(-1).unbind(), strict=True):
             h, c = (state * kept).chunk(2, -1)
             i, f, g, o = (x_t + h @ self.recurrent.T).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -45,9 +45,9 @@ class GRU(nn.Module):
         self.input = _gates(num_inputs, num_units, 3)
         self.recurrent = _orthogonal(num_units, 3)
 
-    def forward(self, x: Tensor, state: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
-        for x_t, kept in zip(self.input(x).unbind(), (~fresh).unsqueeze(-1).unbind(), strict=True):
+        for x_t, kept in zip(self.input(x).unbind(), (~is_first).unsqueeze(-1).unbind(), strict=True):
             state = state * kept
             x_r, x_z, x_n = x_t.chunk(3, -1)
             h_r, h_z, h_n = (state @ self.recurrent.T).chunk(3, -1)

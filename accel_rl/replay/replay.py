@@ -11,7 +11,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.sum_tree import SumTree
-from accel_rl.samplers.rollout import Rollout
+from accel_rl.rollout import Rollout
 
 logger = logging.getLogger("accel_rl")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.samplers.rollout import Rollout, blank
+from accel_rl.rollout import Rollout, blank
 
 
 class Samples(NamedTuple):

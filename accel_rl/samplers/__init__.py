@@ -7,8 +7,8 @@ package, and must stay free of torch.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from accel_rl.rollout import Game, Rollout
     from accel_rl.samplers.alternating import AlternatingSampler
-    from accel_rl.samplers.rollout import Game, Rollout
     from accel_rl.samplers.serial import SerialSampler
 
 __all__ = ["AlternatingSampler", "Game", "Rollout", "SerialSampler"]

@@ -4,8 +4,8 @@ The policy is anything that offers this (the algorithms' networks do):
 
     state_size: floats of recurrent state per environment; 0: it has none
     draw_noise(num_steps, num_envs, generator) -> [T, B, ...]
-    act(observation [b, ...], noise [b, ...] | None, memory | None)
-        -> action [b, ...], recorded {name: [b, ...]}, state [b, S] | None
+    act(observation [b, ...], noise [b, ...] | None, recurrent inputs | None)
+        -> action [b, ...], policy_outputs {name: [b, ...]}, state [b, S] | None
 
 Here it acts on the CPU; device_server.py has what differs on a GPU.
 """
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.envs.batch import cut
+from accel_rl.envs.batch_simulator import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.samplers.rollout import Game, Memory, Rollout, blank
+from accel_rl.rollout import Game, RecurrentInputs, Rollout, blank
 
 logger = logging.getLogger("accel_rl")
 
@@ -34,7 +34,9 @@ class Policy(Protocol):
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor: ...
 
-    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted: ...
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> Acted: ...
 
 
 class ActionServer:
@@ -58,7 +60,7 @@ class ActionServer:
         num_learners: int = 1,
     ):
         self.spec, self.generator, self.window = spec, generator, window
-        self.arrays = cut(arrays, slice(None), window)
+        self.arrays = select_envs(arrays, slice(None), window)
         self.horizon, self.num_envs = self.arrays["reward"].shape
         self._steps_per_row = self.num_envs * num_learners  # of the run
         half = (self.num_envs + 1) // 2
@@ -67,8 +69,8 @@ class ActionServer:
         self.shared = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
         # With the window's rows in front:
         self._rows = {name: torch.from_numpy(arrays[name]) for name in (*PER_STEP, "final_observation")}
-        self._recorded: dict[str, Tensor] = {}
-        self._memory: Memory | None = None
+        self._policy_outputs: dict[str, Tensor] = {}
+        self._recurrent_inputs: RecurrentInputs | None = None
         self._restarts = self.arrays["restarts"].copy()  # as far as taken note of
         # What each group sees and does at each step, as views made once: making one costs as much as using it.
         self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
@@ -83,8 +85,8 @@ class ActionServer:
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         """Makes the last rows the first ones of the next rollout; before any environment writes to them."""
-        if policy.state_size and self._memory is None:
-            self._memory = self._make_memory(policy.state_size)
+        if policy.state_size and self._recurrent_inputs is None:
+            self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
         self.end_episodes(self._take_restarts(slice(None)))
         self._carry_over()
         self._policy, self._greedy = policy, greedy
@@ -97,18 +99,18 @@ class ActionServer:
         noise, columns = None if self._greedy else self._noise[group][t], self.groups[group]
         if t == 0:
             self._lose_last_step(columns)
-        action, recorded, state = self._policy.act(self._observe(group, t), noise, self._recall(t, columns))
+        action, policy_outputs, state = self._policy.act(self._observe(group, t), noise, self._recall(t, columns))
         self._chosen[group][t][...] = action.numpy()
-        self._newest = (t, columns, action, recorded, state)
+        self._newest = (t, columns, action, policy_outputs, state)
 
     def record(self) -> None:
         """Keeps what `serve` has just computed; apart, so that the environments can step meanwhile."""
-        t, columns, action, recorded, state = self._newest
-        for name, value in recorded.items():
-            self._record_of(name, value)[self.window + t, columns] = value
-        if self._memory is not None and state is not None:
-            self._memory.state[self.window + t + 1, columns] = state
-            self._memory.previous_action[self.window + t + 1, columns] = action
+        t, columns, action, policy_outputs, state = self._newest
+        for name, value in policy_outputs.items():
+            self._rows_of_output(name, value)[self.window + t, columns] = value
+        if self._recurrent_inputs is not None and state is not None:
+            self._recurrent_inputs.state[self.window + t + 1, columns] = state
+            self._recurrent_inputs.previous_action[self.window + t + 1, columns] = action
 
     def finish(self) -> Rollout:
         """After the last step: the whole rollout, on the learner's device."""
@@ -132,28 +134,30 @@ class ActionServer:
             carry(rows, self.horizon)
 
     def _all_rows(self) -> list[Tensor]:
-        memory = [] if self._memory is None else list(self._memory[:-1])  # `fresh` is `reset`
-        return [*(self._rows[name] for name in PER_STEP), *self._recorded.values(), *memory]
+        recurrent_inputs = (
+            [] if self._recurrent_inputs is None else list(self._recurrent_inputs[:-1])
+        )  # `is_first` is `reset`
+        return [*(self._rows[name] for name in PER_STEP), *self._policy_outputs.values(), *recurrent_inputs]
 
-    def _make_memory(self, state_size: int) -> Memory:
+    def _make_recurrent_inputs(self, state_size: int) -> RecurrentInputs:
         """Rows [window + T + 1, B, ...] of zeros; whether a game is new says the shared memory."""
         num_rows, B, action = self.window + self.horizon + 1, self.num_envs, self._rows["action"]
         state, reward = torch.zeros(num_rows, B, state_size), torch.zeros(num_rows, B)
-        return Memory(state, action.new_zeros(num_rows, *action.shape[1:]), reward, self._rows["reset"])
+        return RecurrentInputs(state, action.new_zeros(num_rows, *action.shape[1:]), reward, self._rows["reset"])
 
-    def _recall(self, t: int, columns: slice) -> Memory | None:
-        """The policy's memory at row t."""
-        if self._memory is None:
+    def _recall(self, t: int, columns: slice) -> RecurrentInputs | None:
+        """The policy's recurrent inputs at row t."""
+        if self._recurrent_inputs is None:
             return None
         row = self.window + t
         if t > 0:
-            self._memory.previous_reward[row, columns] = self.shared["reward"][t - 1, columns]
-        return Memory(*(rows[row, columns] for rows in self._memory))
+            self._recurrent_inputs.previous_reward[row, columns] = self.shared["reward"][t - 1, columns]
+        return RecurrentInputs(*(rows[row, columns] for rows in self._recurrent_inputs))
 
     def _bring_last_rows(self) -> None:
         """Row T, upon which nobody acts."""
-        if self._memory is not None:
-            self._memory.previous_reward[-1] = self.shared["reward"][-1]
+        if self._recurrent_inputs is not None:
+            self._recurrent_inputs.previous_reward[-1] = self.shared["reward"][-1]
 
     def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
         """Some rows of an array, on the learner's device."""
@@ -170,26 +174,28 @@ class ActionServer:
         cut_off = self._rows["truncated"][steps, envs] & ~self._rows["terminated"][steps, envs]
         final_step, final_env = (index.to(self.device) for index in cut_off.nonzero(as_tuple=True))
         newest = self._rows["final_observation"][steps, envs][cut_off].to(self.device)
-        memory = self._memory and Memory(*(rows[first : first + num_steps + 1, envs] for rows in self._memory))
+        recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
+            *(rows[first : first + num_steps + 1, envs] for rows in self._recurrent_inputs)
+        )
         return Rollout(
             observation_rows=here["observation"],
             frame_stack=self.spec.frame_stack,
-            recorded={name: rows[steps, envs] for name, rows in self._recorded.items()},
+            policy_outputs={name: rows[steps, envs] for name, rows in self._policy_outputs.items()},
             final_step=final_step,
             final_env=final_env,
             final_observation=self._final_observations(here, final_step, final_env, newest),
             games=games,
             first_step=self.steps_done + (first - self.window) * self._steps_per_row,
-            memory=memory,
+            recurrent_inputs=recurrent_inputs,
             **{name: here[name] for name in PER_STEP if name != "observation"},
         )
 
-    def _record_of(self, name: str, value: Tensor) -> Tensor:
+    def _rows_of_output(self, name: str, value: Tensor) -> Tensor:
         """Where values like this one are kept [window + T, B, ...]."""
-        if name not in self._recorded:
+        if name not in self._policy_outputs:
             shape = (self.window + self.horizon, self.num_envs, *value.shape[1:])
-            self._recorded[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
-        return self._recorded[name]
+            self._policy_outputs[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
+        return self._policy_outputs[name]
 
     def _view(self, t: int, columns: slice) -> Tensor:
         """What the network sees of row t [b, ...], were there no episode's start to blank."""
@@ -226,8 +232,10 @@ class ActionServer:
         return {
             "rows": {name: self._rows_here(name, slice(T, None), slice(None)).cpu().clone() for name in PER_STEP},
             "final_observation": self._rows["final_observation"][T:][self._rows["truncated"][T:]],
-            "recorded": {name: rows[T:].cpu().clone() for name, rows in self._recorded.items() if self.window},
-            "memory": self._memory and [rows[T:].cpu().clone() for rows in self._memory],
+            "policy_outputs": {
+                name: rows[T:].cpu().clone() for name, rows in self._policy_outputs.items() if self.window
+            },
+            "recurrent_inputs": self._recurrent_inputs and [rows[T:].cpu().clone() for rows in self._recurrent_inputs],
             "restarts": self.arrays["restarts"].copy(),
             "generator": self.generator.get_state(),
             "generator_device": self.generator.device.type,
@@ -239,11 +247,11 @@ class ActionServer:
         for name, rows in state["rows"].items():
             self._rows[name][T:] = rows
         self._rows["final_observation"][T:][state["rows"]["truncated"]] = state["final_observation"]
-        for name, rows in state["recorded"].items():
-            self._record_of(name, rows[0])[T:] = rows
-        if state["memory"] is not None:
-            self._memory = self._make_memory(state["memory"][0].shape[-1])
-            for kept, rows in zip(self._memory, state["memory"], strict=True):
+        for name, rows in state["policy_outputs"].items():
+            self._rows_of_output(name, rows[0])[T:] = rows
+        if state["recurrent_inputs"] is not None:
+            self._recurrent_inputs = self._make_recurrent_inputs(state["recurrent_inputs"][0].shape[-1])
+            for kept, rows in zip(self._recurrent_inputs, state["recurrent_inputs"], strict=True):
                 kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
         self._restarts = self.arrays["restarts"].copy()

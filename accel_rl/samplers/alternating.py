@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from accel_rl.envs.batch import BatchConfig, rollout_layout
+from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
+from accel_rl.rollout import Game, Rollout
 from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.common import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
-from accel_rl.samplers.device_server import make_server
-from accel_rl.samplers.pool import Stage, WorkerPool
-from accel_rl.samplers.rollout import Game, Rollout
+from accel_rl.samplers.base import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.gpu_action_server import make_server
+from accel_rl.samplers.worker_pool import EnvArrays, WorkerPool
 
 
 class AlternatingSampler:
@@ -39,8 +39,8 @@ class AlternatingSampler:
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         layout = rollout_layout(spec, config.horizon, config.num_envs, config.window)
-        train = Stage(layout, config.num_workers, config.window)
-        evaluation = Stage(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
+        train = EnvArrays(layout, config.num_workers, config.window)
+        evaluation = EnvArrays(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
         self._evaluation = evaluation
         self._server = self._make_server(train, noise_generator(batch, self.device))
         self._envs = [train.envs(worker) for worker in range(config.num_workers)]  # of each worker
@@ -59,7 +59,7 @@ class AlternatingSampler:
             config.spin,
         )
 
-    def _make_server(self, stage: Stage, generator: torch.Generator) -> ActionServer:
+    def _make_server(self, stage: EnvArrays, generator: torch.Generator) -> ActionServer:
         graphs, num_learners = self.config.cuda_graphs, self.config.num_learners
         return make_server(
             self.spec, stage.arrays, generator, self.device, stage.window, stage.memory, graphs, num_learners

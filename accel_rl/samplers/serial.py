@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, cut, rollout_layout
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout, select_envs
 from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.rollout import Game, Rollout
 from accel_rl.samplers.action_server import ActionServer, Policy
-from accel_rl.samplers.common import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
-from accel_rl.samplers.device_server import make_server
-from accel_rl.samplers.rollout import Game, Rollout
+from accel_rl.samplers.base import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.gpu_action_server import make_server
 
 
 class SerialSampler:
@@ -29,7 +29,7 @@ class SerialSampler:
         self.device = torch.device(device)
         arrays = _arrays(spec, config.horizon, config.num_envs, config.window)
         self._server = self._make_server(arrays, noise_generator(batch, self.device), config.window)
-        self._envs = BatchSimulator(batch, cut(arrays, slice(None), config.window), first_env=0)
+        self._envs = BatchSimulator(batch, select_envs(arrays, slice(None), config.window), first_env=0)
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 

@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, cut
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, select_envs
 from accel_rl.errors import RunError, UsageError
-from accel_rl.interrupt import leave_signals_to_parent
-from accel_rl.shared import Layout, SharedArrays, Signal, poller
+from accel_rl.hardware.shared_memory import Layout, SharedArrays, Signal, poller
+from accel_rl.hardware.signals import leave_signals_to_parent
 
 # Columns of a worker's row in the status array, which outlives the worker; ANNOUNCED is group 0's, group 1's follows.
 CURRENT_ENV, HEARTBEAT, WAITED_NS, ANNOUNCED = range(4)
@@ -47,7 +47,7 @@ Share = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class StageSetup:
+class EnvArraysSetup:
     """Where one stage (training, or evaluation) keeps its arrays, and which columns are this worker's in each group."""
 
     layout: Layout
@@ -76,8 +76,8 @@ class WorkerSetup:
     index: int
     cpu: int | None
     batch: BatchConfig
-    train: StageSetup
-    evaluation: StageSetup
+    train: EnvArraysSetup
+    evaluation: EnvArraysSetup
     status_layout: Layout
     status_fd: int
     signals: tuple[GroupSignals, GroupSignals]
@@ -210,13 +210,13 @@ class Worker:
         self._active, self._polls = self._build(self._setup.evaluation, self._setup.batch.for_evaluation(role)), {}
         self._start(self._active)
 
-    def _build(self, stage: StageSetup, config: BatchConfig) -> dict[int, BatchSimulator]:
+    def _build(self, stage: EnvArraysSetup, config: BatchConfig) -> dict[int, BatchSimulator]:
         """The environments of each group that this worker has some of."""
         arrays = SharedArrays(stage.layout, stage.fd).arrays
         batches = {}
         for group, (first_env, num_envs) in enumerate(stage.shares):
             if num_envs:
-                own = cut(arrays, slice(first_env, first_env + num_envs), stage.window)
+                own = select_envs(arrays, slice(first_env, first_env + num_envs), stage.window)
                 batches[group] = BatchSimulator(config, own, first_env, self._heartbeat)
         return batches
 

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from accel_rl.clock import GpuClock
-from accel_rl.updates.rules import Rule
+from accel_rl.hardware.timers import GpuClock
+from accel_rl.updates.optimizers import Rule
 from accel_rl.updates.shared_sum import SharedSum
 from accel_rl.updates.update import LocalUpdate
 

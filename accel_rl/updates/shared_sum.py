@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accel_rl.shared import Layout, SharedArrays
+from accel_rl.hardware.shared_memory import Layout, SharedArrays
 
 
 class SharedSum:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from accel_rl.hardware.allocator import LARGEST_KEPT
+from accel_rl.updates.cuda_graphs import CudaGraphs, Loss
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.memory import LARGEST_KEPT
-from accel_rl.updates.replays import Loss, Replays
-from accel_rl.updates.rules import Rule
+from accel_rl.updates.optimizers import Rule
 
 CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
 
@@ -92,7 +92,7 @@ class LocalUpdate:
         self._on_cpu = device.type == "cpu"
         self._graph_is_all = self.one_graph and rule.capturable
         self._body = self._replay_all if self._graph_is_all else self._replay_gradient
-        self._replays = Replays(self._body, device) if cuda_graphs and not self._on_cpu else None
+        self._graphs = CudaGraphs(self._body, device) if cuda_graphs and not self._on_cpu else None
 
     def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
         self.parameters.zero_gradient()
@@ -103,12 +103,12 @@ class LocalUpdate:
         self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
     ) -> dict[str, Tensor]:
         before = self.parameters.values.clone() if self.layer_norms else None
-        if self._replays:
-            found = self._replays(loss, batch, weight, learning_rate)
+        if self._graphs:
+            found = self._graphs(loss, batch, weight, learning_rate)
         else:
             parts = slices(batch, self.slice_elements) if sliceable and self._on_cpu else [batch]
             found = self._gradient(loss, parts, weight)
-        graph_is_all = self._replays is not None and self._graph_is_all
+        graph_is_all = self._graphs is not None and self._graph_is_all
         stats = found if graph_is_all else self._finish(found, weight, learning_rate)
         return stats if before is None else stats | self.parameters.norms(before)
 
@@ -194,8 +194,8 @@ class LocalUpdate:
             name: value.to(places.get(name, values.device if value.dim() else "cpu"))
             for name, value in state["rule"].items()
         }
-        if self._replays:
-            self._replays.forget()
+        if self._graphs:
+            self._graphs.forget()
 
 
 @torch.no_grad()

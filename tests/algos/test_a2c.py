@@ -14,9 +14,9 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import Categorical, DiagonalGaussian
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates import LocalUpdate
-from accel_rl.updates.rules import RMSProp
+from accel_rl.updates.optimizers import RMSProp
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 

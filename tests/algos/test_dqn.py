@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 import accel_rl
-from accel_rl import checkpoint
 from accel_rl.algos.categorical_dqn import CategoricalDQN, CategoricalDQNSettings, cross_entropy_loss
 from accel_rl.algos.dqn import DQN, DQNSettings, huber_loss, updates_per_rollout
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig
+from accel_rl.training import checkpoint
 from accel_rl.updates import LocalUpdate
-from accel_rl.updates.rules import SGD
+from accel_rl.updates.optimizers import SGD
 from tests.helpers.losses import slope
 from tests.helpers.q_tables import one_hot, play, set_table, table_gradient, table_spec, table_trunk
 from tests.helpers.runs import assert_same, rows

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accel_rl.algos.online_q import OnlineQ, OnlineQSettings, squared_loss
 from accel_rl.updates import LocalUpdate
-from accel_rl.updates.rules import SGD
+from accel_rl.updates.optimizers import SGD
 from tests.helpers.losses import slope
 from tests.helpers.q_tables import table_trunk
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
@@ -123,9 +123,9 @@ def test_sarsas_last_step_is_kept_in_a_checkpoint() -> None:
         for name, value in update.batches[-1].items():
             assert torch.equal(value, other_update.batches[-1][name]), name
     assert torch.equal(update.parameters.values, other_update.parameters.values)
-    fresh, _ = make("one_step_sarsa", 5)
-    assert fresh.state_dict()["last"] is None
-    fresh.load_state_dict(make("one_step_sarsa", 5)[0].state_dict())  # before its first rollout
+    is_first, _ = make("one_step_sarsa", 5)
+    assert is_first.state_dict()["last"] is None
+    is_first.load_state_dict(make("one_step_sarsa", 5)[0].state_dict())  # before its first rollout
 
 
 def test_sarsa_does_not_join_what_does_not_follow() -> None:

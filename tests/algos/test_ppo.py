@@ -13,13 +13,13 @@ from accel_rl.algos.actor_critic import bootstrap
 from accel_rl.algos.ppo import PPO, PPOSettings, minibatches, ppo_loss, random_orders, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.cli import main
-from accel_rl.config import load_preset, preset_names
+from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.envs import EnvConfig
 from accel_rl.models.distributions import Categorical
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.common import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates import LocalUpdate
-from accel_rl.updates.rules import Adam
+from accel_rl.updates.optimizers import Adam
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 
@@ -200,21 +200,23 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
     watched, distribution = Watched(algo), algo.policy.distribution
     for index in range(3):
         rollout = sampler.collect()
-        recorded = rollout.recorded["distribution"]
+        policy_outputs = rollout.policy_outputs["distribution"]
         for t in range(16):
             for group in (slice(0, 4), slice(4, 8)):
-                memory = rollout.memory and type(rollout.memory)(*(x[t, group] for x in rollout.memory))
+                recurrent_inputs = rollout.recurrent_inputs and type(rollout.recurrent_inputs)(
+                    *(x[t, group] for x in rollout.recurrent_inputs)
+                )
                 seen = rollout.observations(t, t + 1)[0, group]
                 with torch.no_grad():
-                    now = algo.policy.step(seen, memory)[0]
-                assert torch.equal(now, recorded[t, group])
+                    now = algo.policy.step(seen, recurrent_inputs)[0]
+                assert torch.equal(now, policy_outputs[t, group])
         if index or not normalize:
             watched.batches.clear()
             stats = algo.learn(rollout, watched)
             batch, loss = watched.batches[0], stats["clip_fraction"]
             assert len(loss) == 16 and loss[0] == 0 and abs(stats["approx_kl"][0]) < 1e-9
             assert stats["approx_kl"][1:].max() > 1e-7  # and later on it is not
-            old = distribution.log_probability(recorded, rollout.action).flatten().sort().values
+            old = distribution.log_probability(policy_outputs, rollout.action).flatten().sort().values
             assert torch.isin(batch["old_log_probability"].flatten(), old).all()
         algo.observe(rollout, watched)
 
@@ -250,12 +252,12 @@ def test_minibatches_cover_every_sample_once() -> None:
 
 
 def test_sequences_stay_whole() -> None:
-    """Would catch sequences that are cut or mixed, or that begin with the memory of another environment or step."""
+    """Would catch sequences that are cut or mixed, or that begin with another environment's or step's state."""
     algo = ppo(COUNTING, 6, 5, minibatches=3, **CORE)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(6, 5, 2), algo.policy)
     sampler.collect()
     rollout = sampler.collect()
-    assert rollout.memory is not None and rollout.memory.state[0].any()
+    assert rollout.recurrent_inputs is not None and rollout.recurrent_inputs.state[0].any()
     number = torch.arange(6).expand(5, 6)
     found = []
     for part in minibatches(rollout, torch.randperm(6), 3, {"number": number}):
@@ -263,9 +265,9 @@ def test_sequences_stay_whole() -> None:
         assert part["number"].shape == (5, 2) and (part["number"] == envs).all()
         found += envs.tolist()
         assert torch.equal(part["observation"], rollout.observations(0, 5)[:, envs])
-        assert torch.equal(part["state"], rollout.memory.state[0, envs])
-        for name in ("previous_action", "previous_reward", "fresh"):
-            assert torch.equal(part[name], getattr(rollout.memory, name)[:5, envs]), name
+        assert torch.equal(part["state"], rollout.recurrent_inputs.state[0, envs])
+        for name in ("previous_action", "previous_reward", "is_first"):
+            assert torch.equal(part[name], getattr(rollout.recurrent_inputs, name)[:5, envs]), name
     assert sorted(found) == list(range(6))
 
 
@@ -276,7 +278,7 @@ def test_learn_agrees_with_the_targets() -> None:
     sampler.collect()
     rollout, watched = sampler.collect(), Watched(algo)
     reward, bootstrap_value = bootstrap(algo.policy, rollout, 0.99)
-    value = rollout.recorded["value"]
+    value = rollout.policy_outputs["value"]
     advantage, return_ = generalized_advantage(reward, value, rollout.done, bootstrap_value, 0.99, 0.95)
     valid = advantage[rollout.valid].double()
     advantage = (advantage - valid.mean()) / (valid.std(correction=0) + 1e-6)

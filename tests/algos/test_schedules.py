@@ -12,8 +12,8 @@ import accel_rl
 from accel_rl.algos import AlgoSettings
 from accel_rl.algos.a2c import A2CSettings
 from accel_rl.algos.schedules import ends, schedule, schedule_setting
+from accel_rl.config.fields import build
 from accel_rl.errors import UsageError
-from accel_rl.settings import build
 
 PIECEWISE = "1e6:1 2e6:0.5 5e6:0.1"
 

@@ -17,11 +17,11 @@ from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import Categorical
+from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.common import SamplerConfig
-from accel_rl.samplers.rollout import Rollout
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates import LocalUpdate
-from accel_rl.updates.rules import make_rule
+from accel_rl.updates.optimizers import make_rule
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 
@@ -259,7 +259,7 @@ class Learned:
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
-    """Would catch ratios against the newest policy, bootstraps of truncated episodes left out, or memory of others."""
+    """Would catch ratios against the newest policy, bootstraps of truncated episodes left out, or others' states."""
     torch.manual_seed(0)
     settings = VTraceSettings(batches=2, batch_steps=5, steps_per_update=1, core=core, core_size=8, discount=0.9)
     algo = VTrace(spec_of(COUNTING), settings, 1000, num_envs=4, horizon=3)
@@ -276,23 +276,25 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
             assert rollout.first_step == (step + t - 5) * 4 >= 0
             algo.learn(rollout, learned)
             batch = learned.batches[-1]
-            recorded = rollout.recorded["distribution"].log_softmax(-1)
-            assert torch.equal(batch["behaviour"], recorded.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1))
+            policy_outputs = rollout.policy_outputs["distribution"].log_softmax(-1)
+            assert torch.equal(batch["behaviour"], policy_outputs.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1))
             assert torch.equal(batch["valid"], rollout.valid)
             assert learned.weights[-1] == rollout.valid.sum().item()
             assert torch.equal(batch["done"], rollout.terminated | rollout.truncated)
             gain = torch.zeros(5, 2)
             for k, (s, e) in enumerate(zip(rollout.final_step, rollout.final_env, strict=True)):
                 seen = rollout.final_observation[k]
-                memory = None
-                if rollout.memory:
-                    memory = type(rollout.memory)(*(rows[s + 1, e][None] for rows in rollout.memory))
-                    memory = memory._replace(fresh=torch.zeros(1, dtype=torch.bool))
-                gain[s, e] = 0.9 * algo.policy.step(seen[None], memory)[1].item()
+                recurrent_inputs = None
+                if rollout.recurrent_inputs:
+                    recurrent_inputs = type(rollout.recurrent_inputs)(
+                        *(rows[s + 1, e][None] for rows in rollout.recurrent_inputs)
+                    )
+                    recurrent_inputs = recurrent_inputs._replace(is_first=torch.zeros(1, dtype=torch.bool))
+                gain[s, e] = 0.9 * algo.policy.step(seen[None], recurrent_inputs)[1].item()
             torch.testing.assert_close(batch["reward"], rollout.reward + gain)
-            if rollout.memory:
-                assert torch.equal(batch["state"], rollout.memory.state[0])
-                assert torch.equal(batch["fresh"], rollout.memory.fresh[:5])
+            if rollout.recurrent_inputs:
+                assert torch.equal(batch["state"], rollout.recurrent_inputs.state[0])
+                assert torch.equal(batch["is_first"], rollout.recurrent_inputs.is_first[:5])
             with torch.no_grad():  # another policy from now on
                 for parameter in algo.policy.parameters():
                     parameter.add_(0.05 * torch.randn_like(parameter))

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.affinity import pinned
 from accel_rl.bench import sampling
 from accel_rl.bench.figure import draw_sampling
-from accel_rl.bench.machine import first_cores
+from accel_rl.bench.output import first_cores
 from accel_rl.bench.peers import peer_builders, peer_frame_shape
 from accel_rl.bench.timing import Turns
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
-from accel_rl.machine import available_cpus
+from accel_rl.hardware.placement import pinned
+from accel_rl.hardware.topology import available_cpus
 
 ANY = "*"  # whatever the key
 RATIO = {"median": float, "low": float, "high": float}

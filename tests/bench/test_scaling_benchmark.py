@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from accel_rl import config
 from accel_rl.bench import scaling
 from accel_rl.bench.learner import Turn
 from accel_rl.bench.scaling import LearnersRun, ScalingOptions
 from accel_rl.errors import RunError, UsageError
-from accel_rl.machine import available_cpus, parse_cpus
+from accel_rl.hardware.topology import available_cpus, parse_cpus
+from accel_rl.training import resolve as resolving
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "scaling.py"
 SMALL = {"algo": "a2c", "env": "CartPole-v1", "envs": 4, "horizon": 5, "sampler": "serial"}
@@ -120,8 +120,8 @@ def test_numbers_of_learners_on_gpus(gpus: int, numbers: list[int], monkeypatch:
 def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch fewer environments for each of several learners, and processors for one that two have to share."""
     monkeypatch.setattr(scaling.torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(config, "find_devices", lambda text, per_gpu: tuple(text.split(",")))
-    monkeypatch.setattr(config, "gpu_node", lambda device: None)
+    monkeypatch.setattr(resolving, "find_devices", lambda text, per_gpu: tuple(text.split(",")))
+    monkeypatch.setattr(resolving, "gpu_node", lambda device: None)
     found = scaling.contestants(ScalingOptions())
     assert [*found] == ["one", "all_reduce-2", "central_store-2"]
     assert [settings["envs"] for settings in found.values()] == [16, 32, 32]

@@ -14,10 +14,10 @@ from accel_rl.bench import store as benchmark
 from accel_rl.bench.store import STORES, StoreOptions
 from accel_rl.bench.timing import Turns
 from accel_rl.errors import UsageError
-from accel_rl.machine import available_cpus
-from accel_rl.updates.central import CentralUpdate
-from accel_rl.updates.rules import SGD
-from accel_rl.updates.store import CentralStore
+from accel_rl.hardware.topology import available_cpus
+from accel_rl.updates.central_update import CentralUpdate
+from accel_rl.updates.optimizers import SGD
+from accel_rl.updates.parameter_store import CentralStore
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "store.py"
 

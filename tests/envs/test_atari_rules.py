@@ -7,7 +7,7 @@ import pytest
 
 from accel_rl.envs import make_env
 from accel_rl.envs.atari import AtariSimulator, make_options
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import EnvConfig
 
 

@@ -17,7 +17,7 @@ from accel_rl.envs.atari import (
     start_states,
     why_no_reserve,
 )
-from accel_rl.envs.batch import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
 from accel_rl.envs.spec import EnvConfig
 
 NOOPS = [0, 3]  # of the starts whose courses are compared

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from accel_rl.machine import Machine, parse_cpus, read_machine
+from accel_rl.hardware.topology import Machine, parse_cpus, read_machine
 
 EIGHT = [f"{n},{n + 8}" for n in range(8)]  # 8 cores of 2 threads
 TWO_NODES: dict[str, Any] = {"cores": EIGHT, "nodes": ["0-3,8-11", "4-7,12-15"]}

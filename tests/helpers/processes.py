@@ -65,12 +65,16 @@ class Command:
 
     def learners(self) -> list[psutil.Process]:
         """The learners' processes where there are several, by rank."""
-        found = [process for process in self.descendants() if "accel_rl.learner" in process.cmdline()]
+        found = [
+            process for process in self.descendants() if "accel_rl.distributed.learner_process" in process.cmdline()
+        ]
         return sorted(found, key=lambda process: process.create_time())
 
     def workers(self) -> list[psutil.Process]:
         """The simulator processes: all that the launching processes have forked."""
-        launchers = [process for process in self.descendants() if "accel_rl.samplers.launcher" in process.cmdline()]
+        launchers = [
+            process for process in self.descendants() if "accel_rl.samplers.worker_launcher" in process.cmdline()
+        ]
         return [worker for worker in launchers if worker.ppid() in [launcher.pid for launcher in launchers]]
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:

@@ -19,7 +19,7 @@ from accel_rl.algos.ppo import standardized
 from accel_rl.models.normalize import RunningMoments
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.all_reduce import AllReduceUpdate
-from accel_rl.updates.rules import make_rule
+from accel_rl.updates.optimizers import make_rule
 from accel_rl.updates.shared_sum import SharedSum
 
 MODULE = "tests.helpers.reduce_process"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl import checkpoint
+from accel_rl.training import checkpoint
 
 
 def rows(run: Path) -> list[dict[str, str]]:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.rollout import RecurrentInputs
 from accel_rl.samplers.action_server import Acted
-from accel_rl.samplers.common import SamplerConfig
-from accel_rl.samplers.rollout import Memory
+from accel_rl.samplers.base import SamplerConfig
 
 TOYS = "tests.helpers.toy_envs"
 
@@ -30,7 +30,7 @@ class Echo:
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         return torch.rand(num_steps, num_envs, generator=generator, device=generator.device)
 
-    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
         self.observations.append(tuple(observation.shape))
         digest = observation.flatten(1).double().sum(1)
         noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
@@ -41,8 +41,8 @@ class Echo:
 class Greedy(Echo):
     """Acts by the observation alone: the number of environments that noise is drawn for does not show."""
 
-    def act(self, observation: Tensor, noise: Tensor | None, memory: Memory | None = None) -> Acted:
-        return super().act(observation, None, memory)
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+        return super().act(observation, None, recurrent_inputs)
 
 
 def spec_of(env: EnvConfig) -> EnvSpec:
@@ -78,13 +78,15 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
     """Two rollouts, bit for bit."""
     for name in FIELDS:
         assert torch.equal(getattr(first, name), getattr(second, name)), f"{what}: {name}"
-    assert first.recorded.keys() == second.recorded.keys()
-    for name in first.recorded:
-        assert torch.equal(first.recorded[name], second.recorded[name]), f"{what}: recorded {name}"
+    assert first.policy_outputs.keys() == second.policy_outputs.keys()
+    for name in first.policy_outputs:
+        assert torch.equal(first.policy_outputs[name], second.policy_outputs[name]), f"{what}: policy_outputs {name}"
     assert (first.games, first.first_step) == (second.games, second.first_step), what
-    assert (first.memory is None) == (second.memory is None), what
-    for name, one, other in zip(Memory._fields, first.memory or (), second.memory or (), strict=False):
-        assert torch.equal(one, other), f"{what}: memory's {name}"
+    assert (first.recurrent_inputs is None) == (second.recurrent_inputs is None), what
+    for name, one, other in zip(
+        RecurrentInputs._fields, first.recurrent_inputs or (), second.recurrent_inputs or (), strict=False
+    ):
+        assert torch.equal(one, other), f"{what}: recurrent_inputs's {name}"
 
 
 def copy(rollout: Any) -> Any:
@@ -93,8 +95,8 @@ def copy(rollout: Any) -> Any:
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
             return value.clone() if isinstance(value, Tensor) else value.copy()
-        if isinstance(value, Memory):
-            return Memory(*map(clone, value))
+        if isinstance(value, RecurrentInputs):
+            return RecurrentInputs(*map(clone, value))
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})
@@ -108,12 +110,13 @@ def columns_of(rollout: Any, envs: slice) -> Any:
     return replace(
         rollout,
         **{name: getattr(rollout, name)[:, envs] for name in per_env},
-        recorded={name: rows[:, envs] for name, rows in rollout.recorded.items()},
+        policy_outputs={name: rows[:, envs] for name, rows in rollout.policy_outputs.items()},
         final_step=rollout.final_step[kept],
         final_env=rollout.final_env[kept] - envs.start,
         final_observation=rollout.final_observation[kept],
         games=games,
-        memory=rollout.memory and Memory(*(rows[:, envs] for rows in rollout.memory)),
+        recurrent_inputs=rollout.recurrent_inputs
+        and RecurrentInputs(*(rows[:, envs] for rows in rollout.recurrent_inputs)),
     )
 
 

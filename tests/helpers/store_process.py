@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_rl.updates.central import CentralUpdate
-from accel_rl.updates.rules import SGD
-from accel_rl.updates.store import CentralStore, Part
+from accel_rl.updates.central_update import CentralUpdate
+from accel_rl.updates.optimizers import SGD
+from accel_rl.updates.parameter_store import CentralStore, Part
 
 MODULE = "tests.helpers.store_process"
 
@@ -53,13 +53,13 @@ class Process:
 
 
 def fill(part: Part, values: float) -> None:
-    for tensor in part.draft.values():
+    for tensor in part.staging.values():
         tensor.fill_(values)
 
 
 def check(part: Part) -> None:
     """That all of it is what its version has written. A copy is what a learner would go on with."""
-    version, copies = part.version, [tensor.clone() for tensor in part.now.values()]
+    version, copies = part.version, [tensor.clone() for tensor in part.current.values()]
     for copy in copies:
         assert bool((copy == version).all()), f"version {version} is torn: {copy.unique()[:5].tolist()}"
 
@@ -89,7 +89,7 @@ def hold(store: CentralStore) -> None:
     """Holds chunk 0, the statistics and the target, half rewritten; lets go of the chunk when told to."""
     for part in (store.chunks[0], store.statistics, store.target):
         part.take(wait=True)
-        for tensor in part.draft.values():
+        for tensor in part.staging.values():
             tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(99)
     print("holding", flush=True)
     sys.stdin.readline()

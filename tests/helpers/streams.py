@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.samplers.rollout import Rollout
+from accel_rl.rollout import Rollout
 
 DISCOUNT = 0.9
 
@@ -101,7 +101,7 @@ def rollout_of(envs: list[Env], first: int, horizon: int, spec: EnvSpec) -> Roll
         truncated=cut,
         valid=steps("valid"),
         reset=rows("resets", first, first + horizon + 1),
-        recorded={},
+        policy_outputs={},
         final_step=final_step,
         final_env=final_env,
         final_observation=torch.from_numpy(np.stack(finals) if finals else empty),

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.base import MakeUpdate
-from accel_rl.samplers.rollout import Rollout
-from accel_rl.settings import setting
+from accel_rl.config.fields import setting
+from accel_rl.rollout import Rollout
 from accel_rl.updates import Loss
 
 TAME = 1e-3  # up to this learning rate nothing goes wrong
@@ -122,7 +122,7 @@ class Struck(A2C):
             if how == "lock" and mark.with_name("checkpoint.pt").exists():
                 for part in (update.store.chunks[1], update.store.statistics):
                     part.take(wait=True)
-                    for tensor in part.draft.values():
+                    for tensor in part.staging.values():
                         tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(torch.nan)
                 halt(mark)
         return super().learn(rollout, update)

@@ -22,7 +22,7 @@ def alone(value: Tensor) -> Tensor:
     return value
 
 
-class Together:
+class SyncCoordinator:
     """The sum over learners that are threads: each gets the sum of what all have given."""
 
     def __init__(self, num_learners: int):
@@ -115,7 +115,7 @@ class TestRunningMoments:
 
     def test_two_learners_are_one(self) -> None:
         """Would catch moments that differ between learners, or that unequal parts of a batch distort."""
-        whole, halves, together = RunningMoments((3,)), [RunningMoments((3,)) for _ in range(2)], Together(2)
+        whole, halves, together = RunningMoments((3,)), [RunningMoments((3,)) for _ in range(2)], SyncCoordinator(2)
         data = batches(2, 3)
         for batch in data:
             whole.update(batch, alone, torch.arange(len(batch)) != 5)
@@ -249,7 +249,7 @@ class TestReturnScale:
 
     def test_two_learners_are_one(self) -> None:
         """Would catch a deviation of a learner's own returns only."""
-        whole, together = ReturnScale(5, DISCOUNT), Together(2)
+        whole, together = ReturnScale(5, DISCOUNT), SyncCoordinator(2)
         halves, columns = [ReturnScale(2, DISCOUNT), ReturnScale(3, DISCOUNT)], [slice(0, 2), slice(2, 5)]
         data = rollouts(2, 5)
         for part in data:

@@ -185,8 +185,8 @@ def test_actions_are_those_of_the_noise_or_the_best(support: Tensor | None) -> N
             values = [sum(p * z for p, z in zip(row.softmax(-1), support, strict=True)).item() for row in output[n]]
         best.append(values.index(max(values)))
     assert set(best) == {0, 1, 2}
-    action, recorded, memory = network.act(x, None)
-    assert (action.tolist(), recorded, memory) == (best, {}, None)
+    action, policy_outputs, recurrent_inputs = network.act(x, None)
+    assert (action.tolist(), policy_outputs, recurrent_inputs) == (best, {}, None)
     noise = torch.tensor([-1, 0, 2, 1, -1] * 10)
     expected = [b if n < 0 else n for b, n in zip(best, noise.tolist(), strict=True)]
     assert network.act(x, noise)[0].tolist() == expected

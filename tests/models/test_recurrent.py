@@ -11,7 +11,7 @@ from torch import Tensor
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.recurrent import CORES, LSTM
-from accel_rl.samplers.rollout import Memory
+from accel_rl.rollout import RecurrentInputs
 
 VECTOR = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
 SPACES: dict[str, Any] = {
@@ -71,14 +71,14 @@ def test_against_torch(name: str) -> None:
 def test_episodes_are_apart(name: str) -> None:
     """Would catch a state or a gradient that crosses the beginning of a game, or a reset one step late."""
     core, x, T = random_core(name), numbers(9, 2, 5).requires_grad_(), 9
-    fresh = torch.zeros(T, 2, dtype=torch.bool)
-    fresh[[0, 4], 0] = True
-    fresh[[3, 4, 8], 1] = True  # this one begins in the middle of a game
+    is_first = torch.zeros(T, 2, dtype=torch.bool)
+    is_first[[0, 4], 0] = True
+    is_first[[3, 4, 8], 1] = True  # this one begins in the middle of a game
     state = numbers(2, core.state_size, seed=1)
-    output, last = core(x, state, fresh)
+    output, last = core(x, state, is_first)
     for env, starts in enumerate(([0, 4], [0, 3, 4, 8])):
         for start, stop in zip(starts, [*starts[1:], T], strict=True):
-            begin = state[env : env + 1] if not fresh[start, env] else torch.zeros(1, core.state_size).double()
+            begin = state[env : env + 1] if not is_first[start, env] else torch.zeros(1, core.state_size).double()
             never = torch.zeros(stop - start, 1, dtype=torch.bool)
             alone, end = core(x[start:stop, env : env + 1], begin, never)
             torch.testing.assert_close(output[start:stop, env], alone[:, 0])
@@ -91,11 +91,11 @@ def test_episodes_are_apart(name: str) -> None:
 def test_a_sequence_in_parts_is_the_whole(name: str) -> None:
     """Would catch a returned state that is not the one after the last step."""
     core, x, state = random_core(name), numbers(6, 2, 5), numbers(2, random_core(name).state_size, seed=1)
-    fresh = torch.zeros(6, 2, dtype=torch.bool)
-    fresh[3, 1] = True
-    whole, last = core(x, state, fresh)
-    first, between = core(x[:3], state, fresh[:3])
-    second, end = core(x[3:], between, fresh[3:])
+    is_first = torch.zeros(6, 2, dtype=torch.bool)
+    is_first[3, 1] = True
+    whole, last = core(x, state, is_first)
+    first, between = core(x[:3], state, is_first[:3])
+    second, end = core(x[3:], between, is_first[3:])
     torch.testing.assert_close(torch.cat([first, second]), whole)
     torch.testing.assert_close(end, last)
 
@@ -123,20 +123,20 @@ def test_sequences_are_steps(space: str, separate_value: bool) -> None:
     T, B = 5, 4
     assert policy.state_size == 6 * (1 + separate_value)
     action = torch.from_numpy(np.array([[SPACES[space].sample() for _ in range(B)] for _ in range(T)]))
-    fresh = torch.rand(T, B) < 0.3
-    memory = Memory(torch.randn(B, policy.state_size), action, torch.randn(T, B), fresh)
+    is_first = torch.rand(T, B) < 0.3
+    recurrent_inputs = RecurrentInputs(torch.randn(B, policy.state_size), action, torch.randn(T, B), is_first)
     observation = torch.randn(T, B, 3)
     with torch.no_grad():
-        parameters, value, last = policy.unroll(observation, memory)
-        again = policy.evaluate(observation, **memory._asdict())
+        parameters, value, last = policy.unroll(observation, recurrent_inputs)
+        again = policy.evaluate(observation, **recurrent_inputs._asdict())
         assert torch.equal(again[0], parameters) and torch.equal(again[1], value)
         for env in range(B):
-            state = memory.state[env : env + 1]
+            state = recurrent_inputs.state[env : env + 1]
             for t in range(T):
-                now = Memory(state, *(rows[t, env : env + 1] for rows in memory[1:]))
-                if fresh[t, env]:  # what came before may be anything
+                now = RecurrentInputs(state, *(rows[t, env : env + 1] for rows in recurrent_inputs[1:]))
+                if is_first[t, env]:  # what came before may be anything
                     before = torch.zeros_like(now.previous_action)
-                    now = Memory(torch.zeros_like(state), before, torch.full((1,), 1e3), now.fresh)
+                    now = RecurrentInputs(torch.zeros_like(state), before, torch.full((1,), 1e3), now.is_first)
                 one, its_value, after = policy.step(observation[t, env : env + 1], now)
                 assert after is not None
                 torch.testing.assert_close(one[0], parameters[t, env])
@@ -145,8 +145,12 @@ def test_sequences_are_steps(space: str, separate_value: bool) -> None:
             torch.testing.assert_close(state[0], last[env])
         # The previous action and reward, each, change what is done, but in a new game.
         for name in ("previous_action", "previous_reward", "state"):
-            changed = getattr(memory, name).roll(1, 0) if name == "previous_action" else getattr(memory, name) + 1
-            other = policy.unroll(observation, memory._replace(**{name: changed}))[0]
+            changed = (
+                getattr(recurrent_inputs, name).roll(1, 0)
+                if name == "previous_action"
+                else getattr(recurrent_inputs, name) + 1
+            )
+            other = policy.unroll(observation, recurrent_inputs._replace(**{name: changed}))[0]
             if name != "state":
-                assert not torch.equal(other[~fresh], parameters[~fresh]), name
-            assert torch.equal(other[0][fresh[0]], parameters[0][fresh[0]])
+                assert not torch.equal(other[~is_first], parameters[~is_first]), name
+            assert torch.equal(other[0][is_first[0]], parameters[0][is_first[0]])

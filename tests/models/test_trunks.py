@@ -94,9 +94,9 @@ def test_every_space_can_be_acted_in(spec: EnvSpec) -> None:
     observation = np.stack([spec.observation_space.sample() for _ in range(5)])
     noise = policy.draw_noise(1, 5, torch.Generator())[0]
     for given in (noise, None):
-        action, recorded, _ = policy.act(torch.from_numpy(observation), given)
+        action, policy_outputs, _ = policy.act(torch.from_numpy(observation), given)
         assert action.shape == (5, *spec.action_shape)
-        assert recorded["value"].shape == (5,)
+        assert policy_outputs["value"].shape == (5,)
 
 
 def test_a_network_without_num_features_is_tried_out() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.common import Games, SamplerConfig, noise_generator
+from accel_rl.samplers.base import Games, SamplerConfig, noise_generator
 from tests.helpers.samplers import TOYS, Echo, Greedy, assert_equal, columns_of, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import accel_rl
-from accel_rl.build import evaluation_envs
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.common import Games, SamplerConfig
-from accel_rl.samplers.device_server import DeviceServer
+from accel_rl.samplers.base import Games, SamplerConfig
+from accel_rl.samplers.gpu_action_server import DeviceServer
+from accel_rl.training.build import evaluation_envs
 from tests.helpers.samplers import TOYS, Greedy, assert_equal, columns_of, copy, make, spec_of
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -61,7 +61,7 @@ def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_en
         found = copy(few.collect())
         if num_envs == 3 and env is COUNTING:  # the network sees one beside two: rounding may differ
             for name in ("value", "distribution"):
-                torch.testing.assert_close(found.recorded.pop(name), expected.recorded.pop(name))
+                torch.testing.assert_close(found.policy_outputs.pop(name), expected.policy_outputs.pop(name))
             torch.testing.assert_close(found.memory.state, expected.memory.state)
             found.memory = found.memory._replace(state=expected.memory.state)
         assert_equal(replace(found, first_step=expected.first_step), expected, f"rollout {index}")

@@ -11,12 +11,12 @@ import psutil
 import pytest
 import torch
 
-from accel_rl.affinity import fits, serves_both_groups
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.placement import divides_evenly, serves_both_groups
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.common import Games, SamplerConfig
-from accel_rl.samplers.pool import share_out
+from accel_rl.samplers.base import Games, SamplerConfig
+from accel_rl.samplers.worker_pool import share_out
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -92,7 +92,9 @@ def test_shares_by_hand(num_envs: int, num_workers: int, shares: list[tuple[tupl
 
 def test_shares_cover_every_environment_once() -> None:
     """Would catch environments that nobody steps, or two workers do, in any arrangement that is allowed."""
-    allowed = [(envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1) if fits(envs, workers)]
+    allowed = [
+        (envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1) if divides_evenly(envs, workers)
+    ]
     assert len(allowed) > 150
     for num_envs, num_workers in allowed:
         shares = share_out(num_envs, num_workers)
@@ -130,7 +132,9 @@ def test_rows_are_stitched() -> None:
             rollout = copy(sampler.collect())
             rows, T = rollout.observation_rows, rollout.horizon
             game, step = rows[..., 0], rows[..., 1]
-            assert torch.equal(rollout.recorded["digest"], rows[:T].double().sum(-1))  # acted on the row of step t
+            assert torch.equal(
+                rollout.policy_outputs["digest"], rows[:T].double().sum(-1)
+            )  # acted on the row of step t
             assert torch.equal(rollout.reward, 10 * rollout.action + step[:T] + 1)  # whose reward follows in row t
             lengths = torch.where(game[:T] % 2 == 0, 4, 3)
             ends = step[:T] + 1 == lengths
@@ -307,7 +311,7 @@ class Always:
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> torch.Tensor:
         return torch.zeros(num_steps, num_envs, device=generator.device)
 
-    def act(self, observation: torch.Tensor, noise: torch.Tensor | None, memory: Any = None) -> Any:
+    def act(self, observation: torch.Tensor, noise: torch.Tensor | None, recurrent_inputs: Any = None) -> Any:
         return torch.full((len(observation),), self.action, device=observation.device), {}, None
 
 
@@ -327,7 +331,9 @@ def test_workers_are_free_of_torch_pinned_and_light() -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.launcher"])
+@pytest.mark.parametrize(
+    "module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.worker_launcher"]
+)
 def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
     """Would catch an import that costs every worker seconds and hundreds of megabytes."""
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"

@@ -10,10 +10,10 @@ import torch
 
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.common import SamplerConfig
-from accel_rl.samplers.device_server import DeviceServer
-from accel_rl.samplers.rollout import Memory, Rollout
+from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.gpu_action_server import DeviceServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, spec_of
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -78,14 +78,16 @@ class Watcher:
                 assert torch.equal(stacks[k], whole[index][t, envs]), where
                 for name in PER_ROW:
                     assert torch.equal(getattr(recent, name)[k], getattr(rollout, name)[t, envs]), (where, name)
-                for name, rows, others in zip(Memory._fields, recent.memory or (), rollout.memory or (), strict=False):
+                for name, rows, others in zip(
+                    RecurrentInputs._fields, recent.recurrent_inputs or (), rollout.recurrent_inputs or (), strict=False
+                ):
                     assert torch.equal(rows[k], others[t, envs]), (where, name)
                 if k == size:
                     break  # of the newest step nothing else is known
                 for name in PER_STEP:
                     assert torch.equal(getattr(recent, name)[k], getattr(rollout, name)[t, envs]), (where, name)
-                for name, rows in recent.recorded.items():
-                    assert torch.equal(rows[k], rollout.recorded[name][t, envs]), (where, name)
+                for name, rows in recent.policy_outputs.items():
+                    assert torch.equal(rows[k], rollout.policy_outputs[name][t, envs]), (where, name)
             expected = {
                 (s - first, e - envs.start): seen
                 for (s, e), seen in finals.items()
@@ -101,7 +103,7 @@ class Watcher:
 @pytest.mark.parametrize(("horizon", "window"), [(3, 7), (1, 4), (5, 5), (8, 3)])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_recent_steps_of_a_toy(reset_mode: str, horizon: int, window: int) -> None:
-    """Would catch a row that is carried from the wrong place, a memory or recorded value of another step, a truncated
+    """Would catch a row that is carried from the wrong place, a state or recorded value of another step, a truncated
     episode whose last observation is lost at a rollout's end, or slots before the first step that count."""
     config = SamplerConfig(4, horizon, 2, window=window)
     sampler = make(SerialSampler, COUNTING, config, recurrent(COUNTING), reset_mode=reset_mode, decorrelation_steps=5)
@@ -140,7 +142,7 @@ def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, ki
                 rollout: Rollout = show(t, size, envs)
                 with torch.no_grad():  # what is seen decides what is done from now on
                     for parameter in policy.parameters():
-                        parameter.add_(0.01 * (rollout.recorded["value"] * rollout.valid).sum().sin())
+                        parameter.add_(0.01 * (rollout.policy_outputs["value"] * rollout.valid).sum().sin())
                 return rollout
 
             sampler.recent = recent
@@ -184,7 +186,7 @@ def test_on_step_holds_the_faster_group_back() -> None:
 @pytest.mark.parametrize("kinds", [("serial", "alternating"), ("device", "device"), ("alternating", "device")])
 @pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
 def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[str, str]) -> None:
-    """Would catch steps, recorded values, last observations or memory of the window that a checkpoint forgets."""
+    """Would catch steps, recorded values, last observations or states of the window that a checkpoint forgets."""
     config = SamplerConfig(4, 3, 2, window=7)
     policies = [recurrent(COUNTING) if env is COUNTING else Echo(6) for _ in kinds]
     batch = {"reset_mode": "wait" if env is COUNTING else "immediate", "decorrelation_steps": 5}
@@ -217,7 +219,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
         watcher = Watcher(samplers[1], [3])
         after = watcher.collect()
-        assert after.reset[0].all() and after.memory.fresh[0].all()
+        assert after.reset[0].all() and after.recurrent_inputs.is_first[0].all()
         for step, size, envs, recent in watcher.seen:
             cut = size - 1 - step  # where in it the last step before lies
             if cut < 0:
@@ -226,18 +228,18 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
             assert recent.truncated[cut].all() and recent.truncated.sum() == recent.num_envs
             assert torch.equal(recent.reset[cut + 1], torch.ones(recent.num_envs, dtype=torch.bool))
             assert torch.equal(recent.final_observation, last.observation_rows[4, envs])
-            assert torch.equal(recent.memory.state[cut + 1], last.memory.state[4, envs])
+            assert torch.equal(recent.recurrent_inputs.state[cut + 1], last.recurrent_inputs.state[4, envs])
             assert torch.equal(recent.observation_rows[cut + 1], after.observation_rows[0, envs])
         # Where the last step before had ended the game, the new one's first row looks like it did: age 0, reset.
         samplers[0].collect()
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
-        fresh = samplers[1].collect()
-        assert torch.equal(fresh.observation_rows[:2, :, 1], torch.tensor([[0.0], [1.0]]).expand(2, 4))
-        assert torch.equal(fresh.observation_rows[0, :, 0], fresh.observation_rows[1, :, 0])  # of one game
+        is_first = samplers[1].collect()
+        assert torch.equal(is_first.observation_rows[:2, :, 1], torch.tensor([[0.0], [1.0]]).expand(2, 4))
+        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # of one game
         with torch.no_grad():
-            memory = Memory(*(rows[0] for rows in fresh.memory))
-            value = samplers[1].policy.step(fresh.observation_rows[0], memory)[1]
-        torch.testing.assert_close(fresh.recorded["value"][0], value)
+            recurrent_inputs = RecurrentInputs(*(rows[0] for rows in is_first.recurrent_inputs))
+            value = samplers[1].policy.step(is_first.observation_rows[0], recurrent_inputs)[1]
+        torch.testing.assert_close(is_first.policy_outputs["value"][0], value)
     finally:
         for sampler in samplers:
             sampler.close()

@@ -1,0 +1,260 @@
+"""Learning curves of runs, finished or not: score over agent steps and over wall time, with its spread."""
+
+import csv
+import json
+import math
+import os
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from accel_rl.config.presets import read_yaml
+from accel_rl.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+# Runs that differ in nothing else are repetitions: one curve. Of devices, only how many learners they have counts.
+NOT_SETTINGS = (
+    "seed",
+    "device",
+    "devices",
+    "learners_per_gpu",
+    "share_processors",
+    "workers",
+    "envs_per_worker",
+    "cpus",
+    "sampling_threads",
+    "learning_threads",
+)
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # Okabe & Ito 2008
+LINE_STYLES = ("-", "--", ":", "-.")  # a second, third, ... round through the colours
+MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
+# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
+T_QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+class Series(NamedTuple):
+    """What was logged of one quantity: three arrays of the same length, steps increasing."""
+
+    steps: Floats
+    time_s: Floats
+    value: Floats
+
+
+@dataclass(frozen=True)
+class Run:
+    config: dict[str, Any]
+    score: Series
+    evaluation: Series
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All runs of one setting."""
+
+    label: str
+    runs: list[Run]
+    color: str
+    style: str  # of its line
+
+
+def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
+    """Draws the runs' learning curves (see make_figure) into out (.png, .pdf, .svg, ...).
+
+    Raises UsageError if a folder holds no run or score, out cannot be written, or matplotlib is missing."""
+    save(make_figure(run_dirs), out)
+
+
+def save(figure: "Figure", out: Path) -> None:
+    """Writes the whole picture or nothing. Raises UsageError if out cannot be written, or is of no known format."""
+    formats = figure.canvas.get_supported_filetypes()
+    format = out.suffix[1:].lower()
+    if format not in formats:
+        raise UsageError(f"cannot draw into {out}: its name must end in .{', .'.join(sorted(formats))}")
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(unfinished, format=format)
+        os.replace(unfinished, out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        if unfinished.is_file():
+            unfinished.unlink()
+
+
+def make_figure(run_dirs: Sequence[Path]) -> "Figure":
+    """Score over steps on the left, over wall time on the right; 1200 x 500 pixels.
+
+    Runs that differ only in seed and folder become one curve: their mean where all of them have scores
+    (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
+    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well, unless there are more curves
+    than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
+    figure = new_figure(width=12)
+    if not run_dirs:
+        raise UsageError("no run folder to plot was given")
+    runs = [read_run(run_dir) for run_dir in {run_dir.resolve(): run_dir for run_dir in run_dirs}.values()]
+    curves = _curves(runs)
+    over_steps, over_time = figure.subplots(1, 2, sharey=True)
+    draw_curves(over_steps, over_time, curves)
+    envs = {run.config.get("env") for run in runs}
+    if len(envs) == 1:
+        figure.suptitle(str(envs.pop()), fontsize=14, fontweight="bold", color="#222222")
+    return figure
+
+
+def new_figure(width: float) -> "Figure":
+    """width: in inches, of 100 pixels. Raises UsageError if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise UsageError("drawing needs matplotlib: pip install accel-rl[plot]") from error
+    return Figure(figsize=(width, 5), dpi=100, layout="constrained", facecolor="white")
+
+
+def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> None:
+    """Draws them into both, with a legend below."""
+    runs = [run for curve in curves for run in curve.runs]
+    longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
+    unit, unit_s = ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
+    _draw(over_steps, curves, lambda series: series.steps)
+    _draw(over_time, curves, lambda series: series.time_s / unit_s)
+    over_steps.set(xlabel="agent steps", ylabel="score (mean of the last 100 games)")
+    over_time.set(xlabel=f"wall time ({unit})")
+
+    handles, _ = over_steps.get_legend_handles_labels()
+    if any(run.evaluation.value.size for run in runs):
+        handles += over_steps.plot([], [], "o", color="#777777", markersize=5, label="evaluation")
+    longest_label = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
+    columns = min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH))
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # as many rows, evenly filled
+    over_steps.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def read_run(run_dir: Path) -> Run:
+    """Raises UsageError if the folder holds no run, or none with a score."""
+    for name in ("progress.csv", "config.yaml"):
+        if not (run_dir / name).is_file():
+            raise UsageError(f"{run_dir} is not the folder of a run: there is no {name} in it")
+    lines = (run_dir / "progress.csv").read_text().splitlines(keepends=True)
+    # The last line of a run that is still going may be half written.
+    rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+    steps, time_s = _column(rows, "time/total_timesteps"), _column(rows, "time/time_elapsed")
+
+    def series(name: str) -> Series:
+        value = _column(rows, name)
+        logged = np.isfinite(value) & np.isfinite(steps) & np.isfinite(time_s)
+        return Series(steps[logged], time_s[logged], value[logged])
+
+    config = read_yaml(run_dir / "config.yaml", "settings")
+    config["learners"] = len(str(config.get("devices")).split(",")) * config.get("learners_per_gpu", 1)
+    run = Run(config, series("rollout/ep_rew_mean"), series("eval/mean_reward"))
+    if not run.score.value.size:
+        raise UsageError(f"no game has finished yet in {run_dir}")
+    return run
+
+
+def _column(rows: list[dict[str, str]], name: str) -> Floats:
+    return np.array([_number(row.get(name)) for row in rows], np.float64)
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell or math.nan)
+    except ValueError:
+        return math.nan
+
+
+def _curves(runs: list[Run]) -> list[Curve]:
+    """The runs grouped by their settings, each group labelled with what sets it apart from the others."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {name: value for name, value in run.config.items() if name not in NOT_SETTINGS}
+        groups.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    configs = [group[0].config for group in groups.values()]
+    one_env = len({str(config.get("env")) for config in configs}) == 1
+
+    def name(config: dict[str, Any]) -> str:
+        parts = [config.get("algo")] if one_env else [config.get("algo"), config.get("env")]
+        return " ".join(str(part) for part in parts)
+
+    curves = []
+    for index, (config, group) in enumerate(zip(configs, groups.values(), strict=True)):
+        namesakes = [other for other in configs if name(other) == name(config)]
+        differing = [
+            f"{key}={value}"
+            for key, value in config.items()
+            if key not in NOT_SETTINGS and any(other.get(key) != value for other in namesakes)
+        ]
+        count = [f"({len(group)} runs)"] if len(group) > 1 else []
+        label = " ".join([name(config), *differing, *count])
+        style = LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
+        curves.append(Curve(textwrap.fill(label, MAX_LABEL_WIDTH), group, COLORS[index % len(COLORS)], style))
+    return curves
+
+
+def _mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:
+    """(x, mean, half-width of the 95 % interval) of n >= 2 runs, at every logged x that all of them span."""
+    x = np.unique(np.concatenate(xs))
+    x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
+    value = np.stack([np.interp(x, *points) for points in zip(xs, values, strict=True)])  # [n, X]
+    n = len(value)
+    t = T_QUANTILES[min(n - 1, len(T_QUANTILES)) - 1]  # beyond the table it is too wide, by 4 % at most
+    return x, value.mean(0), t * value.std(0, ddof=1) / math.sqrt(n)
+
+
+def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -> None:
+    bands = []
+    for curve in curves:
+        color, style = curve.color, curve.style
+        xs, values = [x_of(run.score) for run in curve.runs], [run.score.value for run in curve.runs]
+        if len(curve.runs) == 1:
+            x, mean = xs[0], values[0]
+        else:
+            x, mean, half_width = _mean_and_interval(xs, values)
+            if len(curves) <= len(COLORS):
+                for run_x, run_value in zip(xs, values, strict=True):
+                    axes.plot(run_x, run_value, color=color, linewidth=0.7, alpha=0.35)
+                bands.append((x, mean - half_width, mean + half_width, color))
+        marker = "o" if len(x) == 1 else None
+        axes.plot(x, mean, style, color=color, linewidth=2, marker=marker, markersize=4, label=curve.label)
+        for run in curve.runs:
+            x, value = x_of(run.evaluation), run.evaluation.value
+            axes.plot(x, value, "o", color=color, markersize=5, markeredgecolor="white", zorder=3)
+    limits = axes.get_ylim()
+    for x, low, high, color in bands:
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set_ylim(limits)  # two runs have an interval so wide that it would flatten the curves
+    axes.set_xlim(left=0)
+    tidy(axes)
+
+
+def tidy(axes: "Axes") -> None:
+    """Short numbers, a faint grid, no frame."""
+    axes.xaxis.set_major_formatter(short)
+    axes.yaxis.set_major_formatter(short)
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color("#999999")
+    axes.tick_params(length=0, colors="#555555", labelleft=True)
+
+
+def short(value: float, _: object = None) -> str:
+    """100000 -> 100k, 1500000 -> 1.5M"""
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"

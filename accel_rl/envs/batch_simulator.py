@@ -1,0 +1,348 @@
+"""Several environments stepped one after the other into columns of time-major arrays.
+
+This is what a worker process and SerialSampler both hold. It keeps the rules of episodes in one place: resets, the
+score of whole games, decorrelated starts, what becomes of an environment that raises.
+"""
+
+import contextlib
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
+from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spaces import from_env
+from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
+from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.shared_memory import Layout
+
+logger = logging.getLogger("accel_rl")
+
+
+def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> Layout:
+    """The arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
+
+    Row h + t of observation is what is seen before step t; h = max(frame_stack - 1, 0) rows of history come first.
+    window: rows in front of all these, for the last steps of the rollouts before.
+    """
+    T, B = window + horizon, num_envs
+    history = max(spec.frame_stack - 1, 0)
+    row, dtype = spec.row_shape, spec.row_dtype.str
+    return {
+        "observation": ((history + T + 1, B, *row), dtype),
+        "action": ((T, B, *spec.action_shape), spec.action_dtype.str),
+        "reward": ((T, B), "<f4"),
+        "terminated": ((T, B), "|b1"),
+        "truncated": ((T, B), "|b1"),
+        "valid": ((T, B), "|b1"),
+        "reset": ((T + 1, B), "|b1"),
+        "age": ((T + 1, B), "<i8"),  # rows since the first one of the learner's episode
+        "final_observation": ((T, B, *row), dtype),  # written where truncated; untouched pages cost no memory
+        "game_score": ((T, B), "<f8"),
+        "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
+        "restarts": ((B,), "<i8"),
+    }
+
+
+def select_envs(arrays: dict[str, Array], columns: slice, window: int = 0) -> dict[str, Array]:
+    """The arrays of these environments alone, without the window of earlier steps."""
+    return {name: a[columns] if name == "restarts" else a[window:, columns] for name, a in arrays.items()}
+
+
+def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False) -> Simulator:
+    """The simulator that a worker steps. Raises UsageError for an unknown name or option.
+
+    reserve: Atari games start from prepared states."""
+    game = game_name(config.env_id)
+    if game is not None:
+        return AtariSimulator(game, make_options(config.preset, config.options), seed, reserve)
+    return GymSimulator(config, seed)
+
+
+def prepare(config: "BatchConfig") -> None:
+    """Does for all simulators of this process what else the first one would: processes forked from it share it."""
+    game = game_name(config.env.env_id)
+    options = make_options(config.env.preset, config.env.options) if game else None
+    if game and options and config.reset_mode == "reserve" and not why_no_reserve(game, options):
+        start_states(game, options)
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How environments are run, the same for all of them.
+
+    reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
+    two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
+    decorrelation_steps: at most so many random actions first. first_env: the index in the run of this learner's first
+    environment; seeds go by it, and messages name it.
+    """
+
+    env: EnvConfig
+    seed: int
+    reset_mode: str = "immediate"
+    decorrelation_steps: int = 0
+    restart_on_error: bool = False
+    role: int = 0  # 0: training; 1 + k: evaluation k, which has generators of its own
+    first_env: int = 0
+
+    def for_evaluation(self, role: int) -> "BatchConfig":
+        """Whole games of the same environments, from their own beginnings."""
+        reset_mode = "immediate" if self.reset_mode == "wait" else self.reset_mode
+        return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode)
+
+
+class BatchSimulator:
+    """The environments of the given columns: the learner's first_env ... first_env + k - 1.
+
+    arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
+    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step
+    with its index. Raises RunError with the environment's index in the run and its seed if one fails (unless
+    restart_on_error).
+    """
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        arrays: dict[str, Array],
+        first_env: int,
+        heartbeat: Callable[[int], None] = lambda env: None,
+    ):
+        self.config, self.arrays, self.first_env, self._heartbeat = config, arrays, first_env, heartbeat
+        self.horizon, self.num_envs = arrays["reward"].shape
+        self._history = arrays["observation"].shape[0] - arrays["reset"].shape[0]
+        observation = arrays["observation"]
+        # Views made once: making one costs as much as all the rest of a step's bookkeeping.
+        self._rows = [
+            [observation[row, column, ...] for column in range(self.num_envs)]
+            for row in range(self._history, len(observation))
+        ]
+        self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
+        self._waiting = [True] * self.num_envs  # game over; the first row of the next game is in _pending
+        self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
+        self._score = [0.0] * self.num_envs
+        self._length = [0] * self.num_envs
+        self._age = [0] * self.num_envs  # of the newest row
+        self._counts = [True] * self.num_envs  # False while the game has random play in it
+        self._lost_step = False
+        self._random_action: Any = None  # the last one of the environment that is being started
+        self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
+
+    def start(self) -> None:
+        """Starts every game and plays its random number of random actions."""
+        for column in range(self.num_envs):
+            try:
+                self._guarded(column, self._start_env)
+            except RunError as error:
+                if not self.config.restart_on_error:
+                    raise
+                self._renew(column, error)
+
+    def begin(self) -> None:
+        """Row 0 of a rollout: environments that waited for the pause show the first row of their next game.
+
+        All that follows is set to what is so at most steps, so that a step need only write what is not."""
+        arrays = self.arrays
+        for name in ("reward", "terminated", "truncated", "game_length"):
+            arrays[name][:] = 0
+        arrays["reset"][1:] = False
+        arrays["valid"][:] = True
+        for column in range(self.num_envs):
+            if self._waiting[column]:
+                self._rows[0][column][...] = self._pending[column]
+                arrays["reset"][0, column] = True
+                arrays["age"][0, column] = 0
+                self._waiting[column] = False
+        self._age = arrays["age"][0].tolist()
+
+    def step(self, t: int) -> None:
+        """Steps every environment with its action of step t, and writes row t and the observation after it."""
+        if self._lost_step:
+            self._lose_step(t)
+            return
+        for column in range(self.num_envs):
+            self._heartbeat(self.first_env + column)
+            if self._waiting[column]:
+                self._idle(t, column)
+                continue
+            try:
+                self._step_env(t, column)
+            except Exception as error:
+                failure = self._failure(column, self.arrays["action"][t, column])
+                if not self.config.restart_on_error:
+                    raise failure from error
+                self._renew(column, failure)
+                self._mark_lost(t, column)
+
+    def pause(self) -> None:
+        """Between two rollouts: whatever can be done while the learner works."""
+        for column in range(self.num_envs):
+            if self._waiting[column]:
+                self._guarded(column, lambda column: self._reset_env(column, self._pending[column, ...]))
+
+    def lose_next_step(self) -> None:
+        """The next step is lost: these environments replace ones that died in the middle of a rollout."""
+        self._lost_step = True
+
+    def _build(self, column: int) -> Simulator:
+        return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
+
+    def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
+        """By the index in the run, so that environments do not depend on the numbers of workers and learners."""
+        restarts = int(self.arrays["restarts"][column])
+        spawn_key = (self.config.role, self._index_in_run(column), restarts, purpose)
+        return np.random.SeedSequence(self.config.seed, spawn_key=spawn_key)
+
+    def _index_in_run(self, column: int) -> int:
+        return self.config.first_env + self.first_env + column
+
+    def _start_env(self, column: int) -> None:
+        rng = np.random.default_rng(self._seed(column, 1))
+        simulator, row = self.simulators[column], self._pending[column, ...]  # the dots keep a scalar a view
+        simulator.reset(row)
+        space = simulator.spec.action_space
+        num_random = int(rng.integers(self.config.decorrelation_steps + 1))
+        space.seed(int(rng.integers(2**31 - 1)))
+        for _ in range(num_random):
+            self._heartbeat(self.first_env + column)
+            action = self._random_action = from_env(space.sample(), space)
+            if simulator.step(action, row).game_over:
+                simulator.reset(row)
+        self._random_action = None
+        self._counts[column] = num_random == 0
+
+    def _reset_env(self, column: int, row: Array) -> None:
+        """The next game. Nothing is lost if it takes a new environment to have one."""
+        try:
+            self.simulators[column].reset(row)
+        except Exception:
+            if not self.config.restart_on_error:
+                raise
+            self._renew(column, self._failure(column, None))
+            row[...] = self._pending[column]
+
+    def _step_env(self, t: int, column: int) -> None:
+        row = self._rows[t + 1][column]
+        outcome = self.simulators[column].step(self._action[t, column], row)
+        reward, score, terminated, truncated, game_over = outcome
+        if reward:
+            self._reward[t, column] = reward
+        self._score[column] += score
+        self._length[column] += 1
+        self._age[column] += 1
+        if terminated or truncated or game_over:
+            self._end_episode(t, column, outcome)
+        self._ages[t + 1, column] = self._age[column]
+
+    def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
+        """The learner's; perhaps also the game."""
+        arrays, row = self.arrays, self._rows[t + 1][column]
+        arrays["terminated"][t, column] = outcome.terminated
+        arrays["truncated"][t, column] = outcome.truncated
+        if outcome.truncated:
+            arrays["final_observation"][t, column] = row
+        if outcome.terminated or outcome.truncated:
+            self._age[column] = 0
+        if outcome.game_over:
+            self._finish_game(t, column)
+            if self.config.reset_mode == "wait":
+                self._waiting[column] = True
+            else:
+                self._reset_env(column, row)
+                arrays["reset"][t + 1, column] = True
+                self._age[column] = 0
+
+    def _finish_game(self, t: int, column: int) -> None:
+        if self._counts[column]:
+            self.arrays["game_score"][t, column] = self._score[column]
+            self.arrays["game_length"][t, column] = self._length[column]
+        self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
+
+    def _idle(self, t: int, column: int) -> None:
+        """A row that counts for nothing: its observation stands still."""
+        self._rows[t + 1][column][...] = self._rows[t][column]
+        self._age[column] += 1
+        self._ages[t + 1, column] = self._age[column]
+        for name in ("reward", "terminated", "truncated", "valid", "game_length"):
+            self.arrays[name][t, column] = 0
+
+    def _lose_step(self, t: int) -> None:
+        self._lost_step = False
+        for column in range(self.num_envs):
+            self._mark_lost(t, column)
+
+    def _renew(self, column: int, failure: RunError) -> None:
+        """A new environment in place of one that raised; raises RunError if that one fails at once, too."""
+        logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
+        self.arrays["restarts"][column] += 1
+        with contextlib.suppress(Exception):
+            self.simulators[column].close()
+        self.simulators[column] = self._guarded(column, self._build)
+        self._guarded(column, self._start_env)
+
+    def _mark_lost(self, t: int, column: int) -> None:
+        """Step t never happened: it is cut off as if truncated at the last observation seen, and is not valid."""
+        self._idle(t, column)
+        arrays = self.arrays
+        arrays["truncated"][t, column] = True
+        arrays["final_observation"][t, column] = self._rows[t][column]
+        self._rows[t + 1][column][...] = self._pending[column]
+        arrays["reset"][t + 1, column] = True
+        arrays["age"][t + 1, column] = self._age[column] = 0
+        self._waiting[column] = False
+        self._score[column], self._length[column] = 0.0, 0
+
+    def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
+        self._heartbeat(self.first_env + column)
+        try:
+            return action(column)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise self._failure(column, None) from error
+
+    def _failure(self, column: int, action: Any) -> RunError:
+        action = self._random_action if action is None else action
+        self._random_action = None
+        what = "while it was built or reset" if action is None else f"at action {action}"
+        return RunError(
+            f"environment {self._index_in_run(column)} (run seed {self.config.seed}, {self.config.env.env_id}) "
+            f"failed {what}:\n{traceback.format_exc()}"
+        )
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """At a pause: one entry an environment, picklable. "simulator" is None where it has no state to offer."""
+        return [
+            {
+                "simulator": self.simulators[column].get_state(),
+                "waiting": self._waiting[column],
+                "pending": self._pending[column].copy(),
+                "score": self._score[column],
+                "length": self._length[column],
+                "counts": self._counts[column],
+            }
+            for column in range(self.num_envs)
+        ]
+
+    def set_state(self, state: list[dict[str, Any]]) -> list[int]:
+        """Instead of `start`. Returns the environments that could only be started anew, by the learner's index."""
+        restarted = []
+        for column, env_state in enumerate(state):
+            if env_state["simulator"] is None:
+                self._guarded(column, self._start_env)
+                self._waiting[column] = True
+                restarted.append(self.first_env + column)
+                continue
+            self.simulators[column].set_state(env_state["simulator"])
+            self._waiting[column] = env_state["waiting"]
+            self._pending[column] = env_state["pending"]
+            self._score[column], self._length[column] = env_state["score"], env_state["length"]
+            self._counts[column] = env_state["counts"]
+        return restarted
+
+    def close(self) -> None:
+        for simulator in self.simulators:
+            simulator.close()

@@ -1,0 +1,42 @@
+"""Describes the machine that figures were measured on."""
+
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from accel_rl.hardware.topology import available_cpus, physical_cores
+
+PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "envpool")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Names the machine, as far as this process may use it: figures mean nothing without it."""
+    model = platform.processor() or platform.machine()
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
+    import torch
+
+    return {
+        "cpu": model,
+        "cores": len(physical_cores(available_cpus())),
+        "logical_cpus": len(available_cpus()),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def format_machine(machine: dict[str, Any]) -> str:
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return f"{machine['cpu']}, cores: {machine['cores']}, {gpus}; Python {machine['python']}, {packages}"

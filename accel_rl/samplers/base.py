@@ -1,0 +1,148 @@
+"""What both samplers do alike: their arguments, the generators of noise, and whole games for evaluation."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.errors import UsageError
+from accel_rl.hardware.placement import divides_evenly
+from accel_rl.rollout import Game, Rollout
+
+EVALUATION_HORIZON = 8  # steps between two looks at the finished games
+MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and some; other environments may never end
+
+OnStep = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """num_envs environments in two groups, stepped by num_workers processes.
+
+    Each worker has as many environments of each group; where they do not divide so, the first half of the workers
+    serves group 0. Raises UsageError where they divide in neither way. num_workers=0, for SerialSampler alone: any
+    number of environments, group 0 has the larger half.
+    """
+
+    num_envs: int
+    horizon: int
+    num_workers: int = 2
+    num_evaluation_envs: int | None = None  # as many as for training
+    env_timeout_s: float = 20.0
+    env_build_timeout_s: float = 60.0
+    spin: bool = False  # the server has a processor of its own, and waits without sleeping
+    cuda_graphs: bool = True
+    window: int = 0  # steps of the rollouts before that are kept for `recent`
+    num_learners: int = 1  # of the run, each with as many environments
+    worker_cpus: tuple[int | None, ...] | None = None  # that each worker is pinned to; None: the default placement
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_envs", 1), ("horizon", 1), ("num_workers", 0), ("num_learners", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least {least}")
+        if self.num_workers:
+            _check_division("envs", self.num_envs, self.num_workers)
+            _check_division("evaluation_envs", self.evaluation_envs, self.num_workers)
+
+    @property
+    def evaluation_envs(self) -> int:
+        return self.num_evaluation_envs or self.num_envs
+
+
+def _check_division(name: str, num_envs: int, num_workers: int) -> None:
+    if num_envs % 2:
+        raise UsageError(f"{name}={num_envs} does not split into 2 groups; use an even number, or --sampler serial")
+    if not divides_evenly(num_envs, num_workers):
+        workers = [n for n in range(1, num_envs + 1) if divides_evenly(num_envs, n)]
+        fewer, more = [n for n in workers if n < num_workers], [n for n in workers if n > num_workers]
+        step = math.lcm(2, num_workers)
+        below = num_envs // step * step
+        raise UsageError(
+            f"{name}={num_envs} does not divide over workers={num_workers} in 2 groups; "
+            f"use {' or '.join(map(str, fewer[-1:] + more[:1]))} workers, "
+            f"or {f'{below} or ' if below else ''}{below + step} {name}"
+        )
+
+
+class Sampler(Protocol):
+    """Gives rollouts of config.horizon steps of all environments."""
+
+    config: SamplerConfig
+    seconds: dict[str, float]
+    """Wall time so far: "env_wait" (for environments), "inference" (choosing actions), "action_wait" (workers', for
+    actions: their mean), on a GPU "gpu" (its work on actions)."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Between host and GPU so far, for sampling."""
+
+    @property
+    def num_restarts(self) -> int:
+        """Training environments replaced by new ones so far (restart_on_error)."""
+
+    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
+        """The next rollout.
+
+        on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have had their actions for step t, before
+        either has those for step t + 1: so what it changes in the policy shows from step t + 1 on, whoever is served
+        first. first_step: agent steps of the run so far, where other learners may be further or less far than this one
+        (None: they are as far)."""
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        """In on_step(t): the num_steps steps before step t of some environments; these may have begun in rollouts
+        before this one (config.window of their steps are kept). Steps before the first one of all are not valid. The
+        tensors are views of what goes on being written: they are right until on_step returns."""
+
+    def evaluate(self, games: "Games", index: int, greedy: bool, policy: Any = None) -> list[Game]:
+        """Whole games by environments and generators of their own; index: decides their seeds; policy: another one
+        than that which acts for training."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Between rollouts: everything that the next rollout depends on, but for the policy."""
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        """Continues from get_state; returns the environments that had to be started anew, by index in the run."""
+
+    def close(self) -> None: ...
+
+
+def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) -> torch.Generator:
+    """The generator of the policy's noise, independent of those of the environments and of the other learners'."""
+    spawn_key = (role, config.first_env) if config.first_env else (role,)
+    seed = int(np.random.SeedSequence(config.seed, spawn_key=spawn_key).generate_state(1, np.uint64)[0] >> 1)
+    return torch.Generator(device).manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Games:
+    """Which whole games are played, and when to stop before.
+
+    Either `episodes`: the first ones of each environment, shared out evenly, so that short games are not counted more
+    often; none that lasts longer than MAX_GAME_STEPS. Or all that end within num_steps steps of all environments.
+    """
+
+    episodes: int = 1
+    num_steps: int | None = None
+    stop: Callable[[], bool] = lambda: False
+
+    def play(self, collect: Callable[[], Rollout], num_envs: int) -> list[Game]:
+        if self.num_steps is None:
+            quota = [self.episodes // num_envs + (env < self.episodes % num_envs) for env in range(num_envs)]
+            budget = MAX_GAME_STEPS * max(quota)  # steps of each environment
+        else:
+            budget = max(1, self.num_steps // num_envs)
+            quota = [budget] * num_envs  # games: a game has a step at least
+        played: list[Game] = []
+        steps, ended_at = 0, [0] * num_envs  # one game follows another
+        while any(quota) and steps < budget and not self.stop():
+            for game in collect().games:
+                ended_at[game.env] += game.length
+                if quota[game.env] > 0 and ended_at[game.env] <= budget:
+                    quota[game.env] -= 1
+                    played.append(game)
+            steps += EVALUATION_HORIZON
+        return played

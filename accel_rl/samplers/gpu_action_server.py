@@ -1,0 +1,250 @@
+"""The action server of a network on a GPU.
+
+The rollout lives there. For a step of a group, its newest frames go up, once, from shared memory that is pinned; the
+whole rest is one CUDA graph: assembling the stacks of frames, the network, choosing actions, and storing all that into
+the rollout at the group's own step counter, which the graph counts up, so that one graph does for all steps. The
+actions come back in one copy, for which the server waits. Each group has a stream of its own.
+"""
+
+import contextlib
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.hardware.devices import pin, unpin
+from accel_rl.hardware.shared_memory import SharedArrays
+from accel_rl.hardware.timers import GpuClock
+from accel_rl.rollout import Game, RecurrentInputs, Rollout, blank
+from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
+
+logger = logging.getLogger("accel_rl")
+
+KEPT_HERE = ("observation", "age", "action")  # the rest of a rollout goes up when the learner wants it
+
+
+class _Group:
+    """One group's place on the device."""
+
+    def __init__(self, columns: slice, device: torch.device):
+        self.columns = columns
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)  # to be acted upon next
+        self.action: Tensor | None = None  # where the graph leaves the newest actions [b, ...]
+        self.graph: Any = None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.clock = GpuClock(device)
+
+    def on_stream(self) -> Any:
+        return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
+
+
+class DeviceServer(ActionServer):
+    """Acts and stores on `device`; with graphs=False without CUDA graphs, operation by operation.
+
+    shared_memory: what the arrays lie in, to be pinned. (On the CPU, where tests use it, there are neither graphs nor
+    streams; all else is the same.)
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        arrays: dict[str, Array],
+        generator: torch.Generator,
+        device: torch.device,
+        window: int = 0,
+        shared_memory: SharedArrays | None = None,
+        graphs: bool = True,
+        num_learners: int = 1,
+    ):
+        super().__init__(spec, arrays, generator, window, num_learners)
+        self.device = device
+        self._pinned = pin(shared_memory) if shared_memory and device.type == "cuda" else None
+        self._use_graphs = graphs and device.type == "cuda"
+        self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in KEPT_HERE}
+        self._here = {name: rows[window:] for name, rows in self._kept.items()}
+        self._history_rows = torch.arange(self.history + 1, device=device)
+        self._noise_here: Tensor | None = None
+        self._on_device = [_Group(columns, device) for columns in self.groups]
+        self._first_rows: tuple[Array, Array] | None = None  # flags of row 0, as the rollout before has left them
+        self._has_last_rows = False
+        self._is_warm = False
+        self._uploaded: Any = None
+
+    def begin(self, policy: Policy, greedy: bool = False) -> None:
+        if self._uploaded:
+            self._uploaded.synchronize()  # what is about to be overwritten has gone up
+        if policy.state_size and self._recurrent_inputs is None:
+            self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
+        restarts = self._restarts.copy()
+        self.end_episodes(self._take_restarts(slice(None)))
+        self._carry_over()
+        self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
+        if self._has_last_rows:
+            self._first_rows = (self.arrays["reset"][0].copy(), restarts)
+        self._policy, self._greedy = policy, greedy
+        if not greedy:
+            noise = policy.draw_noise(self.horizon, self.num_envs, self.generator).to(self.device)
+            self._noise_here = noise if self._noise_here is None else self._noise_here.copy_(noise)
+        for group in self._on_device:
+            group.step.zero_()
+        self._wait_for_learner()
+        if self._is_warm and self._use_graphs and not self._on_device[0].graph:
+            self._capture()
+
+    def _wait_for_learner(self) -> None:
+        """What the learner has enqueued comes before what the groups do from now on."""
+        for group in self._on_device:
+            if group.stream:
+                group.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def serve(self, group: int, t: int) -> None:
+        on_device = self._on_device[group]
+        if t == 0:
+            self._lose_last_step(on_device.columns)
+        self._wait_for_learner()  # it may have learned since the last step
+        with on_device.on_stream():
+            if t > 0 or self._first_row_is_new(on_device.columns):
+                self._upload("observation", self.history + t, on_device.columns)
+            self._upload("age", t, on_device.columns)
+            self._upload_recurrent_inputs(t, on_device.columns)
+            with on_device.clock:
+                if on_device.graph:
+                    on_device.graph.replay()
+                else:
+                    self._act(on_device)
+            assert on_device.action is not None
+            self.shared["action"][t, on_device.columns].copy_(on_device.action, non_blocking=True)
+            self.bytes_moved += on_device.action.nbytes
+        if on_device.stream:
+            on_device.stream.synchronize()
+
+    def record(self) -> None:
+        """Nothing: `serve` has."""
+
+    @torch.no_grad()
+    def _act(self, group: _Group) -> None:
+        """The group's next step, without a look at any value: what is enqueued is the same for every step."""
+        columns, step, W = group.columns, group.step, self.window
+        frames = self._here["observation"][:, columns].index_select(0, step + self._history_rows)
+        if self.spec.frame_stack:
+            age = self._here["age"][:, columns].index_select(0, step)[0]
+            observation = blank(frames.transpose(0, 1), age)
+        else:
+            observation = frames[0]
+        noise = None if self._greedy else self._noise_here[:, columns].index_select(0, step)[0]  # type: ignore[index]
+        recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
+            *(rows[W:, columns].index_select(0, step)[0] for rows in self._recurrent_inputs)
+        )
+        action, policy_outputs, state = self._policy.act(observation, noise, recurrent_inputs)
+        for name, value in policy_outputs.items():
+            self._rows_of_output(name, value)[W:, columns].index_copy_(0, step, value.unsqueeze(0))
+        action = action.to(self._here["action"].dtype)
+        self._here["action"][:, columns].index_copy_(0, step, action.unsqueeze(0))
+        group.action = action
+        step += 1
+        if self._recurrent_inputs is not None and state is not None:
+            self._recurrent_inputs.state[W:, columns].index_copy_(0, step, state.unsqueeze(0))
+            self._recurrent_inputs.previous_action[W:, columns].index_copy_(0, step, action.unsqueeze(0))
+
+    def _capture(self) -> None:
+        for group in self._on_device:
+            try:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=group.stream):
+                    self._act(group)
+                group.graph = graph
+            except RuntimeError as error:  # a network of the user's that looks at values, for example
+                logger.warning("the network can't be captured as a CUDA graph and acts without one: %s", error)
+                self._use_graphs = False
+                for each in self._on_device:
+                    each.graph = None
+                return
+
+    def _first_row_is_new(self, columns: slice) -> bool:
+        """Whether row 0 differs from the last row of the rollout before, which is here already."""
+        if self._first_rows is None:
+            return True
+        reset, restarts = self._first_rows
+        return bool(
+            (self.arrays["reset"][0, columns] != reset[columns]).any()
+            or (self.arrays["restarts"][columns] != restarts[columns]).any()
+        )
+
+    def _upload(self, name: str, row: int, columns: slice) -> None:
+        newest = self.shared[name][row, columns]
+        self._here[name][row, columns].copy_(newest, non_blocking=True)
+        self.bytes_moved += newest.nbytes
+
+    def _upload_recurrent_inputs(self, t: int, columns: slice) -> None:
+        """What a recurrent policy needs of the step before t."""
+        if self._recurrent_inputs is None:
+            return
+        row = self.window + t
+        self._recurrent_inputs.is_first[row, columns].copy_(self.shared["reset"][t, columns], non_blocking=True)
+        if t > 0:
+            reward = self.shared["reward"][t - 1, columns]
+            self._recurrent_inputs.previous_reward[row, columns].copy_(reward, non_blocking=True)
+
+    def _bring_last_rows(self) -> None:
+        for group in self._on_device:
+            with group.on_stream():
+                self._upload("observation", self.history + self.horizon, group.columns)
+                self._upload("age", self.horizon, group.columns)
+                self._upload_recurrent_inputs(self.horizon, group.columns)
+            if group.stream:
+                torch.cuda.current_stream(self.device).wait_stream(group.stream)
+            self.gpu_s += group.clock.read()
+        self._has_last_rows = self._is_warm = True
+
+    def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
+        rollout = super()._rollout(first, num_steps, envs, games)
+        if self.device.type == "cuda":
+            self._uploaded = torch.cuda.current_stream(self.device).record_event()
+        return rollout
+
+    def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
+        if name in self._kept:
+            return self._kept[name][rows, envs]
+        sent = self._rows[name][rows, envs].to(self.device, non_blocking=True)
+        self.bytes_moved += sent.nbytes
+        return sent
+
+    def _all_rows(self) -> list[Tensor]:
+        on_host = [self._rows[name] for name in PER_STEP if name != "observation"]
+        return [*on_host, *self._kept.values(), *self._policy_outputs.values(), *(self._recurrent_inputs or ())]
+
+    def _make_recurrent_inputs(self, state_size: int) -> RecurrentInputs:
+        recurrent_inputs = super()._make_recurrent_inputs(state_size)
+        is_first = torch.zeros_like(recurrent_inputs.is_first)
+        return RecurrentInputs(*(rows.to(self.device) for rows in (*recurrent_inputs[:-1], is_first)))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        for name, rows in self._kept.items():
+            rows[self.horizon :] = state["rows"][name].to(self.device)
+        # The first row goes up again: environments that had to be started anew show another one.
+        self._first_rows, self._has_last_rows = None, False
+
+    def close(self) -> None:
+        if self._pinned:
+            torch.cuda.synchronize(self.device)
+            unpin(self._pinned)
+            self._pinned = None
+
+
+def make_server(
+    spec: EnvSpec,
+    arrays: dict[str, Array],
+    generator: torch.Generator,
+    device: torch.device,
+    window: int = 0,
+    shared_memory: SharedArrays | None = None,
+    graphs: bool = True,
+    num_learners: int = 1,
+) -> ActionServer:
+    """The one for this device."""
+    if device.type == "cpu":
+        return ActionServer(spec, arrays, generator, window, num_learners)
+    return DeviceServer(spec, arrays, generator, device, window, shared_memory, graphs, num_learners)

@@ -1,0 +1,167 @@
+"""From a resolved configuration to the objects of a run."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_rl.algos.base import Algo
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.gym import import_name
+from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.allocator import keep_freed_memory
+from accel_rl.hardware.placement import divides_evenly
+from accel_rl.models.actor_critic import Network
+from accel_rl.models.trunks import NETWORKS
+from accel_rl.samplers.alternating import AlternatingSampler
+from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
+from accel_rl.samplers.serial import SerialSampler
+from accel_rl.training.resolve import Config
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.all_reduce import AllReduceUpdate
+from accel_rl.updates.central_update import CentralUpdate, shared_state
+from accel_rl.updates.optimizers import Rule, make_rule
+from accel_rl.updates.parameter_store import CentralStore
+
+
+def check(config: Config) -> None:
+    """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
+    is_elsewhere = config.rank_info.size > 1 and config.device != "cpu"
+    if is_elsewhere:  # else this process would keep a part of a GPU's memory, which its learners look at themselves
+        config = on_cpu(config)
+    algo = build_algo(config)
+    build_update(config, algo.policy)
+    if config.is_central:
+        build_store(config).close()
+    algo.check(config.run.steps, () if is_elsewhere else config.devices)
+    sampler_config(config)
+
+
+def on_cpu(config: Config) -> Config:
+    """The same run, with learners on CPUs."""
+    return replace(config, devices=("cpu",) * len(config.devices))
+
+
+def build_algo(config: Config) -> Algo:
+    """The algorithm with its policy, freshly initialised from the run's seed, on the run's device.
+
+    Raises UsageError if the user's network does not fit the observations."""
+    network = find_network(config.run.network) if config.run.network else None
+    torch.manual_seed(config.run.seed)
+    try:
+        num_envs = config.local_envs if config.is_central else config.run.envs
+        algo = config.algo_class(
+            config.spec, config.algo, config.schedule_steps, num_envs, config.run.horizon, network, config.local_envs
+        )
+    except (RuntimeError, TypeError) as error:
+        name = config.run.network or "by default (`--network` names another one)"
+        shape = config.spec.observation_shape
+        raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
+    algo.to(torch.device(config.device))
+    if config.run.bf16:
+        if not hasattr(algo.policy, "bf16"):
+            raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
+        algo.policy.bf16 = True
+    return algo  # type: ignore[no-any-return]
+
+
+def find_network(name: str) -> Network:
+    """A trunk's factory, by one of our names or as package.module:factory. Raises UsageError if there is none."""
+    if ":" not in name and name not in NETWORKS:
+        raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
+    return NETWORKS.get(name) or import_name(name, "network")
+
+
+def build_rule(config: Config) -> Rule:
+    """Raises UsageError for an unknown update rule or hyperparameter."""
+    try:
+        return make_rule(config.algo.optimizer, **config.algo.optimizer_options)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"optimizer: {error}") from None
+
+
+def build_update(
+    config: Config, module: nn.Module, *, store: CentralStore | None = None, together: bool = False
+) -> LocalUpdate:
+    """What changes a network's parameters: together with other learners, in a store, or neither.
+
+    Raises UsageError for an unknown update rule or hyperparameter."""
+    rule, clip, learners = build_rule(config), config.algo.clip_grad_norm, config.learners
+    if config.device == "cpu":
+        keep_freed_memory()
+    options = {"cuda_graphs": config.run.cuda_graphs, "layer_norms": config.run.layer_norms}
+    if store:
+        own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
+        return CentralUpdate(module, rule, store, clip, own_state=own_state, updates_per_exchange=steps, **options)
+    return (AllReduceUpdate if together else LocalUpdate)(module, rule, clip, **options)
+
+
+def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralStore:
+    """The central store of a run's parameters, with those that the algorithm begins with, or those of a checkpoint.
+
+    Raises UsageError for update rules that can't be used with it."""
+    config, learners = on_cpu(config), config.learners
+    algo = build_algo(config)
+    if state:
+        algo.policy.load_state_dict(state["policy"])
+        for name, value in algo.moments().items():
+            value.copy_(state["moments"][name])
+    update = build_update(config, algo.policy)
+    parameters = update.parameters.values
+    own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
+    shared = shared_state(update.rule, parameters, own_state=own_state, updates_per_exchange=steps)
+    store = CentralStore(
+        parameters,
+        shared,
+        num_chunks=learners.chunks,
+        locks=learners.locks == "chunks",
+        statistics=algo.moments(),
+    )
+    if state:
+        build_update(config, algo.policy, store=store).load_state_dict(state["update"])
+    return store
+
+
+def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
+    """changes: fields of SamplerConfig that differ from the run's."""
+    sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
+    settings = replace(sampler_config(config), **changes)
+    return sampler_class(config.spec, batch_config(config), policy, settings, config.device)
+
+
+def sampler_config(config: Config) -> SamplerConfig:
+    """Raises UsageError where the numbers do not divide."""
+    run = config.run
+    # Learners in step share an evaluation; of others the first one plays it alone.
+    eval_steps = run.eval_steps and run.eval_steps // (1 if config.is_central else config.rank_info.size)
+    return SamplerConfig(
+        num_envs=config.local_envs,
+        horizon=run.horizon,
+        num_learners=config.rank_info.size,
+        num_workers=config.workers,
+        num_evaluation_envs=evaluation_envs(eval_steps, config.local_envs, config.workers or 1) if eval_steps else None,
+        worker_cpus=config.plan.worker_cpus,
+        spin=config.plan.server_is_reserved,
+        cuda_graphs=run.cuda_graphs,
+        env_timeout_s=run.env_timeout_s,
+        env_build_timeout_s=run.env_build_timeout_s,
+    )
+
+
+def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
+    """How many environments share an evaluation of so many steps: as many as leave each of them the time for the
+    longest game, or else as few as the workers take. More would leave long games out."""
+    possible = [n for n in range(2, num_envs + 1, 2) if divides_evenly(n, num_workers)] or [num_envs]
+    return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
+
+
+def batch_config(config: Config) -> BatchConfig:
+    return BatchConfig(
+        env=config.env,
+        seed=config.run.seed,
+        first_env=config.rank_info.rank * config.local_envs,
+        reset_mode=config.run.reset_mode,
+        decorrelation_steps=config.run.decorrelation_steps,
+        restart_on_error=config.run.on_env_error == "restart",
+    )

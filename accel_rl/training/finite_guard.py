@@ -1,0 +1,109 @@
+"""Ends a run whose loss, gradient or parameters are no longer finite, and keeps the last checkpoint that is good."""
+
+import contextlib
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training import checkpoint
+from accel_rl.training.log import command
+from accel_rl.training.metrics import Statistics
+
+MARK = "not_finite.txt"  # in the folder of a run that has ended so, and has not got over it since
+MAY_CHANGE = ("learning_rate", "clip_grad_norm")  # when a run with this mark is resumed
+
+
+class FiniteGuard:
+    """Looks at what is learned, and what is said about it.
+
+    settings: the algorithm's; update: whatever has a state_dict.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Any,
+        statistics: Statistics,
+        policy: nn.Module,
+        update: Any,
+    ):
+        self.folder, self.settings = folder, settings
+        self.statistics, self.policy, self.update = statistics, policy, update
+
+    def check_statistics(self) -> None:
+        """Raises RunError if any statistic so far is not finite. Waits for a GPU."""
+        if flaw := self._flaw_of_statistics():
+            raise RunError(self._explain(flaw))
+
+    def check(self, steps: int) -> None:
+        """The same, also for parameters and the update's state; steps: agent steps of the run so far."""
+        if flaw := self._flaw_of_statistics() or self._flaw_of_parameters(steps):
+            raise RunError(self._explain(flaw))
+
+    def explain_error(self, error: Exception, steps: int) -> None:
+        """Raises RunError if something not finite can have caused the error, as NaN actions do in environments."""
+        try:
+            flaw = self._flaw_of_statistics() or self._flaw_of_parameters(steps)
+        except RuntimeError:  # a GPU that has failed answers nothing any more
+            return
+        if flaw:
+            raise RunError(self._explain(flaw)) from error
+
+    def saved(self) -> None:
+        """A checkpoint has been written, after `check`."""
+        (self.folder / MARK).unlink(missing_ok=True)
+
+    def _flaw_of_statistics(self) -> str | None:
+        flaw = self.statistics.look()
+        return flaw and f"update {flaw.update} (agent step {flaw.steps}): {flaw.name} is {flaw.value}"
+
+    def _flaw_of_parameters(self, steps: int) -> str | None:
+        learned = [(f"parameter {name}", value) for name, value in self.policy.named_parameters()]
+        remembered = [(f"update state {name}", value) for name, value in _tensors(self.update.state_dict())]
+        if not (found := first_not_finite([*learned, *remembered])):
+            return None
+        return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"
+
+    def _explain(self, flaw: str) -> str:
+        """What was found and how to go on; marks the folder."""
+        rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
+        tamer = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
+        try:
+            saved_steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, mapped=True)["steps"]
+        except UsageError:
+            saved_steps = None
+        if saved_steps is None:
+            message = f"{flaw}; there is no checkpoint yet: start again with a lower {tamer}"
+        else:
+            again = f"{command()} train --resume {shlex.quote(str(self.folder))} --learning-rate {rate / 2:g}"
+            message = f"{flaw}; the last good checkpoint is at step {saved_steps}: lower {tamer}, as in {again}"
+        with contextlib.suppress(OSError):
+            (self.folder / MARK).write_text(message + "\n")
+        return message
+
+
+def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, float] | None:
+    """The first of the named tensors that holds anything nan or infinite, and that value. Waits for a GPU once."""
+    named = [(name, tensor.detach()) for name, tensor in tensors]
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for _, tensor in named:
+        by_device.setdefault(tensor.device, []).append(tensor.isfinite().all())
+    answers = {device: iter(torch.stack(fine).tolist()) for device, fine in by_device.items()}
+    for name, tensor in named:
+        if not next(answers[tensor.device]):
+            return name, tensor[~tensor.isfinite()][0].item()
+    return None
+
+
+def _tensors(state: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Tensor]]:
+    """All tensors of a state_dict, however deep, with the path of their names."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            yield from _tensors(value, f"{prefix}{name}.")
+        elif isinstance(value, Tensor):
+            yield f"{prefix}{name}", value

@@ -1,0 +1,242 @@
+"""From names and flags to one resolved, checked configuration: default < preset < --config file < flag."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from accel_rl.config.fields import build
+from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
+from accel_rl.config.presets import full_preset, load_preset, overlay, read_yaml
+from accel_rl.config.run_settings import RunSettings
+from accel_rl.envs.atari import AtariOptions, game_name, make_options
+from accel_rl.envs.gym import import_name
+from accel_rl.envs.probe import probe_spec
+from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.devices import find_device, find_devices, gpu_node
+from accel_rl.hardware.placement import Plan, make_plans
+from accel_rl.hardware.topology import read_machine
+
+
+@dataclass(frozen=True)
+class Config:
+    """A resolved run: what is written to config.yaml, and what it stands for; as seen by the learner at `rank_info`."""
+
+    run: RunSettings
+    algo_class: Any
+    algo: Any  # an instance of algo_class.Settings
+    env: EnvConfig
+    spec: EnvSpec
+    schedule_steps: int
+    learners: LearnerSettings
+    rank_info: RankInfo
+    devices: tuple[str, ...]  # of the learners on this machine
+    plans: tuple[Plan, ...]  # and which processors each of them uses how
+
+    @property
+    def plan(self) -> Plan:
+        return self.plans[self.rank_info.local_rank]
+
+    @property
+    def device(self) -> str:
+        """This learner's."""
+        return self.devices[self.rank_info.local_rank]
+
+    @property
+    def local_envs(self) -> int:
+        """Environments of this learner."""
+        return self.run.envs // self.rank_info.size
+
+    @property
+    def workers(self) -> int:
+        """Simulator processes of this learner; 0 with the serial sampler."""
+        return len(self.plan.worker_cpus)
+
+    @property
+    def is_central(self) -> bool:
+        """Whether parameters lie in a central store."""
+        return self.learners.update == "central_store"
+
+    def of_learner(self, rank: int) -> "Config":
+        """The same run as another learner on this machine sees it."""
+        rank_info = RankInfo(rank, self.rank_info.size, rank, self.rank_info.local_size)
+        return replace(self, rank_info=rank_info, run=replace(self.run, device=self.devices[rank]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, as config.yaml has it; reading it back gives the same configuration."""
+        atari = self.env.options if game_name(self.env.env_id) else {}
+        values = {**asdict(self.run), **asdict(self.learners), **asdict(self.algo), **atari}
+        # With several learners only what was asked for: what is picked may differ from one to the next.
+        workers = _named_workers(self.run) if self.rank_info.size > 1 else self.workers or self.run.workers
+        values |= {"workers": workers, "envs_per_worker": None}
+        if self.rank_info.size > 1 and (self.learners.devices or self.device != "cpu"):
+            values["device"] = "auto"  # each learner has its own
+        values |= {"schedule_steps": self.schedule_steps}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpec | None = None) -> Config:
+    """The configuration that names, a file and flags amount to. spec: of the environment, if it is known already.
+
+    Raises UsageError for whatever is unknown or does not fit together; RunError if the environment can't be built."""
+    file = read_yaml(config_file, "settings") if config_file else {}
+    chosen = overlay(file, given)
+    algo_name = str(chosen.get("algo", "a2c"))
+    preset = load_preset(chosen["preset"]) if chosen.get("preset") else {}
+    algo_class, base = find_algo(algo_name)
+    if preset and preset["algo"] != base.get("algo", algo_name):
+        raise UsageError(f"preset {chosen['preset']!r} is not one of algorithm {algo_name!r}, but of {preset['algo']}")
+    names = setting_names(algo_class)
+    for name in chosen:
+        if name not in names:
+            raise unknown("setting", name, names)
+
+    sources = [{name: value for name, value in source.items() if name in names} for source in (base, preset, chosen)]
+    early = sources[0] | sources[1] | sources[2]
+    early["algo"] = algo_name
+    early_run = _pick(RunSettings, early)  # what does not depend on the kind of observations
+    env = _env_config(early_run, early)
+    spec = spec or probe_spec(env, early_run.env_build_timeout_s)
+
+    kind = "pixels" if spec.is_pixels else "vectors"
+    below = sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {})
+    if not spec.is_numbers:  # a preset for vectors wants it where it can be had; whoever asks for more is told
+        below["normalize_observations"] = False
+    values = overlay(below, chosen)
+    values |= {"algo": algo_name, "env": env.env_id}
+    learners, rank_info, devices = _learners(_pick(RunSettings, values), _pick(LearnerSettings, values))
+    if "envs" not in chosen:  # what presets have is one learner's
+        values["envs"] = values.get("envs", RunSettings.envs) * rank_info.size
+    run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
+    check_learners(learners, rank_info, run.envs)
+    run = replace(run, device=devices[rank_info.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
+    plans = _plans(run, learners, rank_info, devices)
+    return Config(
+        run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, rank_info, devices, plans
+    )
+
+
+def _named_workers(run: RunSettings) -> int | None:
+    """How many were asked for, in one way or the other."""
+    if run.envs_per_worker is None:
+        return run.workers
+    workers, rest = divmod(run.envs, run.envs_per_worker)
+    if rest:
+        raise UsageError(f"envs={run.envs} is no multiple of envs_per_worker={run.envs_per_worker}")
+    if run.workers not in (None, workers):
+        raise UsageError(
+            f"workers={run.workers} and envs_per_worker={run.envs_per_worker} contradict each other for "
+            f"envs={run.envs}; name one of them, or workers={workers}"
+        )
+    return workers
+
+
+def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSettings, RankInfo, tuple[str, ...]]:
+    """The settings with devices by their full names, this process's rank_info, and the devices on this machine."""
+    if rank_info := launched_rank_info():
+        if settings.devices:
+            raise UsageError("torchrun starts a learner for each device by itself: leave --devices away")
+        names = [
+            f"cuda:{rank}" if run.device == "auto" and _has_gpu() else run.device
+            for rank in range(rank_info.local_size)
+        ]
+        devices = tuple(find_device(name) for name in names)
+        if run.device not in ("auto", "cpu") and rank_info.local_size > 1:
+            raise UsageError(f"device={run.device} would be that of {rank_info.local_size} learners; leave it away")
+        if settings.update == "central_store":
+            raise UsageError(
+                "update=central_store lies in the memory of one machine, where `accel-rl launch --devices ...` starts "
+                "its learners; torchrun's take --update all_reduce"
+            )
+    else:
+        listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)
+        if listed and run.device != "auto":
+            raise UsageError(f"device={run.device} and devices={listed} say the same; leave one of them away")
+        devices = find_devices(listed, settings.learners_per_gpu) if listed else (find_device(run.device),)
+        rank_info = RankInfo(0, len(devices), 0, len(devices))
+        several = ",".join(devices[:: settings.learners_per_gpu]) if len(devices) > 1 else None
+        settings = replace(settings, devices=several)
+    return settings, rank_info, devices
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _plans(
+    run: RunSettings, learners: LearnerSettings, rank_info: RankInfo, devices: tuple[str, ...]
+) -> tuple[Plan, ...]:
+    workers = _named_workers(run) if run.sampler == "alternating" else 0
+    if workers and workers % rank_info.size:
+        raise UsageError(
+            f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
+        )
+    return make_plans(
+        read_machine(run.cpus),
+        run.envs // rank_info.size,
+        workers and workers // rank_info.size,
+        on_gpu=devices[0].startswith("cuda"),
+        gpu_nodes=[gpu_node(device) for device in devices],
+        sampling_threads=run.sampling_threads,
+        learning_threads=run.learning_threads,
+        share=learners.share_processors,
+    )
+
+
+def _pick(cls: Any, values: dict[str, Any]) -> Any:
+    """An instance of a settings dataclass from those of the values that are its own."""
+    return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+def _env_config(run: RunSettings, values: dict[str, Any]) -> EnvConfig:
+    """The environment that env, env_preset, env_options and the settings of Atari games name together."""
+    atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
+    game = game_name(run.env)
+    if game is None:
+        for name in atari:
+            raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
+        return EnvConfig(run.env, run.env_preset, run.env_options)
+    if run.env_options:
+        raise UsageError(f"{game} takes no env_options; Atari's are settings of their own, as in frame_skip=4")
+    return EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)))
+
+
+def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
+    """The class of an algorithm named by a preset or as package.module:Class, and its preset's settings.
+
+    Raises UsageError for an unknown name, or a class that is no Algo."""
+    from accel_rl.algos import Algo
+
+    preset = {} if ":" in name else full_preset(name)
+    algo_class = import_name(preset.get("algo", name), "algorithm")
+    preset = preset or getattr(algo_class, "defaults", {})
+    if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
+        raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
+    clash = {f.name for f in fields(algo_class.Settings)} & {
+        f.name for f in (*fields(RunSettings), *fields(LearnerSettings), *fields(AtariOptions))
+    }
+    if clash:
+        raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
+    return algo_class, preset
+
+
+def setting_names(algo_class: Any) -> list[str]:
+    """Every setting of a run with this algorithm."""
+    groups = (RunSettings, LearnerSettings, AtariOptions, algo_class.Settings)
+    return [f.name for group in groups for f in fields(group)]
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The settings of a run. Raises UsageError if the folder holds none."""
+    if not (folder / "config.yaml").exists():
+        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    return read_yaml(folder / "config.yaml", "settings")
+
+
+def _reset_mode(name: str, env: EnvConfig) -> str:
+    is_atari = game_name(env.env_id) is not None
+    if name == "reserve" and not is_atari:
+        raise UsageError("reset_mode=reserve needs states that can be copied; only Atari games have them")
+    return name if name != "auto" else ("reserve" if is_atari else "immediate")

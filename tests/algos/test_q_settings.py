@@ -1,0 +1,135 @@
+"""What the Q-learning family says to settings that do not fit together, and to rewards that its support can't hold."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accel_rl
+from accel_rl.cli import main
+from accel_rl.envs import EnvConfig
+from accel_rl.errors import UsageError
+from accel_rl.training.build import check
+from accel_rl.training.resolve import Config, resolve
+from tests.helpers.processes import TINY
+from tests.helpers.samplers import TOYS, spec_of
+
+# 4 environments x 4 steps: 16 samples of a rollout.
+DQN: dict[str, Any] = {
+    "algo": "dqn",
+    "n_step": 1,
+    "envs": 4,
+    "horizon": 4,
+    "steps": 400,
+    "workers": 2,
+    "warmup_steps": 40,
+    "batch_size": 8,
+    "replay_size": 200,
+    "training_intensity": 2,
+}
+CATEGORICAL = {**DQN, "algo": "categorical_dqn"}
+
+
+def resolved(settings: dict[str, Any], env: str = "CartPole-v1", **options: Any) -> Config:
+    wanted = {**settings, "env": env, "device": "cpu"} | ({"env_options": options} if options else {})
+    return resolve(wanted, spec=spec_of(EnvConfig(env, options=options)))
+
+
+BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"replay_size": 10**12},
+        r"replay_size=1000000000000 needs [\d.]+ GB on cpu, but of [\d.]+ GB that are free it can have [\d.]+: use "
+        r"--replay-size \d+ or less",
+    ),
+    ({"replay_device": "cuda:99"}, "replay_device='cuda:99', but there is no such GPU here; use --replay-device cpu"),
+    ({"replay_device": "disk"}, "replay_device='disk' must be auto, cpu or cuda:<number>"),
+    ({"warmup_steps": 400}, r"warmup_steps=400 are not over before the run is \(400 steps\)"),
+    ({"warmup_steps": 50_000}, "warmup_steps=50000 are not over before the run is"),
+    (
+        {"batch_size": 40, "training_intensity": 5},
+        "batch_size=40 is more than what is in the replay after warmup_steps=40",
+    ),
+    ({"n_step": 3, "batch_size": 32}, "batch_size=32 is more than what is in the replay after warmup_steps=40"),
+    ({"secondary_batch_size": 64}, "secondary_batch_size=64 is more than what is in the replay"),
+    ({"replay_size": 6}, "batch_size=8 is more than what is in the replay .*replay_size=6"),
+    (
+        {"n_step": 50, "warmup_steps": 300},
+        "n_step=50 does not fit into the 50 steps that replay_size=200 keeps of each of 4 environments",
+    ),
+    (
+        {"horizon": 64, "warmup_steps": 300},
+        "rollout of horizon=64 does not fit into the 50 steps that replay_size=200 keeps of each of 4",
+    ),
+    (
+        {"training_intensity": 3, "batch_size": 32},
+        "batch_size=32 = 1.5 updates must be a whole number: use batch_size=24 or 48, or training_intensity=2 or 4",
+    ),
+    ({"training_intensity": 0}, "training_intensity=0.0 must be greater than 0"),
+    (
+        {"secondary_batch_size": 8, "prioritized": True},
+        "both networks would set the priorities; leave prioritized away",
+    ),
+    ({"epsilon_final": [1.2]}, "must be numbers from 0 to 1"),
+    ({"priority_beta": 1.5}, "priority_beta=1.5 must be at most 1"),
+    ({**CATEGORICAL, "v_min": 3, "v_max": 3}, "v_min=3 must be less than v_max=3"),
+    ({**CATEGORICAL, "v_min": 3, "v_max": -3}, "v_min=3 must be less than v_max=-3"),
+    ({**CATEGORICAL, "atoms": 1}, "atoms=1 must be at least 2"),
+]
+
+
+def test_the_settings_that_the_others_are_changes_of() -> None:
+    """Would catch errors that come from something else."""
+    check(resolved(DQN))
+    check(resolved(CATEGORICAL))
+    check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300}))  # just
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS, ids=[str(sorted(c)[-1]) for c, _ in BAD_SETTINGS])
+def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
+    """Would catch a run that fails only when its replay is filled, or learns nothing; and advice that does not help."""
+    with pytest.raises(UsageError, match=message):
+        check(resolved({**DQN, **changes}))
+
+
+@pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "n_step_q", "one_step_sarsa"])
+def test_actions_that_are_no_choice_are_refused(algo: str) -> None:
+    with pytest.raises(UsageError, match=r"actions of type Box have no table of values; .*policy gradient"):
+        check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--replay-size 1000000000000", "replay_size=1000000000000 needs"),
+        ("--warmup-steps 400", "warmup_steps=400 are not over before the run is"),
+        (f"--env {TOYS}:BoxAction", "actions of type Box"),
+    ],
+)
+def test_one_line_status_2_and_no_folder(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a traceback, or a folder for a run that can't be."""
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in DQN.items() if name not in ("envs", "workers")]
+    flags = [("--env", "CartPole-v1"), *flags]
+    every = [str(word) for flag in flags for word in flag] + list(map(str, TINY)) + words.split()
+    status = main(["train", *every, "--out", str(tmp_path / "run")])
+    said = capfd.readouterr()
+    assert (status, said.out) == (2, "") and said.err.count("\n") == 1
+    assert said.err.startswith("accel-rl: ") and re.search(message, said.err), said.err
+    assert os.listdir(tmp_path) == []
+
+
+def test_rewards_outside_of_the_support_are_told_once(tmp_path: Path) -> None:
+    """Would catch returns that are cut in silence, a line for each row of the log, and a wrong count. Rewards of this
+    game are 1, 2, 3 and 10 more for action 1."""
+    settings = {**CATEGORICAL, "sampler": "serial", "workers": None, "steps": 96, "log_interval_steps": 48}
+    settings |= {"env": f"{TOYS}:Counting", "device": "cpu", "tensorboard": False, "eval_interval_steps": 0}
+    settings |= {"decorrelation_steps": 0, "sampling_threads": 1, "learning_threads": 1}
+    outside, within = ({**settings, "v_min": 0, "v_max": most} for most in (0.5, 13))
+    run = accel_rl.train(**outside, out=tmp_path / "outside")
+    accel_rl.train(resume=run, steps=192)
+    log = (run / "log.txt").read_text()
+    told = "48 rewards so far were outside of v_min=0 ... v_max=0.5: such returns count as the nearest of these"
+    assert log.count("rewards so far were outside") == 1 and told in log
+    run = accel_rl.train(**within, out=tmp_path / "within")
+    assert "outside" not in (run / "log.txt").read_text().replace(str(tmp_path), "")

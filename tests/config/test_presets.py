@@ -1,0 +1,163 @@
+"""Every preset can be built with its own numbers, and trains."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.algos import Algo
+from accel_rl.config.presets import load_preset, preset_names
+from accel_rl.envs import EnvConfig, make_env
+from accel_rl.envs.atari import PRESETS
+from accel_rl.errors import UsageError
+from accel_rl.training.build import check
+from accel_rl.training.resolve import Config, find_algo, read_run, resolve, setting_names
+from tests.helpers.runs import rows
+from tests.helpers.samplers import spec_of
+
+KINDS = ("pixels", "vectors")
+SMALL: dict[str, Any] = {
+    "device": "cpu",
+    "envs": 4,
+    "workers": 2,
+    "horizon": 4,
+    "steps": 48,
+    "decorrelation_steps": 2,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+SMALL_BATCHES = {"epochs": 2, "minibatches": 2, "batches": 2, "batch_steps": 4, "core_size": 8}
+SMALL_BATCHES |= {"warmup_steps": 24, "batch_size": 8, "replay_size": 400, "training_intensity": 2}
+SMALL_BATCHES |= {"target_interval_steps": 16, "n_step": 2}
+
+
+def named(preset: str) -> dict[str, str]:
+    """A preset as users name it: an algorithm's own, or a variant of that."""
+    base = load_preset(preset).get("base")
+    return {"algo": base, "preset": preset} if base else {"algo": preset}
+
+
+def example(preset: str, kind: str) -> str:
+    """An environment that the preset is for."""
+    vectors = "Pendulum-v1" if "continuous" in preset else "CartPole-v1"
+    return "pong" if kind == "pixels" else vectors
+
+
+def resolve_for(settings: dict[str, Any], env: str) -> Config:
+    """The configuration on the CPU; each environment is asked for its spaces only once."""
+    return resolve({**settings, "env": env, "device": "cpu"}, spec=spec_of(EnvConfig(env)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_preset_is_whole(preset: str, kind: str) -> None:
+    """Would catch a misspelt setting, numbers that do not divide, or a class that can't be constructed from them."""
+    config = resolve_for(named(preset), example(preset, kind))
+    assert issubclass(config.algo_class, Algo)
+    check(config)
+    content = load_preset(preset)
+    resolved = config.as_dict()
+    for name, value in content.get(kind, {}).items():
+        assert resolved[name] == value, name
+    about = {"description", "algo", "base", "pixels", "vectors"}
+    assert content.keys() - about <= resolved.keys()
+
+
+# Those that differ from another one in their numbers only, which SMALL replaces, have them in their names. Pixels
+# differ from vectors in the trunk, which is the same for all variants of an algorithm.
+@pytest.mark.parametrize(
+    ("preset", "kind"),
+    [
+        (name, kind)
+        for name in preset_names()
+        for kind in KINDS
+        if not re.search(r"\d", name.split("_", 1)[-1]) and (kind == "vectors" or "base" not in load_preset(name))
+    ],
+)
+def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
+    """Would catch an algorithm that fails, learns nothing, or learns nonsense, on pixels or on vectors."""
+    env = example(preset, kind)
+    names = setting_names(find_algo(named(preset)["algo"])[0])
+    small = {**SMALL, **{name: value for name, value in SMALL_BATCHES.items() if name in names}}
+    run = accel_rl.train(**{**small, **named(preset)}, env=env, out=tmp_path / "run")
+    last = rows(run)[-1]
+    assert int(last["time/total_timesteps"]) == 48
+    learned = {name: float(value) for name, value in last.items() if name.startswith("train/")}
+    assert learned and all(map(math.isfinite, learned.values())), learned
+    player = accel_rl.load(run)
+    assert all(bool(torch.isfinite(p).all()) for p in player.policy.parameters())
+    observation, _ = player.make_env().reset(seed=0) if env == "pong" else make_env(env).reset(seed=0)
+    assert player.config.spec.action_space.contains(player.predict(observation))
+
+
+@pytest.mark.parametrize("env_preset", PRESETS)
+def test_an_env_preset_trains(tmp_path: Path, env_preset: str) -> None:
+    """Would catch frames that the networks cannot take, or an environment to watch that is not the one trained in."""
+    run = accel_rl.train(**SMALL, env="pong", env_preset=env_preset, out=tmp_path / "run")
+    player = accel_rl.load(run)
+    height, width = PRESETS[env_preset].frame_shape
+    assert player.config.spec.observation_shape == (4, height, width)
+    observation, _ = make_env("pong", env_preset).reset(seed=0)
+    assert observation.shape == (4, height, width)
+    assert 0 <= player.predict(observation) < 6
+    assert player.predict(np.stack([observation] * 3)).shape == (3,)
+
+
+def test_a_variant_belongs_to_its_algorithm() -> None:
+    """Would catch a variant that names an algorithm which is none."""
+    for preset in preset_names():
+        content = load_preset(preset)
+        if "base" in content:
+            assert load_preset(content["base"])["algo"] == content["algo"], preset
+
+
+@pytest.mark.parametrize(("env", "normalized"), [("CartPole-v1", True), ("FrozenLake-v1", False)])
+def test_ppo_normalizes_what_it_can(tmp_path: Path, env: str, normalized: bool) -> None:
+    """Would catch a default that refuses environments whose observations are no numbers."""
+    run = accel_rl.train(**SMALL, algo="ppo", env=env, out=tmp_path / "run")
+    assert read_run(run)["normalize_observations"] is normalized
+    assert (accel_rl.load(run).policy.norm is not None) is normalized
+
+
+def test_normalization_that_is_asked_for_is_not_dropped() -> None:
+    """Would catch a wish that is ignored in silence."""
+    config = resolve({"algo": "ppo", "env": "FrozenLake-v1", "normalize_observations": True, "device": "cpu"})
+    with pytest.raises(UsageError, match="only vectors of numbers"):
+        check(config)
+
+
+@pytest.mark.parametrize("preset", [name for name in preset_names() if "base" in load_preset(name)])
+def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
+    """Would catch a name that trains with anything but the algorithm's settings and its own over them."""
+    env = example(preset, "vectors")
+    by_name = resolve_for({"algo": preset}, env).as_dict()
+    by_preset = resolve_for(named(preset), env).as_dict()
+    differ = {"algo", "preset"}
+    assert {k: v for k, v in by_name.items() if k not in differ} == {
+        k: v for k, v in by_preset.items() if k not in differ
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"algo": "a2c", "previous_inputs": True}, "use core=lstm"),
+        ({"algo": "a2c", "gaussian": "spherical"}, "is for Box actions"),
+        ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
+        ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
+        ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
+        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting 'core'"),
+        ({"algo": "a2c", "env": "pong", "normalize_observations": True}, "only vectors of numbers"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Would catch a setting that is accepted in silence, and then has no effect or the wrong one."""
+    with pytest.raises(UsageError, match=message):
+        check(resolve_for(settings, settings.get("env", "CartPole-v1")))

@@ -1,0 +1,204 @@
+"""Settings of several learners that do not fit: exit status 2 and one line that names value, rule and way out."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accel_rl.cli import main
+from accel_rl.envs import EnvConfig
+from accel_rl.errors import UsageError
+from accel_rl.hardware.topology import available_cpus
+from accel_rl.training.build import check
+from accel_rl.training.resolve import resolve
+from tests.helpers.processes import Command, Result
+from tests.helpers.samplers import spec_of
+
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "envs": 4, "sampler": "serial", "steps": 400, "tensorboard": False}
+TWO = {"devices": "cpu,cpu"}
+STORE = {"update": "central_store"}
+DQN = {**TWO, "algo": "dqn", "warmup_steps": 40, "n_step": 1, "horizon": 4, "training_intensity": 5}
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+WORDS: list[Any] = [
+    "train",
+    "--env",
+    "CartPole-v1",
+    "--envs",
+    4,
+    "--sampler",
+    "serial",
+    "--steps",
+    400,
+    "--no-tensorboard",
+]
+
+
+def assert_refused(capfd: Any, out: Path, flags: list[Any], message: str) -> None:
+    """By the command, before anything is written."""
+    capfd.readouterr()
+    status = main([str(word) for word in (*WORDS, "--out", out, *flags)])
+    result = Result(status, *capfd.readouterr())
+    result.assert_one_line(2)
+    assert re.search(message, result.err), result.err
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_gpus_that_are_not_there(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a run on other devices than those that were asked for, or a traceback of CUDA's."""
+    message = "devices='cuda:0,cuda:1', but there is no GPU here; use --devices cpu,cpu for two learners"
+    assert_refused(capfd, tmp_path / "run", ["--devices", "cuda:0,cuda:1"], message)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"devices": "cpu,cuda:0"}, "devices='cpu,cuda:0': learners are all on the CPU or all on GPUs, as in cpu,cpu or"),
+    ({**TWO, "learners_per_gpu": 2}, "learners_per_gpu=2: that is for GPUs; name cpu once for each learner, as in"),
+    ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu say the same; leave one of them away"),
+    (
+        {**TWO, "cpus": str(min(available_cpus()))},
+        r"learners=2 need a processor each, but here are 1 \(of \d+.*\); use no more than 1 learner, or --share-proc",
+    ),
+    ({**TWO, "envs": 5}, "envs=5 do not split over 2 learners; use 4 or 6"),
+    ({**TWO, "sampler": "alternating", "workers": 3}, "workers=3 do not split over 2 learners; use a multiple of 2"),
+    ({**DQN, "batch_size": 5}, "batch_size=5 does not split over 2 learners .*; make it a multiple of 2"),
+    ({**DQN, "batch_size": 4, "replay_size": 101}, "replay_size=101 does not split over 2 learners .* multiple of 2"),
+    (
+        {**TWO, "algo": "ppo", "horizon": 5, "minibatches": 4},
+        "a learner's envs=2 x horizon=5 = 10 samples do not divide into minibatches=4; change one of them",
+    ),
+    (
+        {**TWO, "algo": "ppo_lstm", "minibatches": 4},
+        "a learner's envs=2 sequences do not divide into minibatches=4; change one of them",
+    ),
+    (
+        {**TWO, "algo": "vtrace", "batches": 4, "batch_steps": 10},
+        "a learner's envs=2 do not divide into batches=4; change one of them",
+    ),
+    *(
+        ({**TWO, name: value}, f"{name}={value} needs the central store: use it with --update central_store")
+        for name, value in {
+            "locks": "none",
+            "chunks": 2,
+            "updates_per_exchange": 1,
+            "pull_horizon": 64,
+            "rule_state": "own",
+        }.items()
+    ),
+    (
+        {"algo": "appo", "update": "all_reduce"},
+        "updates_per_exchange=1 needs the central store: use it with --update c",
+    ),
+    (
+        {**STORE, "optimizer": "torch.Adam", "optimizer_options": {}},
+        "the state of .*Adam.* is not there before the first update, .*; choose rmsprop, adam, momentum_sgd or sgd, or",
+    ),
+    (
+        {**STORE, **TWO, "updates_per_exchange": 2},
+        "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose rule adam, or exchange every update",
+    ),
+    ({**STORE, **TWO, "chunks": 10**6}, r"chunks=1000000 must be at least 1 and at most the \d+ parameters"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
+def test_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
+    """Would catch a run that fails in its learners, or goes on with other settings than those that were asked for.
+
+    What is raised here, before anything is written, is what the command says."""
+    with pytest.raises(UsageError, match=message) as error:
+        check(resolve({**CARTPOLE, **settings}, spec=spec_of(EnvConfig("CartPole-v1"))))
+    assert "\n" not in str(error.value)
+
+
+# ---- learners that torchrun has started ----
+
+
+@pytest.fixture
+def launched(monkeypatch: Any) -> Iterator[Any]:
+    """The environment of the only learner of a run, changed by a call."""
+
+    def change(**changes: str | None) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        for name, value in {**LAUNCHED, "MASTER_PORT": port, **changes}.items():
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+
+    yield change
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({"WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None}, "RANK=0, WORLD_SIZE=, MASTER_ADDR=, MASTER_P"),
+        ({"RANK": None}, "RANK=, WORLD_SIZE=1, "),
+        ({"MASTER_PORT": None}, "MASTER_PORT=, "),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2, "),
+        ({"RANK": "one"}, "RANK=one, "),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1, LOCAL_WORLD_SIZE=1 "),
+    ],
+)
+def test_half_of_an_environment(
+    tmp_path: Path, capfd: Any, launched: Any, changes: dict[str, str | None], shown: str
+) -> None:
+    """Would catch a learner that takes itself for the only one, or a traceback."""
+    launched(**changes)
+    message = f"{shown}.*do not fit together; let torchrun set them, or unset them for a run of its own"
+    assert_refused(capfd, tmp_path / "run", [], message)
+
+
+def test_settings_that_torchrun_decides(tmp_path: Path, capfd: Any, launched: Any, monkeypatch: Any) -> None:
+    """Would catch a learner that starts learners of its own, or a folder that a restarted run would not find."""
+    launched()
+    assert_refused(
+        capfd,
+        tmp_path / "run",
+        ["--devices", "cpu,cpu"],
+        "torchrun starts a learner for each device by itself: leave --devices",
+    )
+    monkeypatch.chdir(tmp_path)
+    launched()
+    assert main([str(word) for word in WORDS]) == 2
+    Result(2, *capfd.readouterr()).assert_one_line(2)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_port_that_is_in_use(tmp_path: Path, capfd: Any, launched: Any) -> None:
+    """Would catch a traceback of PyTorch's in place of a line that says which port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        launched(MASTER_PORT=str(port))
+        assert_refused(capfd, tmp_path / "run", [], rf"the learners can't meet: .*{port}.* is the port in use")
+
+
+def test_learners_that_are_not_alike(tmp_path: Path) -> None:
+    """Would catch learners that train together, or wait for each other, with different settings or versions."""
+    script = tmp_path / "other.py"
+    script.write_text(
+        "import sys, accel_rl\naccel_rl.__version__ = '0.0.1'\nfrom accel_rl.cli import main\nsys.exit(main())\n"
+    )
+    host = re.escape(socket.gethostname())
+    others = {"learning_rate=0.02": (["--learning-rate", 0.02], None), "accel_rl=0.0.1": ([], script)}
+    for theirs, (flags, program) in others.items():
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        out = tmp_path / "run"
+        places = [LAUNCHED | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port} for rank in (0, 1)]
+        first = Command(*WORDS, "--out", out, environment=places[0])
+        second = Command(*WORDS, "--out", out, *flags, script=program, environment=places[1])
+        for command in (first, second):
+            result = command.finish()
+            result.assert_one_line(2)
+            name = theirs.split("=")[0]
+            message = rf"learner 1 on {host} has {theirs}, but learner 0 on {host} has \S+; start all with the same"
+            assert re.search(message, result.err), (name, result.err)
+        assert not out.exists()

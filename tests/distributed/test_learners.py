@@ -1,0 +1,279 @@
+"""Several learners train one agent: what they make of it together, and that it goes on as if nothing had happened."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training import checkpoint
+from accel_rl.training.build import build_algo
+from accel_rl.training.resolve import resolve
+from tests.helpers.processes import Command
+from tests.helpers.runs import assert_same, assert_same_run, rows, rows_without_time
+from tests.helpers.samplers import TOYS
+
+COMMON: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "envs": 4,
+    "sampler": "serial",
+    "horizon": 5,
+    "decorrelation_steps": 0,
+    "log_interval_steps": 20,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+TWO = {**COMMON, "devices": "cpu,cpu"}
+# Games in which actions do not show in what is seen, so that any learner sees the same.
+COUNTING: dict[str, Any] = {"env": f"{TOYS}:Counting", "env_options": {"lengths": [3, -4, 2, -1, 7], "seeded": True}}
+NORMALIZED: dict[str, Any] = {**COUNTING, "algo": "ppo", "epochs": 2, "minibatches": 2}
+NORMALIZED |= {"normalize_observations": True, "normalize_returns": True}
+REPLAY: dict[str, Any] = {"algo": "eps_rainbow", "n_step": 3, "warmup_steps": 40, "batch_size": 10, "replay_size": 120}
+REPLAY |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 200}
+
+
+def load(run: Path, name: str = "checkpoint.pt") -> Any:
+    return checkpoint.load(run / name)
+
+
+def steps_of(table: list[dict[str, str]]) -> list[int]:
+    return [int(row["time/total_timesteps"]) for row in table]
+
+
+def moments(run: Path) -> dict[str, Any]:
+    """The running statistics of what the policy has seen."""
+    return {name: value for name, value in load(run)["policy"].items() if name.startswith("norm.moments.")}
+
+
+# ---- in step ----
+
+STEPS = 3000
+A2C: dict[str, Any] = {**TWO, "optimizer": "sgd", "optimizer_options": {}, "learning_rate": 0.05}
+A2C |= {
+    "learning_rate_schedule": "linear",
+    "schedule_steps": STEPS,
+    "layer_norms": True,
+    "checkpoint_interval_steps": 500,
+}
+A2C |= {"eval_interval_steps": 1000, "eval_episodes": 5}
+LARGEST_STEP = 0.05 * 0.5  # rate times clip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any) -> Path:
+    """A2C with two learners, from beginning to end."""
+    return accel_rl.train(**A2C, steps=STEPS, out=tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_steps_are_those_of_all_learners(whole: Path) -> None:
+    """Would catch a learner that counts, schedules, evaluates or logs by itself."""
+    table = rows(whole)
+    assert steps_of(table) == list(range(20, STEPS + 1, 20))
+    names = [name.removeprefix("train/norm/step/") for name in table[0] if name.startswith("train/norm/step/")]
+    for row in table:  # each of one update: by SGD its rate is the ratio of step and gradient
+        expected = 0.05 * (1 - (int(row["time/total_timesteps"]) - 20) / STEPS)
+        steps, gradients = (
+            sum(float(row[f"train/norm/{kind}/{name}"]) ** 2 for name in names) ** 0.5 for kind in ("step", "gradient")
+        )
+        assert steps / gradients == pytest.approx(expected, rel=0.01, abs=1e-6)
+    assert [row["eval/episodes"] for row in table if row["eval/mean_reward"]] == ["5"] * 3
+    state = load(whole)
+    assert state["steps"] == STEPS and len(state["learners"]) == 2
+    assert all(float(row[f"time/{name}_share"]) >= 0 for row in table for name in ("exchange", "straggler"))
+
+
+def test_a_terminated_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    """Would catch a signal that does not reach all learners, or at different steps; a checkpoint that lacks something,
+    or has it of the first learner alone; a run that is another one each time; and parameters that are lost when the
+    number of learners changes."""
+    run = tmp_path / "run"
+    command = Command("train", "--out", run, "--steps", STEPS, *as_flags(A2C))
+    command.wait_for(lambda: (run / "progress.csv").exists() and steps_of(rows(run))[-1] >= 100)
+    for process in [command.process, *command.descendants()]:  # as a service manager does
+        process.send_signal(signal.SIGTERM)
+    result = command.finish()
+    assert result.status == 143 and "Traceback" not in result.err, result.err
+    stopped = load(run)
+    assert 100 <= stopped["steps"] < STEPS
+    assert f"stopped at step {stopped['steps']} of {STEPS}" in result.err
+    others = {1: "cpu", 4: "cpu,cpu,cpu,cpu"}
+    for num_learners in others:
+        shutil.copytree(run, tmp_path / str(num_learners))
+    accel_rl.train(resume=run)
+    assert_same_run(run, whole)
+    for num_learners, devices in others.items():
+        other, steps = tmp_path / str(num_learners), stopped["steps"] + 20
+        accel_rl.train(resume=other, devices=devices, share_processors=True, steps=steps)
+        assert f"WARNING resumed with {num_learners} learners instead of 2: env" in (other / "log.txt").read_text()
+        state = load(other)
+        assert (state["steps"], len(state["learners"])) == (steps, num_learners)
+        moved = torch.dist(state["update"]["parameters"], stopped["update"]["parameters"])
+        assert 0 < moved < 1.01 * LARGEST_STEP
+        assert steps_of(rows(other)) == steps_of(rows(whole))[: steps // 20]
+
+
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        flags += [f"--{flag if value else f'no-{flag}'}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
+
+
+def test_ppo_goes_on_and_sees_what_one_learner_sees(tmp_path: Path) -> None:
+    """Would catch minibatches, Adam's moments or running statistics that a checkpoint forgets; learners that have the
+    same environments, or other ones than one learner has; and statistics of a part of them."""
+    settings = {**TWO, **NORMALIZED, "schedule_steps": 240}
+    run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, run)
+    alone = accel_rl.train(**{**COMMON, **NORMALIZED}, steps=240, out=tmp_path / "alone")
+    seen, expected = moments(run), moments(alone)
+    assert seen.keys() == expected.keys() and float(seen["norm.moments.count"]) == 240
+    for name in seen:
+        torch.testing.assert_close(seen[name], expected[name], rtol=1e-12, atol=0)
+    assert [len(load(each)["progress"]["games"]) for each in (run, alone)] == [4 * 18] * 2  # 18 games are 60 steps
+
+
+def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
+    """Would catch warm-up, target network or replay that each learner counts by itself, the replay of the first one in
+    place of all, priorities that are forgotten, and old replays that nobody removes."""
+    settings = {**TWO, **REPLAY, "schedule_steps": 240}
+    run = accel_rl.train(**settings, steps=240, checkpoint_interval_steps=60, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, checkpoint_interval_steps=60, out=tmp_path / "half")
+    shutil.copytree(half, tmp_path / "alone")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, run)
+    names = ["replay-240-1.pt", "replay-240.pt"]
+    assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [names] * 2
+    assert build_algo(resolve({**settings, "steps": 240})).local_batch_size == 10 // 2  # type: ignore[attr-defined]
+    replays = [load(run, name) for name in names]
+    assert_same(replays, [load(half, name) for name in names])
+    assert not torch.equal(*(replay["ring"]["arrays"]["action"] for replay in replays))
+    table = rows(run)
+    assert [int(row["time/total_timesteps"]) for row in table if row["train/loss"]] == [*range(60, 241, 20)]
+    assert load(run)["update"]["num_renewed"] == 240 // 60
+
+    settled = (tmp_path / "alone" / "config.yaml").read_text()
+    with pytest.raises(UsageError, match="batch_size=10 does not split over 4 learners"):
+        accel_rl.train(resume=tmp_path / "alone", devices="cpu,cpu,cpu,cpu", share_processors=True, steps=240)
+    assert (tmp_path / "alone" / "config.yaml").read_text() == settled
+    accel_rl.train(resume=tmp_path / "alone", device="cpu", steps=240)
+    learned = [int(row["time/total_timesteps"]) for row in rows(tmp_path / "alone") if row["train/loss"]]
+    assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after the warm-up, each time
+    (alone,) = (tmp_path / "alone").glob("replay-*")
+    sizes = [replay["ring"]["size"] for replay in (load(tmp_path / "alone", alone.name), *replays)]
+    assert sizes == [(4, 33), (2, 33), (2, 33)]  # environments, and 30 of 120 steps of each with 3 more for n steps
+
+
+def test_parameters_that_come_apart_end_the_run(tmp_path: Path) -> None:
+    """Would catch an algorithm that changes parameters behind the update's back, in silence."""
+    settings = {**TWO, "algo": "tests.helpers.toy_algos:Struck", "how": "drift", "at_step": 100}
+    with pytest.raises(RunError, match="at step 160 the parameters of learner 1 are not those of learner 0: they have"):
+        accel_rl.train(**settings, steps=400, checkpoint_interval_steps=80, out=tmp_path / "run")
+    assert load(tmp_path / "run")["steps"] == 80
+
+
+# ---- asynchronous ----
+
+SHARED: dict[str, dict[str, Any]] = {
+    "a2c": {"learning_rate_schedule": "linear"},
+    "ppo": {**NORMALIZED, "updates_per_exchange": 2},
+    "eps_rainbow": REPLAY,
+    "n_step_q": {"algo": "n_step_q", "target_interval_steps": 60, "locks": "none"},
+}
+
+
+@pytest.mark.parametrize("variant", SHARED)
+def test_one_learner_with_a_store_is_one_without(tmp_path: Path, variant: str) -> None:
+    """Would catch a detour over shared memory that changes the run, or a step, a target or a statistic that is lost."""
+    only = {"updates_per_exchange", "locks"}
+    settings = {**COMMON, **SHARED[variant]}
+    plain = {name: value for name, value in settings.items() if name not in only}
+    alone = accel_rl.train(**plain, steps=240, out=tmp_path / "alone")
+    store = accel_rl.train(**settings, steps=240, update="central_store", out=tmp_path / "store")
+    table = rows_without_time(store)
+    assert {row.pop("train/staleness") for row in table} <= {"0.0", ""}
+    assert table == rows_without_time(alone)
+    states = [load(run) for run in (alone, store)]
+    target = states[1]["update"].pop("target")
+    assert (target is not None) == ("target_interval_steps" in settings)
+    for name in ("policy", "update", "steps"):
+        assert_same(*(state[name] for state in states), name)
+    assert_same(*(state["learners"][0]["algo"] for state in states))
+
+
+def test_an_interrupted_asynchronous_run_goes_on(tmp_path: Path) -> None:
+    """Would catch a run that resumes with other parameters than those of the store, a target network that each learner
+    keeps for itself or counts by itself, and a run that goes on beyond its end.
+
+    The learning rate is 0 from step 1000 on: what was learned until then stays, and every target becomes that."""
+    run = tmp_path / "run"
+    settings: dict[str, Any] = {**TWO, "algo": "n_step_q", "update": "central_store", "target_interval_steps": 200}
+    settings |= {"learning_rate_schedule": "linear", "schedule_steps": 1000}
+    command = Command("train", "--out", run, "--steps", 10**9, *as_flags(settings))
+    command.wait_for(lambda: (run / "progress.csv").exists() and steps_of(rows(run))[-1] >= 1500)
+    os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
+    result = command.finish()
+    assert result.status == 130 and "Traceback" not in result.err, result.err
+    stopped = load(run)
+    assert f"stopped at step {stopped['steps']} of" in result.err
+    check_shared(run, stopped)
+    accel_rl.train(resume=run, steps=stopped["steps"] + 400)
+    state = load(run)
+    check_shared(run, state)
+    assert 0 <= state["steps"] - stopped["steps"] - 400 < 20
+    assert steps_of(rows(run))[-1] == state["steps"]
+    assert_same(state["update"]["parameters"], stopped["update"]["parameters"])
+    start = accel_rl.train(**{**settings, **ONE}, steps=1, learning_rate=1e-12, out=tmp_path / "start")
+    assert torch.dist(load(start)["update"]["parameters"], state["update"]["parameters"]) > 0.01
+
+
+ONE = {"devices": "cpu", "schedule_steps": None}
+
+
+def check_shared(run: Path, state: dict[str, Any]) -> None:
+    table = rows(run)
+    assert 0 <= state["steps"] // 200 - state["update"]["num_renewed"] <= 1
+    for learner in state["learners"]:
+        assert_same(learner["algo"]["target"], state["policy"])
+    assert sum(float(row["train/staleness"] or 0) for row in table) > 0
+    assert all(0 <= float(row["time/lock_share"]) < 1 for row in table)
+
+
+def test_asynchronous_learners_share_statistics(tmp_path: Path) -> None:
+    """Would catch learners that normalise differently, samples that only one of them counts, games of the first
+    learner alone, and a count of updates that starts anew with another number of learners."""
+    settings = {**TWO, **NORMALIZED, "update": "central_store", "updates_per_exchange": 3, "pull_horizon": 2}
+    run = accel_rl.train(**settings, steps=300, out=tmp_path / "run")
+    state = load(run)
+    assert 300 <= state["steps"] < 320
+    assert float(moments(run)["norm.moments.count"]) == state["steps"]
+    finished = sum(length for _, _, length in state["progress"]["games"])
+    assert state["steps"] - 4 * 7 < finished <= state["steps"]
+    accel_rl.train(resume=run, device="cpu", steps=state["steps"] + 20)
+    alone = load(run)
+    assert float(moments(run)["norm.moments.count"]) == alone["steps"] == state["steps"] + 20
+    (counted,) = (learner["update"]["step"] for learner in alone["learners"])
+    assert counted == state["learners"][0]["update"]["step"] + 4  # epochs x minibatches
+
+
+def test_asynchronous_learners_have_their_own_replays(tmp_path: Path) -> None:
+    """Would catch a replay in place of another one's, one of another moment than its checkpoint, and replays for
+    checkpoints that were never written, which pile up."""
+    settings = {**TWO, **REPLAY, "update": "central_store", "checkpoint_interval_steps": 20}
+    run = accel_rl.train(**settings, steps=400, out=tmp_path / "run")
+    names = [learner["replay"] for learner in load(run)["learners"]]
+    assert sorted(path.name for path in run.glob("replay-*")) == sorted(names)
+    assert [name.endswith("-1.pt") for name in names] == [False, True]
+    replays = [load(run, name)["ring"] for name in names]
+    assert [replay["size"] for replay in replays] == [(2, 63)] * 2  # 120 steps of its own
+    assert not torch.equal(*(replay["arrays"]["action"] for replay in replays))

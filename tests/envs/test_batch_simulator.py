@@ -1,0 +1,550 @@
+"""BatchSimulator: rows of a rollout, written out by hand, for both ways of resetting; starts, errors, states."""
+
+import itertools
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import RunError, UsageError
+from tests.helpers import toy_envs
+
+
+class Batch:
+    """A BatchSimulator with arrays of its own, which hold garbage before the first rollout."""
+
+    def __init__(self, name, horizon=4, num_envs=1, first_env=0, seed=0, preset="stooke", options=None, **config):
+        env_id = f"{toy_envs.__name__}:{name}" if hasattr(toy_envs, name) else name
+        env = EnvConfig(env_id, preset, options or {})
+        self.spec = make_simulator(env, np.random.SeedSequence(0)).spec
+        self.horizon, self.num_envs, self.history = horizon, num_envs, max(self.spec.frame_stack - 1, 0)
+        layout = rollout_layout(self.spec, horizon, num_envs)
+        self.arrays = {name: np.full(shape, 77).astype(dtype) for name, (shape, dtype) in layout.items()}
+        self.arrays["restarts"][:] = 0
+        self.heartbeats = []
+        self.simulator = BatchSimulator(
+            BatchConfig(env, seed, **config), self.arrays, first_env, heartbeat=self.heartbeats.append
+        )
+
+    def start(self):
+        self.simulator.start()
+        return self
+
+    def rollout(self, actions=0):
+        """One rollout as the action server has it; copies of all arrays."""
+        last = self.last_rows()
+        self.arrays["observation"][: self.history + 1] = last["observation"]
+        self.arrays["reset"][0] = last["reset"]
+        self.arrays["age"][0] = last["age"]
+        self.simulator.begin()
+        self.arrays["action"][:] = actions
+        for t in range(self.horizon):
+            self.simulator.step(t)
+        found = {name: array.copy() for name, array in self.arrays.items()}
+        self.simulator.pause()
+        return found
+
+    def last_rows(self):
+        """What the server carries over to the next rollout."""
+        rows = self.arrays["observation"][self.horizon : self.horizon + self.history + 1].copy()
+        return {"observation": rows, **{name: self.arrays[name][self.horizon].copy() for name in ("reset", "age")}}
+
+    def random_actions(self, rng):
+        return rng.integers(self.spec.action_space.n, size=(self.horizon, self.num_envs))
+
+
+def assert_same(found, expected):
+    """Compares all arrays; scores count only where a game has ended, final observations where one was truncated."""
+    for name, array in expected.items():
+        mask = {"game_score": found["game_length"] > 0, "final_observation": found["truncated"]}.get(name)
+        if mask is None:
+            assert np.array_equal(found[name], array), name
+        else:
+            assert np.array_equal(found[name][mask], array[mask]), name
+
+
+def assert_column(found, column, games=None, final=None, **expected):
+    """Compares one environment's column with what is written here by hand.
+
+    observation: [game, step] of each row. terminated, truncated, valid, reset: a string with x for True.
+    games: {t: (score, length)}. final: {t: final observation}.
+    """
+    observation = expected.pop("observation")
+    assert found["observation"][:, column].tolist() == [list(row) for row in observation]
+    assert found["reward"][:, column].tolist() == expected.pop("reward")
+    for name, marks in expected.items():
+        assert "".join("x" if value else "." for value in found[name][:, column]) == marks, name
+    lengths, scores = found["game_length"][:, column], found["game_score"][:, column]
+    assert {t: (scores[t], lengths[t]) for t in np.nonzero(lengths)[0]} == (games or {})
+    truncated = np.nonzero(found["truncated"][:, column])[0]
+    assert {t: found["final_observation"][t, column].tolist() for t in truncated} == (final or {})
+
+
+def test_immediate_resets():
+    """Catches rows that are off by one around the end of a game, inside of a rollout and at its edges."""
+    batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": [3, -2]}).start()
+    actions = np.array([[0, 1]] * 4)
+    found = batch.rollout(actions)
+    rows = {
+        "observation": [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)],
+        "terminated": "..x.",
+        "truncated": "....",
+        "valid": "xxxx",
+        "reset": "x..x.",
+    }
+    assert_column(found, 0, **rows, reward=[1, 2, 3, 1], games={2: (6, 3)})
+    assert_column(found, 1, **rows, reward=[11, 12, 13, 11], games={2: (36, 3)})
+    found = batch.rollout(actions)
+    rows = {
+        "observation": [(1, 1), (2, 0), (2, 1), (2, 2), (3, 0)],
+        "terminated": "...x",
+        "truncated": "x...",
+        "valid": "xxxx",
+        "reset": ".x..x",
+        "final": {0: [1, 2]},
+    }
+    assert_column(found, 0, **rows, reward=[2, 1, 2, 3], games={0: (3, 2), 3: (6, 3)})
+    assert_column(found, 1, **rows, reward=[12, 11, 12, 13], games={0: (23, 2), 3: (36, 3)})
+    assert_column(
+        batch.rollout(actions),
+        0,
+        observation=[(3, 0), (3, 1), (4, 0), (4, 1), (4, 2)],
+        reward=[1, 2, 1, 2],
+        terminated="....",
+        truncated=".x..",
+        valid="xxxx",
+        reset="x.x..",
+        games={1: (3, 2)},
+        final={1: [3, 2]},
+    )
+
+
+def test_wait_resets():
+    """Catches samples after the end of a game that count, and a next game that is not at row 0 of the next rollout."""
+    batch = Batch("Counting", horizon=4, options={"lengths": [3, -2, 4, 5]}, reset_mode="wait").start()
+    assert_column(
+        batch.rollout(),
+        0,
+        observation=[(0, 0), (0, 1), (0, 2), (0, 3), (0, 3)],
+        reward=[1, 2, 3, 0],
+        terminated="..x.",
+        truncated="....",
+        valid="xxx.",
+        reset="x....",
+        games={2: (6, 3)},
+    )
+    assert_column(
+        batch.rollout(),
+        0,
+        observation=[(1, 0), (1, 1), (1, 2), (1, 2), (1, 2)],
+        reward=[1, 2, 0, 0],
+        terminated="....",
+        truncated=".x..",
+        valid="xx..",
+        reset="x....",
+        games={1: (3, 2)},
+        final={1: [1, 2]},
+    )
+    assert_column(  # ends with the rollout
+        batch.rollout(),
+        0,
+        observation=[(2, 0), (2, 1), (2, 2), (2, 3), (2, 4)],
+        reward=[1, 2, 3, 4],
+        terminated="...x",
+        truncated="....",
+        valid="xxxx",
+        reset="x....",
+        games={3: (10, 4)},
+    )
+    assert_column(  # ends after it
+        batch.rollout(),
+        0,
+        observation=[(3, 0), (3, 1), (3, 2), (3, 3), (3, 4)],
+        reward=[1, 2, 3, 4],
+        terminated="....",
+        truncated="....",
+        valid="xxxx",
+        reset="x....",
+    )
+    assert_column(
+        batch.rollout(),
+        0,
+        observation=[(3, 4), (3, 5), (3, 5), (3, 5), (3, 5)],
+        reward=[5, 0, 0, 0],
+        terminated="x...",
+        truncated="....",
+        valid="x...",
+        reset=".....",
+        games={0: (15, 5)},
+    )
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_lost_life_is_no_reset(reset_mode):
+    """Catches a lost life that makes the environment wait, marks a new game, or ends the score."""
+    batch = Batch("breakout", horizon=50, options={"noop_max": 0}, reset_mode=reset_mode).start()
+    found = [batch.rollout(actions=0) for _ in range(2)]
+    terminated = np.concatenate([rollout["terminated"][:, 0] for rollout in found])
+    reset = np.concatenate([rollout["reset"][:50, 0] for rollout in found])
+    assert terminated.sum() >= 3
+    assert np.nonzero(reset)[0].tolist() == [0]
+    assert all(rollout["valid"].all() and not rollout["game_length"].any() for rollout in found)
+
+
+def test_true_final_observation_of_an_atari_game():
+    """Catches a final observation that is the first frame of the next game."""
+    batch = Batch("pong", horizon=4, options={"max_episode_steps": 3, "noop_max": 0}).start()
+    unlimited = Batch("pong", horizon=4, options={"noop_max": 0}).start()
+    actions = np.array([[2], [3], [2], [3]])
+    found, expected = batch.rollout(actions), unlimited.rollout(actions)
+    assert found["truncated"][:, 0].tolist() == [False, False, True, False]
+    assert not found["terminated"].any() and found["reset"][:, 0].tolist() == [True, False, False, True, False]
+    assert np.array_equal(found["final_observation"][2], expected["observation"][3 + 3])
+    assert np.array_equal(found["observation"][3 + 3], expected["observation"][3])
+    assert not np.array_equal(found["final_observation"][2], found["observation"][3 + 3])
+
+
+def test_history_rows_are_left_alone():
+    """Catches frames written into the rows of history, or a row too far."""
+    batch = Batch("pong", horizon=2, num_envs=2).start()
+    batch.arrays["observation"][-1] = 77
+    found = batch.rollout()
+    assert found["observation"].shape[0] == 3 + 2 + 1
+    assert (found["observation"][:3] == 77).all() and (found["observation"][3:] != 77).any(axis=(1, 2, 3)).all()
+
+
+def decorrelated(seed=0, num_envs=40, first_env=0, steps=5, lengths=(0,)):
+    options = {"lengths": lengths}
+    batch = Batch("Counting", 8, num_envs, first_env, seed, options=options, decorrelation_steps=steps)
+    return batch.start().rollout()
+
+
+def test_decorrelation_is_seeded():
+    """Catches starts that are alike, not reproducible, or depend on how environments are split over workers."""
+    first = decorrelated()["observation"][0]
+    assert set(first[:, 0]) == {0} and set(first[:, 1]) == {0, 1, 2, 3, 4, 5}
+    assert np.array_equal(first, decorrelated()["observation"][0])
+    assert not np.array_equal(first, decorrelated(seed=1)["observation"][0])
+    halves = [decorrelated(num_envs=20, first_env=first_env)["observation"][0] for first_env in (0, 20)]
+    assert np.array_equal(first, np.concatenate(halves))
+    assert (decorrelated(steps=0)["observation"][0] == 0).all()
+
+
+def test_games_with_random_play_are_not_scored():
+    """Catches random play in the scores, a whole game that is left out, and random steps counted as the agent's."""
+    found = decorrelated(lengths=(4,))
+    assert found["reset"][0].all()
+    assert set(found["observation"][0, :, 0]) == {0, 1}  # some games ended in the random play
+    for column in range(40):
+        ends = np.nonzero(found["terminated"][:, column])[0]
+        first_steps = ends[0] + 1
+        is_whole = found["observation"][0, column].tolist() == [0, 0]
+        assert first_steps == 4 - found["observation"][0, column, 1]
+        lengths = found["game_length"][ends, column].tolist()
+        assert lengths == [4 if is_whole else 0] + [4] * (len(ends) - 1)
+        assert set(found["game_score"][ends, column][np.array(lengths) > 0]) == {10}
+
+
+def test_decorrelation_samples_actions_of_the_environment():
+    """Catches random actions that are shifted when a Discrete space does not start at 0; the toy refuses them."""
+    options = {"action_start": -1}
+    batch = Batch("DiscreteObservation", num_envs=8, options=options, decorrelation_steps=9).start()
+    assert batch.rollout()["valid"].all()
+    for name in ("BoxAction", "Nested", "Switches"):
+        batch = Batch(name, num_envs=8, decorrelation_steps=9).start()
+        assert batch.rollout(actions=1)["observation"][0].std(0).any()
+
+
+def test_restart_on_error():
+    """Catches a lost step that counts, a score of two halves of games, and environments beside it that suffer."""
+    batch = Batch("Broken", num_envs=1, options={"at_step": 2, "lengths": [5]}, restart_on_error=True).start()
+    assert_column(
+        batch.rollout(),
+        0,
+        observation=[(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)],
+        reward=[1, 0, 1, 0],
+        terminated="....",
+        truncated=".x.x",
+        valid="x.x.",
+        reset="x.x.x",
+        final={1: [0, 1], 3: [0, 1]},
+    )
+    assert batch.arrays["restarts"].tolist() == [2]
+
+
+def test_restart_of_one_environment(tmp_path):
+    """Catches restarts that hit the wrong environment, and a game after it that inherits the score."""
+    options = {"at_step": 2, "lengths": [3], "once": str(tmp_path / "once")}
+    batch = Batch("Broken", horizon=6, num_envs=2, options=options, restart_on_error=True).start()
+    found = batch.rollout()
+    assert_column(
+        found,
+        0,
+        observation=[(0, 0), (0, 1), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1)],
+        reward=[1, 0, 1, 2, 3, 1],
+        terminated="....x.",
+        truncated=".x....",
+        valid="x.xxxx",
+        reset="x.x..x.",
+        games={4: (6, 3)},
+        final={1: [0, 1]},
+    )
+    assert_column(
+        found,
+        1,
+        observation=[(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)],
+        reward=[1, 2, 3, 1, 2, 3],
+        terminated="..x..x",
+        truncated="......",
+        valid="xxxxxx",
+        reset="x..x..x",
+        games={2: (6, 3), 5: (6, 3)},
+    )
+    assert batch.arrays["restarts"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape"])
+def test_restart_leaves_nothing_bad_behind(how, tmp_path):
+    """Catches a spoilt observation or reward that is stored before it is found out."""
+    options = {"how": how, "at_step": 2, "lengths": [9], "once": str(tmp_path / "once")}
+    found = Batch("Broken", options=options, restart_on_error=True).start().rollout()
+    assert found["observation"][:, 0].tolist() == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 2]]
+    assert found["reward"][:, 0].tolist() == [1, 0, 1, 2] and found["valid"][:, 0].tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
+    """Catches a run that ends, or a finished game that is lost, because the next game could not begin."""
+    options = {"at_step": 0, "at_game": 1, "lengths": [4], "once": str(tmp_path / "once")}
+    batch = Batch("Broken", options=options, restart_on_error=True, reset_mode=reset_mode).start()
+    last_row, last_reset = ((0, 0), "x") if reset_mode == "immediate" else ((0, 4), ".")
+    rows = {
+        "reward": [1, 2, 3, 4],
+        "terminated": "...x",
+        "truncated": "....",
+        "valid": "xxxx",
+        "games": {3: (10, 4)},
+    }
+    found = batch.rollout()
+    assert_column(found, 0, observation=[(0, 0), (0, 1), (0, 2), (0, 3), last_row], reset="x..." + last_reset, **rows)
+    assert batch.arrays["restarts"].tolist() == [1]
+    last_row = (1, 0) if reset_mode == "immediate" else (0, 4)
+    found = batch.rollout()
+    assert_column(found, 0, observation=[(0, 0), (0, 1), (0, 2), (0, 3), last_row], reset="x..." + last_reset, **rows)
+    assert batch.arrays["restarts"].tolist() == [1]
+
+
+def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
+    """Catches a new environment that repeats the course of the old one, and an old one that is left open."""
+    options = {"at_step": 2, "lengths": [9], "seeded": True, "once": str(tmp_path / "once")}
+    found = Batch("Broken", options=options, restart_on_error=True).start().rollout()
+    first, second = found["observation"][0, 0], found["observation"][2, 0]
+    assert first[:2].tolist() == second[:2].tolist() and first[2] != second[2]
+    batch = Batch("Closable", options={"at_step": 2, "lengths": [9]}, restart_on_error=True).start()
+    kind = type(batch.simulator.simulators[0]._env)
+    before = kind.closed
+    batch.rollout()
+    assert kind.closed == before + 2
+
+
+def test_restart_at_the_start(tmp_path):
+    """Catches a run that ends because an environment's very first reset failed."""
+    options = {"at_step": 0, "once": str(tmp_path / "once")}
+    batch = Batch("Broken", num_envs=2, options=options, restart_on_error=True).start()
+    assert batch.arrays["restarts"].tolist() == [1, 0]
+    found = batch.rollout()
+    assert found["observation"][0].tolist() == [[0, 0], [0, 0]] and found["reset"][0].all() and found["valid"].all()
+
+
+def test_restart_that_fails_at_once():
+    """Catches an endless chain of restarts."""
+    with pytest.raises(RunError, match="while it was built or reset"):
+        Batch("Broken", options={"at_step": 0}, restart_on_error=True).start()
+    batch = Batch("Broken", options={"at_step": 0, "at_game": 1}, restart_on_error=True).start()
+    batch.simulator.config.env.options["at_game"] = 0
+    with pytest.raises(RunError, match="while it was built or reset"):
+        batch.rollout()
+
+
+def test_lost_step_of_replaced_environments():
+    """Catches a replaced worker's first step that counts: its environments were at their start, not where they died."""
+    batch = Batch("Counting", num_envs=2, options={"lengths": [9]}).start()
+    batch.rollout()
+    replacing = Batch("Counting", num_envs=2, options={"lengths": [9]})
+    for name, array in batch.arrays.items():
+        replacing.arrays[name][...] = array
+    replacing.start()
+    replacing.simulator.lose_next_step()
+    replacing.arrays["action"][:] = 0
+    for t in (2, 3):
+        replacing.simulator.step(t)
+    assert_column(
+        replacing.arrays,
+        1,
+        observation=[(0, 0), (0, 1), (0, 2), (0, 0), (0, 1)],
+        reward=[1, 2, 0, 1],
+        terminated="....",
+        truncated="..x.",
+        valid="xx.x",
+        reset="x..x.",
+        final={2: [0, 2]},
+    )
+
+
+def test_failure_names_everything():
+    """Catches an error from which nobody can tell which environment failed, where, and how to see it again."""
+    batch = Batch("Broken", num_envs=2, first_env=6, seed=13, options={"at_step": 2}).start()
+    with pytest.raises(RunError) as raised:
+        batch.rollout(actions=[[0, 0], [1, 0]] * 2)
+    message = str(raised.value)
+    assert f"environment 6 (run seed 13, {toy_envs.__name__}:Broken) failed at action 1" in message
+    assert "Traceback" in message and "toy_envs.py" in message and "broken on purpose" in message
+    with pytest.raises(RunError, match=r"environment 6 .*failed while it was built or reset(.|\n)*broken on purpose"):
+        Batch("Broken", first_env=6, options={"at_step": 0}).start()
+    with pytest.raises(UsageError, match="no_such_option"):
+        Batch("Counting", options={"no_such_option": 1})
+
+
+def test_failing_reset_in_the_pause():
+    """Catches a failure between two rollouts that is not reported as one of its environment."""
+    options = {"at_step": 0, "at_game": 1, "lengths": [2]}
+    batch = Batch("Broken", first_env=3, options=options, reset_mode="wait").start()
+    with pytest.raises(RunError, match=r"environment 3 .*failed while it was built or reset"):
+        batch.rollout()
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_heartbeat_comes_before_everything_that_may_hang(reset_mode):
+    """Catches a hanging environment for which another one is blamed."""
+    batch = Batch("Counting", num_envs=2, horizon=2, options={"lengths": [2]}, reset_mode=reset_mode)
+    calls = batch.heartbeats
+    assert calls == [0, 1]
+    for column, simulator in enumerate(batch.simulator.simulators):
+        simulator.step = logged(simulator.step, f"step {column}", calls)
+        simulator.reset = logged(simulator.reset, f"reset {column}", calls)
+    batch.start()
+    batch.rollout()
+    for before, call in itertools.pairwise(calls):
+        if isinstance(call, str) and isinstance(before, int):
+            assert int(call.split()[1]) == before
+        elif isinstance(call, str):
+            assert before.split()[1] == call.split()[1]
+    assert sum(isinstance(call, str) for call in calls) == 2 + 4 + 2
+
+
+def logged(function, name, log):
+    def call(*arguments):
+        log.append(name)
+        return function(*arguments)
+
+    return call
+
+
+CASES = {
+    "pong": {"name": "pong"},
+    "breakout_v5": {"name": "breakout", "preset": "v5"},
+    "cartpole": {"name": "CartPole-v1"},
+    "cartpole_wait": {"name": "CartPole-v1", "reset_mode": "wait"},
+    "frozen_lake": {"name": "FrozenLake-v1", "decorrelation_steps": 20},
+    "hooked": {"name": "Hooked", "options": {"lengths": [7, -5]}, "reset_mode": "wait"},
+    "limited_hooked": {"name": "limited_hooked", "options": {"max_steps": 9, "lengths": [7, 0]}},
+    "decorrelated": {"name": "Counting", "options": {"lengths": [150, 11], "seeded": True}, "decorrelation_steps": 90},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_do_not_depend_on_the_split(case):
+    """Catches seeds by worker or by column, in place of the environment's global index."""
+    rng = np.random.default_rng(0)
+    whole = Batch(horizon=30, num_envs=4, seed=3, **CASES[case]).start()
+    halves = [Batch(horizon=30, num_envs=2, first_env=first_env, seed=3, **CASES[case]).start() for first_env in (0, 2)]
+    for _ in range(2):
+        actions = whole.random_actions(rng)
+        expected = whole.rollout(actions)
+        found = [half.rollout(actions[:, 2 * i : 2 * i + 2]) for i, half in enumerate(halves)]
+        joined = {
+            name: np.concatenate([half[name] for half in found], axis=min(1, array.ndim - 1))
+            for name, array in expected.items()
+        }
+        assert_same(joined, expected)
+
+
+@pytest.mark.parametrize("case", ["breakout_v5", "cartpole", "decorrelated"])
+def test_seeds_and_roles(case):
+    """Catches evaluation environments that repeat the training ones, and seeds without effect."""
+
+    def first_rollout(**change):
+        batch = Batch(horizon=60, num_envs=2, **{**CASES[case], **change}).start()
+        return batch.rollout(batch.random_actions(np.random.default_rng(0)))["observation"]
+
+    first = first_rollout()
+    assert np.array_equal(first, first_rollout())
+    assert not np.array_equal(first[:, 0], first[:, 1]) or case == "breakout_v5"
+    assert not np.array_equal(first, first_rollout(seed=1))
+    roles = [first_rollout(role=1), first_rollout(role=2)]
+    assert not np.array_equal(first, roles[0]) and not np.array_equal(*roles)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_state_is_exact(case):
+    """Catches whatever a resumed batch has lost, in 200 further steps: games waiting, scores, lengths, generators."""
+    rng = np.random.default_rng(0)
+    original = Batch(horizon=25, num_envs=2, first_env=2, **CASES[case]).start()
+    for _ in range(4):
+        original.rollout(original.random_actions(rng))
+    state = pickle.loads(pickle.dumps((original.simulator.get_state(), original.last_rows())))
+    copy = Batch(horizon=25, num_envs=2, first_env=2, **{**CASES[case], "seed": 9})
+    assert copy.simulator.set_state(state[0]) == []
+    copy.arrays["observation"][copy.horizon :] = state[1]["observation"]
+    for name in ("reset", "age"):
+        copy.arrays[name][copy.horizon] = state[1][name]
+    for _ in range(8):
+        actions = original.random_actions(rng)
+        assert_same(copy.rollout(actions), original.rollout(actions))
+
+
+def test_state_at_the_very_start():
+    """Catches a checkpoint before the first rollout that forgets the rows that are still to be shown."""
+    original = Batch("CartPole-v1", num_envs=2).start()
+    copy = Batch("CartPole-v1", num_envs=2, seed=5)
+    copy.simulator.set_state(original.simulator.get_state())
+    for _ in range(10):
+        assert_same(copy.rollout(1), original.rollout(1))
+
+
+@pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])
+def test_environments_without_a_state_start_anew(name):
+    """Catches a resumed run that claims to go on exactly, or shows no new game, where there is no state."""
+    original = Batch(name, num_envs=2, first_env=4, options={"lengths": [9]}).start()
+    original.rollout()
+    state = pickle.loads(pickle.dumps(original.simulator.get_state()))
+    copy = Batch(name, num_envs=2, first_env=4, options={"lengths": [9]})
+    copy.arrays["observation"][:], copy.arrays["reset"][:] = original.arrays["observation"], original.arrays["reset"]
+    assert copy.simulator.set_state(state) == [4, 5]
+    found = copy.rollout()
+    assert found["observation"][:, 0, :2].tolist() == [[0, step] for step in range(5)]
+    assert found["reset"][0].all() and found["valid"].all()
+
+
+@pytest.mark.parametrize("case", ["cartpole", "pong"])
+def test_state_does_not_disturb(case):
+    """Catches a checkpoint that changes the run."""
+    rng = np.random.default_rng(0)
+    with_states, without = (Batch(horizon=20, num_envs=2, **CASES[case]).start() for _ in range(2))
+    for _ in range(3):
+        actions = without.random_actions(rng)
+        with_states.simulator.get_state()
+        assert_same(with_states.rollout(actions), without.rollout(actions))
+
+
+def test_no_warnings():
+    """Catches warnings that every worker of every run would print."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("pong", "CartPole-v1", "Counting", "BoxAction", "DiscreteObservation", "Picture", "Float64"):
+            Batch(name, decorrelation_steps=2).start().rollout()
+        for name in ("Nested", "Switches", "Unbounded"):
+            Batch(name, decorrelation_steps=2).start().rollout()

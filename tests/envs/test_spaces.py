@@ -1,0 +1,110 @@
+"""Nested observations and actions of several choices, from the environment to the trained policy and back."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel_rl
+from accel_rl.distributed.launch import train
+from accel_rl.envs import make_env
+from accel_rl.training import checkpoint
+from tests.helpers.runs import assert_same, rows, rows_without_time
+from tests.helpers.samplers import TOYS
+
+NESTED: dict[str, Any] = {
+    "algo": "a2c",
+    "env": f"{TOYS}:Nested",
+    "env_options": {"lengths": [5, -4]},
+    "device": "cpu",
+    "envs": 8,
+    "workers": 2,
+    "horizon": 5,
+    "seed": 5,
+    "schedule_steps": 2400,
+    "discount": 0.0,
+    "eval_greedy": True,
+    "decorrelation_steps": 9,
+    "log_interval_steps": 400,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(**NESTED, steps=2400, out=tmp_path_factory.mktemp("nested") / "run")
+
+
+def test_it_learns(run: Path) -> None:
+    """Would catch actions or parts of observations that are mixed up on their way: the third choice has to follow the
+    goal that is observed. At random 1/2 + 1/3 + 1/4 of the three choices are right, without looking 2 1/2."""
+    found = accel_rl.load(run).evaluate(episodes=20, seed=9)
+    assert found.mean_reward / found.mean_length > 2.9
+
+
+def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
+    """Would catch a nested environment, or one that is no CartPole, that can't be saved or is saved wrongly."""
+    half = train(**NESTED, steps=1200, out=tmp_path / "half")
+    train(resume=half, steps=2400)
+    assert "start a new episode" not in (half / "log.txt").read_text()
+    assert rows_without_time(half) == rows_without_time(run) and len(rows(run)) == 6
+    first, second = (checkpoint.load(folder / "checkpoint.pt") for folder in (half, run))
+    for name in ("policy", "update", "steps"):
+        assert_same(first[name], second[name], name)
+    one, other = first["learners"][0], second["learners"][0]
+    for name in ("algo", "torch_generator"):
+        assert_same(one[name], other[name])
+    assert_same(one["sampler"]["server"], other["sampler"]["server"])
+
+
+def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
+    """Would catch an order of environments or of a choice's noise that depends on who steps."""
+    serial = train(**NESTED, sampler="serial", steps=800, out=tmp_path / "serial")
+    assert rows_without_time(serial) == rows_without_time(run)[:2]
+
+
+def test_predict(run: Path) -> None:
+    """Would catch a policy that can't act in its own environment, or acts by the framework's numbering."""
+    player, env = accel_rl.load(run), make_env(f"{TOYS}:Nested")
+    seen = [env.reset(seed=seed)[0] for seed in range(4)]
+    single = [player.predict(one, greedy=True) for one in seen]
+    for one, action in zip(seen, single, strict=True):
+        assert env.action_space.contains(action)
+        assert action.tolist() == [0, -1, 5 + (one["arm"]["angles"][1] > 0)]
+    assert env.action_space.contains(player.predict(seen[0]))
+    arms = [one["arm"] for one in seen]
+    batch = {
+        "camera": np.stack([one["camera"] for one in seen]),
+        "arm": {name: np.stack([arm[name] for arm in arms]) for name in ("angles", "grip")},
+        "switches": np.stack([one["switches"] for one in seen]),
+    }
+    assert np.array_equal(player.predict(batch, greedy=True), single)
+    with pytest.raises(ValueError, match="the observation has the parts"):
+        player.predict({"camera": seen[0]["camera"]})
+    with pytest.raises(ValueError, match=r"part 'camera', has shape \(23, 32, 3\)"):
+        player.predict({**seen[0], "camera": seen[0]["camera"][1:]})
+
+
+def test_record(run: Path, tmp_path: Path) -> None:
+    """Would catch a video of an environment whose observations are no arrays."""
+    from accel_rl.analysis.video import record_video
+
+    player = accel_rl.load(run)
+    game = record_video(player.make_env(), player.predict, tmp_path / "game.mp4", seed=1)
+    assert game.length == 5
+
+
+@pytest.mark.parametrize("name", ["Switches", "Unbounded"])
+def test_other_spaces(name: str, tmp_path: Path) -> None:
+    """Would catch an action of a shape that a sampler, a loss or a player can't take."""
+    settings = {**NESTED, "env": f"{TOYS}:{name}", "env_options": {}, "schedule_steps": None}
+    folder = train(**settings, steps=100, out=tmp_path / "run")
+    player, env = accel_rl.load(folder), make_env(f"{TOYS}:{name}")
+    observation, _ = env.reset(seed=0)
+    for _ in range(5):
+        observation, *_ = env.step(player.predict(observation))
+    assert player.evaluate(episodes=2).mean_length == 7

@@ -1,0 +1,437 @@
+"""Experiments: what their files mean, what goes on after an end of any kind, the table and the picture."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import psutil
+import pytest
+import yaml
+
+from accel_rl.errors import UsageError
+from accel_rl.experiments import scheduler
+from accel_rl.experiments.grid import Experiment, read_experiment
+from accel_rl.experiments.report import report
+from accel_rl.experiments.scheduler import Slot, assign, look_at, make_slots, num_slots, placement, resolve_all
+from accel_rl.hardware.topology import Machine
+from accel_rl.training import checkpoint
+from accel_rl.training.resolve import resolve
+from tests.helpers.runs import rows
+from tests.test_cli import call
+
+SHIPPED = Path(__file__).parents[2] / "runs" / "experiments"
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "sampler": "serial",
+    "envs": 4,
+    "horizon": 5,
+    "decorrelation_steps": 20,
+    "log_interval_steps": 100,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+
+
+def write(path: Path, **parts: Any) -> Path:
+    path.write_text(yaml.safe_dump(parts, sort_keys=False))
+    return path
+
+
+# ---- files ----
+
+
+def test_what_a_file_means(tmp_path: Path) -> None:
+    """Would catch a combination that is left out, a setting that gets lost, or a name that says too little or changes
+    when a block is added."""
+    file = write(
+        tmp_path / "x.yaml",
+        settings={"env": "pong", "steps": 1000},
+        grid=[
+            {"algo": ["a2c", "ppo"], "learners": [1, 4], "envs_per_learner": 8},
+            {"algo": "a2c", "learners": 2, "network": ["my.nets:Net"], "horizon": [5, 7]},
+        ],
+        seeds=[3, 4],
+    )
+    experiment = read_experiment(file, {"steps": "500"})
+    assert [run.name for run in experiment.runs] == [
+        *(f"{algo}-learners{n}-s{seed}" for algo in ("a2c", "ppo") for n in (1, 4) for seed in (3, 4)),
+        *(f"my.nets_Net-horizon{horizon}-s{seed}" for horizon in (5, 7) for seed in (3, 4)),
+    ]
+    assert experiment.title == "x"
+    assert experiment.runs[7].settings == {"env": "pong", "steps": "500", "algo": "ppo", "envs": 32, "seed": 4}
+    assert experiment.runs[7].combination.learners == 4
+    last = experiment.runs[-1].settings
+    assert last == {
+        "env": "pong", "steps": "500", "algo": "a2c", "network": "my.nets:Net", "horizon": 7, "seed": 4
+    }  # fmt: skip
+
+
+def test_the_papers_tables() -> None:
+    """Would catch a number that is beside the wrong run: the speed-ups are the paper's."""
+    speed_ups = {}
+    for name, num_rows in (("table2", 14), ("table3", 12)):
+        experiment = read_experiment(SHIPPED / f"{name}.yaml")
+        numbers = {c.name: experiment.paper.numbers(c).get("hours") for c in experiment.combinations}
+        assert sum(hours is not None for hours in numbers.values()) == num_rows == len(experiment.paper.rows)
+        assert experiment.paper.steps == 50_000_000
+        for algo in {str(c.values["algo"]) for c in experiment.combinations}:
+            one, eight = numbers[f"{algo}-learners1"], numbers[f"{algo}-learners8"]
+            if one and eight:
+                speed_ups[algo] = round(one / eight, 1)
+    assert speed_ups == {
+        "a2c": 6.4, "ppo": 4.0, "dqn_512": 3.2, "eps_rainbow_512": 2.2, "categorical_dqn_2048": 5.9
+    }  # fmt: skip
+    table2 = read_experiment(SHIPPED / "table2.yaml")
+    envs = {c.name: c.settings["envs"] for c in table2.combinations}
+    assert (envs["a2c-learners8"], envs["a3c-learners2"], envs["ppo-learners1"], envs["appo-learners8"]) == (
+        128, 32, 8, 64
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "num_runs"), [("table2", 16), ("table3", 12), ("cartpole", 8)])
+def test_the_shipped_files_can_be_run(name: str, num_runs: int) -> None:
+    """Would catch a setting that does not exist or fit, or a batch that does not split over the learners, in a file
+    that few machines can run."""
+    experiment = read_experiment(SHIPPED / f"{name}.yaml", {"share_processors": True})
+    assert len(resolve_all(experiment, [Slot("cpu", None)] * 8)) == num_runs
+
+
+PONG = {"env": "pong"}
+GOOD: dict[str, Any] = {"settings": PONG, "grid": [{"algo": ["a2c", "ppo"]}]}
+HOURS = {"algo": "a2c", "hours": 1}
+BAD_PARTS: list[tuple[dict[str, Any], str]] = [
+    ({"settigns": {}}, "unknown part 'settigns'; did you mean settings"),
+    ({"grid": None}, r"grid=None must be a list, as in `- algo: \[a2c, ppo\]`"),
+    ({"grid": {"algo": ["a2c"]}}, "grid={'algo': .* must be a list"),
+    ({"grid": [{"algo": []}]}, r"algo: \[\] leaves no combination"),
+    ({"settings": 3}, "settings=3 must be a mapping"),
+    ({"seeds": 3}, r"seeds=3 must be a list, as in \[1, 2, 3\]"),
+    ({"seeds": [-1]}, "seeds=-1 must be an integer of at least 0"),
+    ({"seeds": [1, 1]}, "2 runs would be a2c-s1"),
+    ({"settings": {"seed": 1}}, "seed is no setting of an experiment; name the seeds under `seeds`"),
+    ({"grid": [{"device": ["cpu"]}]}, "device is no setting of an experiment; name devices with --gpus"),
+    ({"settings": {**PONG, "learners_per_gpu": 2}}, "is no setting of an experiment; use the flag --learners-per-gpu"),
+    ({"settings": {**PONG, "learnin_rate": 1}}, "a2c-s0: unknown setting 'learnin_rate'; did you mean learning_r"),
+    ({"settings": {**PONG, "epochs": 1}}, "a2c-s0: unknown setting 'epochs'"),
+    ({"settings": {**PONG, "horizon": 0}}, "a2c-s0: horizon=0 must be at least 1"),
+    ({"grid": [{"algo": ["a2c", "a2d"]}]}, "a2d-s0: unknown algorithm 'a2d'; did you mean a2c"),
+    ({"grid": [{"learners": [0]}]}, "learners=0 must be an integer of at least 1"),
+    ({"grid": [{"learners": [3]}]}, "learners3-s0: 3 learners do not fit on cpu,cpu; name more"),
+    ({"grid": [{"envs": 4, "envs_per_learner": 4}]}, "envs and envs_per_learner contradict each other"),
+    ({"grid": [{"horizon": 5}, {"horizon": 6}]}, r"2 runs would be a2c-s0; .*`horizon: \[5\]`"),
+    ({"grid": [{"algo": "a2c"}, {"discount": [0.99]}]}, "a2c-s0 and discount0.99-s0 are the same run"),
+    ({"paper": {"numbers": []}}, "unknown part of paper 'numbers'"),
+    ({"paper": {"steps": 9, "rows": [{**HOURS, "algo": "a3c"}]}}, "fits no combination of the grid"),
+    ({"paper": {"steps": 9, "rows": [{"algo": "a2c", "days": 1}]}}, "must have a number: one of score, steps_per_sec"),
+    ({"paper": {"steps": 9, "rows": [{**HOURS, "hours": 0}]}}, "must have a number"),
+    ({"paper": {"rows": [HOURS]}}, "paper's hours are for a number of steps"),
+]
+BAD_FLAGS = [
+    ("--devices cpu,tpu", "devices='cpu,tpu': learners are all on the CPU or all on GPUs"),
+    ("--gpus 97", "devices='97', but there is no GPU"),
+    ("--devices cpu,cpu --gpus all", "devices=cpu,cpu and gpus=all say the same"),
+    ("--learners-per-gpu 0", "learners_per_gpu=0 must be at least 1"),
+    ("--learners-per-gpu x", "learners_per_gpu='x' must be of type int"),
+    ("--devices cpu --learners-per-gpu 2", "that is for GPUs; name cpu once for each learner, as in --devices cpu,cpu"),
+    ("--algo dqn", "algo is in the grid; leave --algo away"),
+    ("--overwrite", "--overwrite is for a single run"),
+    ("--device cpu", "--device is for a single run"),
+    ("--learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),
+    ("--out /proc/x", "cannot write the experiment's folder /proc/x"),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), BAD_PARTS, ids=[message for _, message in BAD_PARTS])
+def test_bad_files(parts: dict[str, Any], message: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a grid that fails only after hours, or a mistake in the file that is passed over in silence."""
+    file = write(tmp_path / "x.yaml", **{**GOOD, **parts})
+    result = call(capfd, "launch", "--experiment", file, "--devices", "cpu,cpu", "--out", tmp_path / "out")
+    result.assert_one_line(2)
+    assert re.search(message, result.err), result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("words", "message"), BAD_FLAGS)
+def test_bad_flags(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a flag that is ignored, or one that would change what the file says."""
+    file, where = write(tmp_path / "x.yaml", **GOOD), [] if re.search("--(gpus|devices)", words) else ["--gpus", "auto"]
+    result = call(capfd, "launch", "--experiment", file, "--out", tmp_path / "out", *words.split(), *where)
+    result.assert_one_line(2)
+    assert re.search(message, result.err), result.err
+    assert not (tmp_path / "out").exists()
+
+
+# ---- slots ----
+
+
+def test_the_first_of_the_scheduler_goes_first() -> None:
+    """Would catch a run for all devices that small ones behind it keep waiting for ever, or devices left idle."""
+    assert assign([1, 2, 1], range(4)) == [(0,), (1, 2), (3,)]
+    assert assign([2, 4, 1], {3, 1, 0}) == [(0, 1)]  # slot 3 is kept for the second
+    assert assign([4, 1], {0, 1, 2}) == []
+    assert assign([], {0}) == []
+
+
+def test_what_a_learner_gets(monkeypatch: Any) -> None:
+    """Would catch processors that two runs share, or that none has, and slots far from their GPUs."""
+    cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
+    machine = Machine(cores, nodes=(0, 1, 0, 1), num_online=8)
+    devices = ["cuda:0", "cuda:1"]
+    monkeypatch.setattr(scheduler, "gpu_node", {"cuda:0": 1, "cuda:1": 0, "cpu": None}.get)
+    slots = make_slots(devices, machine)
+    assert slots == [Slot("cuda:0", (2, 3, 6, 7)), Slot("cuda:1", (0, 1, 4, 5))]
+    assert placement(slots, 2) == {"devices": "cuda:0,cuda:1", "cpus": "0-7"}
+    assert placement(slots[:1], 1) == {"device": "cuda:0", "cpus": "2-3,6-7"}
+    assert placement(slots[:1], 3) == {"devices": "cuda:0", "learners_per_gpu": 3, "cpus": "2-3,6-7"}
+    assert [num_slots(*pair) for pair in ((1, 1), (8, 1), (1, 2), (2, 2), (8, 2))] == [1, 8, 1, 1, 4]
+    with pytest.raises(UsageError, match="3 learners do not fill GPUs with learners_per_gpu=2 each"):
+        num_slots(3, 2)
+    assert sorted(cpu for slot in make_slots(["cpu"] * 3, machine) for cpu in slot.cpus or ()) == [*range(8)]
+    with pytest.raises(UsageError, match=r"learners=3 need a processor each.* or --share-processors"):
+        make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2))
+    shared = make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2), share=True)
+    assert [slot.cpus for slot in shared] == [(5,), (7,), (5,)]
+    assert make_slots(["cpu"], machine) == [Slot("cpu", None)]  # as with `accel-rl train`
+    assert make_slots(["cpu"], replace(machine, chosen=True)) == [Slot("cpu", tuple(range(8)))]
+    assert placement(make_slots(devices, replace(machine, can_pin=False)), 2) == {"devices": "cuda:0,cuda:1"}
+
+
+@pytest.mark.parametrize("words", ["", "--experiment x.yaml", "--gpus 0-1", "--learners-per-gpu 2"])
+def test_without_gpus_devices_are_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    """Would catch a command for all GPUs that takes hours on the CPU of a machine without any."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    write(tmp_path / "x.yaml", **GOOD)
+    result = call(capfd, "launch", "--out", "out", *words.split())
+    result.assert_one_line(2)
+    assert "but there is no GPU here; use --devices cpu,cpu for two learners" in result.err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("by", ["flag", "file"])
+def test_named_devices(by: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch all GPUs instead of the devices that were named, where nothing but one run is launched."""
+    settings = {**SMALL, "share_processors": True, **({"devices": "cpu,cpu"} if by == "file" else {})}
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    words = ["launch", "--config", file, "--show-affinity", *(["--devices", "cpu,cpu"] if by == "flag" else [])]
+    result = call(capfd, *words)
+    assert result.status == 0, result.err
+    assert re.search(r"learner 0 +cpu .*\nlearner 1 +cpu ", result.out)
+
+
+# ---- runs ----
+
+
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a failure that ends the rest or is not told, and a second call that repeats what is done."""
+    settings = {**SMALL, "steps": 200}
+    file = write(tmp_path / "x.yaml", title="Two runs", settings=settings, grid=[{"algo": "a2c"}], seeds=[0, 1])
+    out = tmp_path / "out"
+    in_the_way = out / "a2c-s0" / "command.txt"
+    in_the_way.mkdir(parents=True)
+    words = ["--experiment", file, "--devices", "cpu,cpu", "--share-processors", "--out", out]
+    result = call(capfd, "launch", *words)
+    assert result.status == 1
+    assert "runs: 2, finished before: 0; on cpu x 2" in result.out
+    assert "a2c-s0 has failed with status 2" in result.out and "a2c-s1 is finished" in result.out
+    assert f"a2c-s0 has failed; {out / 'a2c-s0.txt'} ends with:" in result.err
+    assert f"accel-rl: cannot write the run's folder {out / 'a2c-s0'}: Is a directory" in result.err
+    assert result.err.endswith("1 of 2 runs failed: a2c-s0; the same command tries them again\n")
+    assert "| 1 of 2 |" in result.out and (out / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+    in_the_way.rmdir()
+    finished = (out / "a2c-s1" / "checkpoint.pt").stat().st_mtime_ns
+    result = call(capfd, "launch", *words)
+    assert result.status == 0, result.err
+    assert "runs: 2, finished before: 1;" in result.out and "a2c-s0 is finished" in result.out
+    assert (out / "a2c-s1" / "checkpoint.pt").stat().st_mtime_ns == finished
+    assert "1 of 2" not in (out / "summary.md").read_text()
+
+    result = call(capfd, "launch", *words, "--summary")
+    assert result.status == 0 and "finished before" not in result.out and "# Two runs" in result.out
+    with scheduler._only_one(out):
+        call(capfd, "launch", *words).assert_one_line(2)
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
+    """Would catch runs that outlive their scheduler or are lost with it, that start anew, or go on with settings that
+    are not those they were begun with."""
+    file = write(tmp_path / "x.yaml", settings={**SMALL, "steps": 1_000_000}, grid=[{"algo": "a2c"}], seeds=[1, 2])
+    out, slots = tmp_path / "out", [Slot("cpu", None)]
+    first, second = out / "a2c-s1", out / "a2c-s2"
+    resolved = resolve_all(read_experiment(file), slots)
+    out.mkdir()
+
+    def steps_logged() -> int:
+        table = rows(first) if (first / "progress.csv").exists() else []
+        return int(table[-1]["time/total_timesteps"]) if table else 0
+
+    tasks = [look_at(run, out / run.name, config) for run, config in resolved]
+    process = multiprocessing.get_context("fork").Process(target=scheduler._run, args=(tasks, slots, 1), daemon=True)
+    process.start()
+    wait_for(steps_logged)
+    (run_process,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.join()
+    wait_for(lambda: not run_process.is_running() or run_process.status() == psutil.STATUS_ZOMBIE)
+    steps = checkpoint.load(first / "checkpoint.pt")["steps"]
+    assert steps >= 100
+
+    ended, deadline = threading.Event(), time.monotonic() + 40
+
+    def interrupt() -> None:
+        while not ended.wait(0.02):
+            if steps_logged() > steps or time.monotonic() > deadline:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = call(capfd, "launch", "--experiment", file, "--devices", "cpu", "--out", out)
+    ended.set()
+    thread.join()
+    assert (result.status, result.err) == (130, "")
+    assert "a2c-s1 goes on on cpu" in result.out and "a2c-s1 is stopped" in result.out
+    assert "stopped; the same command goes on from here" in result.out and not second.exists()
+    assert checkpoint.load(first / "checkpoint.pt")["steps"] > steps
+    assert (first / "log.txt").read_text().count("resumed at step") == 1
+
+    run, config = resolved[0]
+    for changed, message in (
+        ({"learning_rate": 1e-5}, r"a2c-s1 was begun with learning_rate=0.002 \(now 1e-05\)"),
+        ({"steps": 3000}, "set schedule_steps to what it was to go on to other steps"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            look_at(run, first, resolve({**run.settings, "device": "cpu", **changed}, spec=config.spec))
+    fewer = resolve({**run.settings, "device": "cpu", "steps": 100, "schedule_steps": 1_000_000}, spec=config.spec)
+    assert look_at(run, first, fewer).finished and not look_at(run, first, config).finished
+
+
+def test_launch_without_an_experiment_is_train(tmp_path: Path, capfd: Any) -> None:
+    """Would catch flags of `train` that `launch` does not know, or devices that it does not pass on."""
+    words = ["--env", "pong", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
+    words += ["--no-tensorboard", "--eval-interval-steps", 0, "--devices", "cpu", "--out", tmp_path / "run"]
+    result = call(capfd, "launch", *words)
+    assert result.status == 0 and f"run folder      {tmp_path / 'run'}" in result.out
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (config["device"], config["learning_rate"], config["steps"]) == ("cpu", 1e-3, 40)
+    call(capfd, "launch", "--summary", "--devices", "cpu").assert_one_line(2)
+
+
+# ---- table and picture ----
+
+MACHINE = {"cpu": "a processor", "cores": 2, "gpus": [], "python": "3", "packages": {}}
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> tuple[Experiment, Path]:
+    """Runs whose figures are round: 1,000 and 1,500 steps/s with one learner, 2,000 and 3,000 with two, and PPO, of
+    which one of two runs was cut short."""
+    file = write(
+        tmp_path / "x.yaml",
+        title="Known",
+        settings={"env": "CartPole-v1", "steps": 9000},
+        grid=[{"algo": ["a2c", "ppo"], "learners": [1, 2], "envs_per_learner": 4}],
+        seeds=[1, 2],
+        paper={
+            "source": "a paper",
+            "steps": 3_600_000,
+            "rows": [
+                {"algo": "a2c", "learners": 1, "hours": 1.0},
+                {"algo": "a2c", "learners": 2, "hours": 0.5, "score": -3},
+            ],
+        },
+    )
+    runs = {"a2c-learners1-s1": (9000, 9, 10), "a2c-learners1-s2": (9000, 6, 14)}
+    runs |= {"a2c-learners2-s1": (9000, 4.5, None), "a2c-learners2-s2": (9000, 3, 7)}
+    runs |= {"ppo-learners2-s1": (3_600_000, 3600, 1), "ppo-learners2-s2": (4500, 4.5, 1)}
+    for name, (steps, seconds, score) in runs.items():
+        run = tmp_path / name
+        run.mkdir()
+        (run / "config.yaml").write_text("algo: a2c\nsteps: 9000\n")
+        values = {"total_timesteps": steps, "time_elapsed": seconds, "fps": 1.0, "ep_rew_mean": score}
+        (run / "summary.json").write_text(json.dumps(values))
+        table = [f"{steps * i // 4},{seconds * i / 4},{'' if score is None else score * i / 4}" for i in range(1, 5)]
+        (run / "progress.csv").write_text(
+            "\n".join(["time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean", *table, ""])
+        )
+    return read_experiment(file), tmp_path
+
+
+def test_the_tables_numbers(known: Any, capsys: Any) -> None:
+    """Would catch steps/s of the last session alone, a spread of something else, hours for another number of steps, a
+    ratio upside down, a speed-up over another algorithm, or an extrapolation that is not called one."""
+    experiment, folder = known
+    report.report(experiment, folder, MACHINE)
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in [table[0], *table[2:]]] == [
+        [
+            "algo", "learners", "runs", "score", "paper: score", "steps/s", "hours for 3.6M steps", "paper: hours",
+            "ours / paper: hours", "speed-up", "paper: speed-up",
+        ],
+        ["a2c", "1", "2", "12.0 ± 2.8", "-", "1,250", "0.80*", "1.00", "0.80", "1.00", "1.00"],
+        ["a2c", "2", "2", "7.0", "-3.0", "2,500", "0.40*", "0.50", "0.80", "2.00", "2.00"],
+        ["ppo", "1", "0 of 2", "-", "-", "-", "-", "-", "-", "-", "-"],
+        ["ppo", "2", "1 of 2", "1.0 ± 0.0", "-", "1,000", "1.00*", "-", "-", "-", "-"],
+    ]  # fmt: skip
+    text = (folder / "summary.md").read_text()
+    assert all(line in text for line in table)
+    assert "With *: extrapolated, from the speed of runs of 4,500 steps or more." in text
+    assert "Paper: a paper." in text and "Machine: a processor, cores: 2, no GPU" in text
+    saved = json.loads((folder / "summary.json").read_text())
+    assert saved["machine"] == MACHINE and saved["title"] == "Known"
+    row = saved["rows"][1]
+    assert (row["settings"]["envs"], row["total_timesteps"]) == (8, [9000, 9000])
+    assert (row["steps_per_second"], row["speed_up"], row["hours"], row["hours_over_paper"]) == (2500, 2, 0.4, 0.8)
+
+
+def test_the_picture(known: Any) -> None:
+    """Would catch an empty picture, a curve of another run, or the paper's hours at the wrong number of learners."""
+    experiment, folder = known
+    report.report(experiment, folder, MACHINE)
+    picture = cv2.imread(str(folder / "summary.png"))
+    assert picture.shape == (500, 1800, 3) and picture.std() > 10
+    result = json.loads((folder / "summary.json").read_text())
+    over_steps, _, speed = report.make_figure(experiment, result, folder).axes
+    labels = ["a2c-learners1", "a2c-learners2", "ppo-learners2"]
+    curves = {line.get_label(): line for line in over_steps.get_lines() if line.get_label() in labels}
+    assert list(curves) == labels
+    assert curves["a2c-learners1"].get_ydata().tolist() == [3, 6, 9, 12]
+    assert curves["a2c-learners1"].get_color() == curves["a2c-learners2"].get_color()
+    assert curves["a2c-learners1"].get_linestyle() != curves["a2c-learners2"].get_linestyle()
+    points = [(list(line.get_xdata()), list(line.get_ydata())) for line in speed.get_lines()]
+    assert points[:2] == [([1, 2], [0.8, 0.4]), ([1, 2], [1.0, 0.5])]
+    assert speed.get_ylabel() == "hours for 3.6M steps"
+
+
+def test_before_any_game_there_is_a_table(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a summary that fails because there is nothing to draw yet, or no GPU, or one of a mistyped folder."""
+    file = write(tmp_path / "x.yaml", **GOOD)
+    words = ["--experiment", file, "--summary", "--out"]
+    call(capfd, "launch", *words, tmp_path / "none").assert_one_line(2)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "machine.json").write_text(json.dumps(MACHINE))
+    result = call(capfd, "launch", *words, tmp_path)
+    assert (result.status, result.err) == (0, "")
+    assert "minutes" in result.out and "hours" not in result.out
+    assert "| 0 of 1 |" in result.out and "picture  none: no game has finished yet" in result.out

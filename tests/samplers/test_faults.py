@@ -1,0 +1,482 @@
+"""Environments, workers, disks and users that break a run: what is said, what is saved, and that nothing is left."""
+
+import json
+import os
+import pickle
+import random
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+
+import accel_rl
+from accel_rl.algos.a2c import A2C
+from accel_rl.cli import main
+from accel_rl.envs import EnvConfig
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.base import Games, SamplerConfig
+from accel_rl.training import checkpoint
+from tests.helpers.processes import TINY, Command, Result
+from tests.helpers.runs import rows
+from tests.helpers.samplers import TOYS, make
+
+SEED = 11
+FOREVER = 10**9
+BROKEN = f"{TOYS}:Broken"
+NAMED = rf"environment [0-3] \(run seed {SEED}, {BROKEN}\)"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux")
+
+
+def train(
+    out: Path, env: str = BROKEN, options: dict[str, Any] | None = None, *flags: Any, steps: int = 400
+) -> Command:
+    return Command(*arguments(out, env, options, *flags, steps=steps))
+
+
+def arguments(
+    out: Path, env: str = BROKEN, options: dict[str, Any] | None = None, *flags: Any, steps: int = 400
+) -> list[str]:
+    words = ["train", "--env", env, "--out", out, "--steps", steps, "--seed", SEED, "--horizon", 4, *TINY]
+    words += ["--decorrelation-steps", 0, "--env-options", yaml.safe_dump(options or {}, default_flow_style=True)]
+    return [str(word) for word in (*words, *flags)]
+
+
+# ---- environments ----
+
+ENDS = {
+    "raise": r"worker [01]: {named} failed {when}:\nTraceback (.|\n)*ValueError: broken on purpose\n",
+    "exit": r"worker [01] \(process \d+\), in {named} ?{when}, exited with status 7\n",
+    "kill": r"worker [01] \(process \d+\), in {named} ?{when}, was killed by SIGKILL\n",
+    "hang": r"worker [01] \(process \d+\), in {named} ?{when}, has not answered for 1 s \(--env-timeout-s\)\n",
+}
+
+
+def assert_failed(result: Result, run: Path, how: str, when: str) -> None:
+    assert result.status == 1, result.err
+    message = ENDS[how].format(named=NAMED, when=when)
+    assert re.search(f"accel-rl: {message}", result.err), result.err
+    assert result.err.count(f"run seed {SEED}") == 1, f"said twice: {result.err}"
+    assert re.search(message, (run / "log.txt").read_text())
+
+
+def test_a_step_that_breaks_ends_the_run(tmp_path: Path) -> None:
+    """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
+    options = {"at_step": 5, "lengths": [0]}
+    commands = {how: train(tmp_path / how, BROKEN, {**options, "how": how}, "--env-timeout-s", 1) for how in ENDS}
+    for how, command in commands.items():
+        assert_failed(command.finish(), tmp_path / how, how, "at action [01]")
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) -> None:
+    """The same when the second game starts, and when the first one does: nobody has acted yet."""
+    for game in (1, 0) if how != "hang" else (1,):  # for a hang at the start see below
+        before, run = psutil.Process().children(), tmp_path / str(game)
+        options = {"how": how, "at_step": 0, "at_game": game}
+        status = main(arguments(run, BROKEN, options, "--env-timeout-s", 1))
+        when = "at action [01]" if game else ("while it was built or reset" if how == "raise" else "")
+        assert_failed(Result(status, *capfd.readouterr()), run, how, when)
+        assert psutil.Process().children() == before
+
+
+def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    """Would catch the first worker being accused of what another one does while environments start."""
+    (tmp_path / "sleeper.py").write_text(
+        "import gymnasium, os, pathlib, time\n"
+        "class Sleeper(gymnasium.Wrapper):\n"
+        "    def reset(self, **arguments):\n"
+        "        with open('turn', 'ab') as file:\n"
+        "            file.write(b'x'); file.flush(); turn = file.tell()\n"
+        "        if turn == 4:\n"  # the last of four environments
+        "            pathlib.Path('pid').write_text(str(os.getpid()))\n"
+        "            time.sleep(3600)\n"
+        "        return self.env.reset(**arguments)\n"
+        "def make(): return Sleeper(gymnasium.make('CartPole-v1'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(Path("run"), "sleeper:make", None, "--env-build-timeout-s", 4)) == 1
+    pid = (tmp_path / "pid").read_text()
+    message = rf"worker [01] \(process {pid}\), in environment [0-3] \(run seed {SEED}, sleeper:make\),"
+    assert re.search(
+        rf"{message} has not answered for 4 s \(--env-build-timeout-s\)\n", err := capfd.readouterr().err
+    ), err
+
+
+def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd: Any) -> None:
+    """Would catch an environment that takes the trainer down or along while its spaces are found out."""
+    says = {
+        "raise": "failed while it was built:\nTraceback (.|\n)*ValueError: broken on purpose",
+        "exit": "the process that built it ended with status 7",
+        "kill": "the process that built it ended with status -9",
+        "hang": r"was not built within 1 s \(--env-build-timeout-s\)",
+    }
+    before = psutil.Process().children()
+    for how, message in says.items():
+        options = {"at_build": True, "how": how}
+        assert main(arguments(tmp_path / how, BROKEN, options, "--env-build-timeout-s", 1)) == 1
+        assert re.match(f"accel-rl: {BROKEN}:? {message}", err := capfd.readouterr().err), err
+        assert not (tmp_path / how).exists()  # nothing has been trained
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("how", ["raise ValueError('broken on purpose')", "os._exit(7)"])
+def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, monkeypatch: Any, how: str) -> None:
+    """Would catch a failure in a worker that its environment, built before to find out its spaces, did not have."""
+    (tmp_path / "fussy.py").write_text(
+        "import gymnasium, os\n"
+        "def make():\n"
+        "    if os.path.exists('built'):\n"
+        f"        {how}\n"
+        "    open('built', 'w').close()\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments(Path("run"), "fussy:make")) == 1
+    err = capfd.readouterr().err
+    where = rf"environment [0-3] \(run seed {SEED}, fussy:make\)"
+    failed = rf"worker [01]: {where} failed while it was built or reset:\n(.|\n)*ValueError: broken on purpose"
+    exited = rf"worker [01] \(process \d+\), in {where}, exited with status 7\n"
+    assert re.search(failed if "raise" in how else exited, err), err
+
+
+@pytest.mark.parametrize(
+    ("how", "at_step", "message"),
+    [
+        ("nan_observation", 5, r"the observation at step 5 of the episode is not finite: \[nan nan\]"),
+        ("nan_reward", 5, r"the reward at step 5 of the episode is nan"),
+        ("wrong_shape", 5, r"the observation at step 5 of the episode has shape \(1,\), but .* says \(2,\)"),
+        ("wrong_shape", 0, r"the observation at step 0 of the episode has shape \(1,\), but .* says \(2,\)"),
+        ("out_of_bounds", 0, r"the first observation of an episode is out of the declared bounds: \[-100. -100.\]"),
+    ],
+)
+def test_nonsense_of_an_environment_ends_the_run(
+    tmp_path: Path, capfd: Any, how: str, at_step: int, message: str
+) -> None:
+    """Would catch numbers that are learned from although they are none, or an error that does not say whose."""
+    assert main(arguments(tmp_path, BROKEN, {"how": how, "at_step": at_step, "lengths": [0]})) == 1
+    assert re.search(f"worker [01]: {NAMED} failed (.|\n)*{message}", err := capfd.readouterr().err), err
+
+
+def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
+    """Would catch a trainer that waits for a worker that is gone (out of memory, an administrator)."""
+    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
+    command.wait_for((tmp_path / "progress.csv").exists)
+    worker = command.workers()[1]
+    worker.kill()
+    result = command.finish(within_s=5)
+    assert result.status == 1
+    where = rf"worker [01] \(process {worker.pid}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\)"
+    assert re.search(f"accel-rl: {where}( at action [01])?, was killed by SIGKILL\n", result.err), result.err
+
+
+# ---- environments that are replaced ----
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
+    """Would catch a loss that ends the run in spite of --on-env-error restart, or that nobody is told of."""
+    options = {"how": how, "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
+    flags = ("--on-env-error", "restart", "--env-timeout-s", 1, "--log-interval-steps", 100)
+    assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
+    table = rows(tmp_path / "run")
+    assert int(table[-1]["time/total_timesteps"]) == 400
+    lost = 1 if how == "raise" else 2  # a worker has two environments
+    assert [int(row["rollout/env_restarts"]) for row in table] == [lost] * len(table)
+    assert float(table[-1]["rollout/ep_len_mean"]) == 9  # what was lost is not counted as a game
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.search(rf"WARNING worker [01].* {NAMED}", log), log
+    assert ("broken on purpose" in log) == (how == "raise")
+
+
+def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -> Any:
+    options = {"how": how, "at_step": 5, "lengths": [7], "once": str(tmp_path / "once")}
+    config = SamplerConfig(num_envs=4, horizon=4, num_workers=2, env_timeout_s=1)
+    return make(sampler_class, EnvConfig(BROKEN, options=options), config, restart_on_error=True, **batch)
+
+
+def assert_rollout(rollout: Any, reset_mode: str) -> Any:
+    """The rules of Counting hold wherever a sample is valid; returns which samples [T, B] were lost."""
+    step, T = rollout.observation_rows[..., 1], rollout.horizon
+    valid, lost = rollout.valid, ~rollout.valid & rollout.truncated
+    reward = (10 * rollout.action + step[:T] + 1).float()
+    assert torch.equal(rollout.reward, torch.where(valid, reward, 0.0))
+    assert torch.equal(rollout.terminated, valid & (step[:T] == 6))
+    assert not (rollout.terminated & rollout.truncated).any()
+    starts = lost | (rollout.terminated if reset_mode == "immediate" else False)
+    assert torch.equal(rollout.reset[1:], starts)
+    assert (step[1:][starts] == 0).all()
+    goes_on = valid & ~starts
+    assert torch.equal(step[1:][goes_on], step[:T][goes_on] + 1)
+    at = (rollout.final_step, rollout.final_env)
+    assert torch.equal(torch.stack(at, 1), lost.nonzero())
+    assert torch.equal(rollout.final_observation, rollout.observation_rows[at])  # the last one that was seen
+    assert all(game.length == 7 for game in rollout.games)
+    return lost
+
+
+def assert_no_token_left(sampler: Any) -> None:
+    assert not isinstance(sampler, AlternatingSampler) or sampler.pool.announcements_left() == 0
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -> None:
+    """Would catch lost steps that are learned from, a lost game that is scored, or a loss of synchronisation."""
+    for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
+        sampler = broken_sampler(sampler_class, tmp_path, how, reset_mode=reset_mode)
+        try:
+            num_lost, num_games = [], 0
+            for _ in range(8):
+                rollout = sampler.collect()
+                lost = assert_rollout(rollout, reset_mode)
+                assert_no_token_left(sampler)
+                assert reset_mode == "wait" or torch.equal(rollout.valid, ~lost)
+                num_lost.append(int(lost.sum()))
+                num_games += len(rollout.games)
+            assert num_lost == [0, 1 if how == "raise" else 2, 0, 0, 0, 0, 0, 0]
+            assert sampler.num_restarts == sum(num_lost)
+            assert num_games >= 8
+        finally:
+            sampler.close()
+            (tmp_path / "once").unlink()
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
+    """Would catch a replacement that forgets that an evaluation is under way, or does not come back from it."""
+    for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
+        sampler = broken_sampler(sampler_class, tmp_path, how)
+        try:
+            assert_rollout(sampler.collect(), "immediate")  # four steps: training has not come to the broken one
+            games = sampler.evaluate(Games(8), 0, False)
+            assert [game.length for game in games] == [7] * 8
+            assert (tmp_path / "once").exists()
+            assert sampler.num_restarts == (0 if how == "raise" else 2)
+            for index in range(4):
+                rollout = sampler.collect()
+                assert not assert_rollout(rollout, "immediate").any()
+                assert rollout.valid.all()
+                assert int(rollout.reset[0].sum()) == (sampler.num_restarts if index == 0 else 0)
+                assert_no_token_left(sampler)
+            assert len(sampler.evaluate(Games(4), 1, False)) == 4
+        finally:
+            sampler.close()
+            (tmp_path / "once").unlink()
+
+
+def test_any_worker_may_be_killed_at_any_moment() -> None:
+    """Would catch moments between announcements in which a worker's death is not made good."""
+    env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.002, "lengths": [7]})
+    sampler = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), restart_on_error=True)
+    rng = random.Random(0)
+    try:
+        for num_killed in range(10):
+            assert sampler.num_restarts == 2 * num_killed
+            victim = rng.choice(sampler.pool.processes).pid
+            killer = threading.Timer(rng.uniform(0.0, 0.06), os.kill, (victim, signal.SIGKILL))  # a rollout takes 40 ms
+            killer.start()
+            while victim in [process.pid for process in sampler.pool.processes]:
+                assert_rollout(sampler.collect(), "immediate")
+                assert_no_token_left(sampler)
+            killer.join()
+        for _ in range(3):
+            rollout = sampler.collect()
+            assert not assert_rollout(rollout, "immediate").any()
+        assert len(sampler.evaluate(Games(8), 0, False)) == 8
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("worker_too", [False, True])
+def test_a_killed_launcher_ends_the_run(tmp_path: Path, worker_too: bool) -> None:
+    """Would catch a run that waits for ever, says nothing of use, or leaves workers behind that nobody watches."""
+    run = tmp_path / "run"
+    command = train(run, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
+    command.wait_for((run / "progress.csv").exists)
+    workers = command.workers()
+    launcher = psutil.Process(workers[0].ppid())
+    launcher.kill()
+    if worker_too:
+        workers[0].kill()
+    result = command.finish(within_s=10)
+    assert result.status == 1
+    message = "the process that starts the workers has ended with status -9\n"
+    assert result.err.endswith(f"accel-rl: {message}") and "Traceback" not in result.err, result.err
+    assert message in (run / "log.txt").read_text()
+
+
+# ---- signals ----
+
+
+def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
+    """Ended by a signal in good order; returns the checkpoint."""
+    assert result.status == status
+    assert "Traceback" not in result.err
+    assert re.search(rf"to go on: \S*accel-rl train --resume {run}\n", result.err), result.err
+    state = checkpoint.load(run / "checkpoint.pt")
+    assert f"stopped at step {state['steps']} of" in result.err
+    assert json.loads((run / "summary.json").read_text())["total_timesteps"] == state["steps"]
+    assert not list(run.glob("*.tmp"))
+    return state
+
+
+def test_signals_during_training(tmp_path: Path) -> None:
+    """Would catch a signal that loses the run, takes its time, or that reaches the workers before the checkpoint."""
+    flags = ("--log-interval-steps", 100)
+    runs = {name: tmp_path / name for name in ("interrupted", "terminated")}
+    commands = {name: train(run, "CartPole-v1", None, *flags, steps=FOREVER) for name, run in runs.items()}
+    for name, command in commands.items():
+        command.wait_for((runs[name] / "progress.csv").exists)
+        if name == "interrupted":
+            os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
+        else:
+            for process in [command.process, *command.descendants()]:  # as a service manager does
+                process.send_signal(signal.SIGTERM)
+        assert_stopped(command.finish(within_s=5), 130 if name == "interrupted" else 143, runs[name])
+
+
+def test_signals_during_an_evaluation(tmp_path: Path) -> None:
+    """Would catch a signal that is only heeded when all games are over."""
+    options, flags = {"lengths": [0], "step_s": 0.005}, ("--eval-interval-steps", 16)
+    commands = {
+        number: train(tmp_path / number.name, f"{TOYS}:Slow", options, *flags, steps=FOREVER)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    for number, command in commands.items():
+        run = tmp_path / number.name
+        command.wait_for(lambda run=run: (run / "log.txt").exists() and "workers" in (run / "log.txt").read_text())
+        time.sleep(0.5)  # one rollout takes 40 ms
+        command.process.send_signal(number)
+        assert assert_stopped(command.finish(within_s=5), 128 + number, run)["steps"] == 16
+
+
+def test_signals_while_a_run_starts(tmp_path: Path) -> None:
+    """Would catch tracebacks, a wrong status, or processes that build environments for nobody."""
+    options = {"build_s": 1.0}
+    probing, building = (train(tmp_path / name, f"{TOYS}:Slow", options) for name in ("probing", "building"))
+    probing.wait_for(probing.descendants)
+    os.killpg(probing.process.pid, signal.SIGINT)
+    result = probing.finish(within_s=5)
+    assert (result.status, result.out, result.err) == (130, "", "")
+    assert not (tmp_path / "probing").exists()
+    building.wait_for(building.workers)
+    building.process.send_signal(signal.SIGTERM)
+    result = building.finish(within_s=5)
+    assert (result.status, result.out, result.err) == (143, "", "")
+
+
+def test_the_second_signal_insists(tmp_path: Path) -> None:
+    """Would catch a user who has to wait for an environment that hangs."""
+    options = {"how": "hang", "at_step": 5, "lengths": [0], "once": str(tmp_path / "once")}
+    command = train(tmp_path / "run", BROKEN, options)
+    command.wait_for((tmp_path / "once").exists)
+    command.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert command.process.poll() is None  # the rollout in progress would be finished
+    command.process.send_signal(signal.SIGINT)
+    assert command.finish(within_s=3).status == 130
+
+
+def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
+    """Would catch orphans, even such as never return from their environment."""
+    (tmp_path / "endless.py").write_text(
+        "import pathlib, time\ndef make():\n    pathlib.Path('built').touch()\n    time.sleep(3600)\n"
+    )
+    probing = Command("train", "--env", "endless:make", *TINY, cwd=tmp_path)
+    options = {"how": "hang", "at_step": 5, "lengths": [0], "once": str(tmp_path / "once")}
+    hanging = train(tmp_path / "run", BROKEN, options)
+    for command, sign in ((probing, "built"), (hanging, "once")):
+        command.wait_for((tmp_path / sign).exists)
+        assert len(command.descendants()) == (1 if command is probing else 3)
+        command.process.kill()
+        assert command.finish().status == -signal.SIGKILL
+
+
+# ---- the GPU's memory ----
+
+
+def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    """Would catch a traceback of PyTorch's in place of one line that says what to lower."""
+
+    def learn(self: Any, rollout: Any, update: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of ...")
+
+    monkeypatch.setattr(A2C, "learn", learn)
+    assert main(arguments(tmp_path / "run", "CartPole-v1")) == 1
+    message = r"accel-rl: cpu is out of memory \(2.50 GiB was asked for\): lower --envs \(4\) or --horizon \(4\)\n"
+    assert re.search(message, err := capfd.readouterr().err), err
+    assert "Traceback" not in err
+
+
+# ---- the disk ----
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """Would catch a checkpoint that is lost, half written, or left as a temporary file when the disk is full."""
+    command = train(tmp_path, "CartPole-v1", None, "--checkpoint-interval-steps", 16, steps=FOREVER)
+    command.wait_for((tmp_path / "checkpoint.pt").exists)
+    limit = (tmp_path / "checkpoint.pt").stat().st_size // 2
+    resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE, (limit, limit))  # no larger file can be written
+    result = command.finish(within_s=10)
+    assert result.status == 1
+    name = re.escape(str(tmp_path / "checkpoint.pt"))
+    assert re.search(
+        f"accel-rl: could not write the checkpoint {name}: File too large; the previous one is intact\n", result.err
+    ), result.err
+    assert "Traceback" not in result.err
+    assert not list(tmp_path.glob("*.tmp"))
+    steps = checkpoint.load(tmp_path / "checkpoint.pt")["steps"]
+    accel_rl.train(resume=tmp_path, steps=steps + 1)
+    assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] == steps + 16
+
+
+def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a traceback, or a policy made of whatever the file holds."""
+    run = tmp_path / "run"
+    assert main(arguments(run, "CartPole-v1")) == 0
+    file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()
+
+    def foreign() -> None:
+        torch.save({"model": torch.zeros(3)}, file)
+
+    def unknown_class() -> None:
+        file.write_bytes(pickle.dumps(Foreign).replace(b"Foreign", b"Foreigm"))
+
+    damages = {
+        "truncated": lambda: file.write_bytes(whole[: len(whole) // 2]),
+        "a flipped byte": lambda: file.write_bytes(whole[:200] + bytes([whole[200] ^ 255]) + whole[201:]),
+        "empty": lambda: file.write_bytes(b""),
+        "random bytes": lambda: file.write_bytes(random.Random(0).randbytes(5000)),
+        "text": lambda: file.write_text("steps: 400\n"),
+        "foreign": foreign,
+        "unknown class": unknown_class,
+        "missing": file.unlink,
+    }
+    for name, damage in damages.items():
+        damage()
+        for words in (
+            ["eval", run],
+            ["record", run, "--out", tmp_path / "video.mp4"],
+            ["train", "--resume", run, "--steps", 800],
+        ):
+            capfd.readouterr()
+            assert main(list(map(str, words))) == 2, (name, words)
+            result = Result(2, *capfd.readouterr())
+            result.assert_one_line(2)
+            assert str(file) in result.err, (name, result.err)
+    file.write_bytes(whole)
+    assert main(["train", "--resume", str(run), "--steps", "500"]) == 0
+
+
+class Foreign:
+    """A class that the reader of its pickle does not have."""

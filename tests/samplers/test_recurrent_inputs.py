@@ -1,0 +1,177 @@
+"""What recurrent policies remember while sampling, against an unroll by hand, one environment and one step a time."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.actor_critic import bootstrap
+from accel_rl.envs import EnvConfig
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.rollout import RecurrentInputs, Rollout
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.base import Games, SamplerConfig
+from tests.helpers.samplers import TOYS, Flat, assert_equal, make, spec_of
+
+LENGTHS = {"lengths": [3, -4, 2, -1, 7]}
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={**LENGTHS, "seeded": True})
+CONTINUOUS = EnvConfig(f"{TOYS}:BoxAction", options=LENGTHS)
+CHOICES = EnvConfig(f"{TOYS}:Nested", options=LENGTHS)  # MultiDiscrete
+SWITCHES = EnvConfig(f"{TOYS}:Switches", options=LENGTHS)  # MultiBinary, of two axes
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
+CONFIG = SamplerConfig(4, 5, 2)
+ALSO_ALTERNATING = ("lstm", "separate value", "choices", "reserve")
+CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
+    "lstm": (COUNTING, "immediate", {"core": "lstm", "previous_inputs": False}),
+    "gru waits": (COUNTING, "wait", {"core": "gru", "previous_inputs": False}),
+    "previous inputs": (COUNTING, "immediate", {"core": "gru"}),
+    "previous inputs wait": (COUNTING, "wait", {"core": "lstm"}),
+    "separate value": (COUNTING, "wait", {"core": "lstm", "separate_value": True}),
+    "diagonal": (CONTINUOUS, "immediate", {"core": "gru"}),
+    "spherical": (CONTINUOUS, "wait", {"core": "lstm", "gaussian": "spherical"}),
+    "choices": (CHOICES, "wait", {"core": "gru", "separate_value": True, "network": lambda spec: Flat(spec)}),
+    "switches": (SWITCHES, "immediate", {"core": "lstm"}),
+    "normalized": (COUNTING, "immediate", {"core": "gru", "normalize": True}),
+    "reserve": (PONG, "reserve", {"core": "gru", "network": lambda spec: Flat(spec)}),
+}
+
+
+def recurrent(env: EnvConfig, **options: Any) -> ActorCritic:
+    torch.manual_seed(0)
+    policy = ActorCritic(spec_of(env), **{"core": "gru", "core_size": 6, "previous_inputs": True, **options})
+    with torch.no_grad():
+        policy.policy_head.weight.mul_(100)  # so that recurrent inputs shows in what is done
+    if policy.norm is not None:
+        shape = (50, *spec_of(env).observation_shape)
+        policy.norm.update(3 + 2 * torch.rand(shape), lambda x: x)
+    return policy
+
+
+class ByHand:
+    """Follows each environment by itself: what it remembers is kept here, from what rollouts say of its steps."""
+
+    def __init__(self, policy: ActorCritic, num_envs: int):
+        self.policy = policy
+        self.recurrent_inputs: list[RecurrentInputs | None] = [None] * num_envs
+
+    def see(self, env: int, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Parameters and value [P], [] of one observation, and the state after it; action: any, for its shape."""
+        recurrent_inputs = self.recurrent_inputs[env]
+        if recurrent_inputs is None:  # a new game: nothing is known, not even a previous action
+            state, yes = torch.zeros(1, self.policy.state_size), torch.ones(1, dtype=torch.bool)
+            recurrent_inputs = RecurrentInputs(state, torch.zeros_like(action[None]), torch.zeros(1), yes)
+        parameters, value, state = self.policy.step(observation[None], recurrent_inputs)
+        return parameters[0], value[0], state
+
+    @torch.no_grad()
+    def check(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Every valid step; returns what `bootstrap` has to give for a discount of 0.9."""
+        T, B = rollout.reward.shape
+        seen = rollout.observations(0, T + 1)
+        finals = {
+            (int(t), int(b)): final
+            for t, b, final in zip(rollout.final_step, rollout.final_env, rollout.final_observation, strict=True)
+        }
+        reward, last = rollout.reward.clone(), torch.zeros(B)
+        assert rollout.recurrent_inputs is not None
+        for env in range(B):
+            for t in range(T):
+                if rollout.reset[t, env]:
+                    self.recurrent_inputs[env] = None
+                action = rollout.action[t, env].clone()  # the next rollout overwrites this one
+                parameters, value, state = self.see(env, seen[t, env], action)
+                if rollout.valid[t, env]:
+                    close(rollout.policy_outputs["distribution"][t, env], parameters)
+                    close(rollout.policy_outputs["value"][t, env], value)
+                    close(rollout.recurrent_inputs.state[t + 1, env], state[0])
+                no = torch.zeros(1, dtype=torch.bool)
+                self.recurrent_inputs[env] = RecurrentInputs(
+                    state, action[None], rollout.reward[t, env][None].clone(), no
+                )
+                if (t, env) in finals:
+                    reward[t, env] += 0.9 * self.see(env, finals[t, env], action)[1]
+            if rollout.reset[T, env]:
+                self.recurrent_inputs[env] = None
+            last[env] = self.see(env, seen[T, env], rollout.action[T - 1, env])[1]
+        return reward, last
+
+
+def close(first: Tensor, second: Tensor) -> None:
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_acted_is_what_learns(case: str) -> None:
+    """Would catch a state, previous action or reward of another step, environment or group, one that outlives its game
+    or forgets within it; a bootstrap from the wrong state; a difference between acting and learning."""
+    env, reset_mode, options = CASES[case]
+    policy = recurrent(env, **options)
+    kinds = (SerialSampler, AlternatingSampler) if case in ALSO_ALTERNATING else (SerialSampler,)
+    samplers = [make(kind, env, CONFIG, policy, reset_mode=reset_mode, decorrelation_steps=5) for kind in kinds]
+    by_hand, num_finals = ByHand(policy, 4), 0
+    try:
+        for index in range(6):
+            rollout, *others = (sampler.collect() for sampler in samplers)
+            for other in others:
+                assert_equal(rollout, other, f"rollout {index}")
+            reward, last = by_hand.check(rollout)
+            found = bootstrap(policy, rollout, 0.9)
+            valid = rollout.valid
+            close(found[0][valid], reward[valid])
+            cut = rollout.done.flip(0).cummax(0).values[0] & ~valid[-1]  # their games are over
+            close(found[1][~cut], last[~cut])
+            num_finals += len(rollout.final_step)
+            recurrent_inputs = rollout.recurrent_inputs_of(0, 5)
+            assert recurrent_inputs is not None
+            with torch.no_grad():
+                parameters, value = policy.evaluate(rollout.observations(0, 5), **recurrent_inputs._asdict())
+                close(parameters[valid], rollout.policy_outputs["distribution"][valid])
+                close(value[valid], rollout.policy_outputs["value"][valid])
+                if index:  # and the state that it began with is not for nothing
+                    forgot = recurrent_inputs._replace(state=torch.zeros_like(recurrent_inputs.state))
+                    elsewhere = policy.evaluate(rollout.observations(0, 5), **forgot._asdict())[1]
+                    goes_on = ~rollout.reset[0]
+                    assert not goes_on.any() or not torch.allclose(elsewhere[0, goes_on], value[0, goes_on], atol=1e-5)
+        assert num_finals > 0
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+def test_a_lost_life_is_remembered() -> None:
+    """Would catch a state that is forgotten when a life is lost, or kept when the game is."""
+    env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 130, "frame_shape": (16, 16)})
+    policy = recurrent(env, core="lstm", network=lambda spec: Flat(spec))
+    with torch.no_grad():
+        policy.policy_head.weight.mul_(0.01)  # random play
+    sampler = make(SerialSampler, env, SamplerConfig(2, 20, 2), policy)
+    by_hand, lives, games = ByHand(policy, 2), 0, 0
+    for _ in range(14):
+        rollout = sampler.collect()
+        by_hand.check(rollout)
+        assert rollout.recurrent_inputs is not None
+        lost = rollout.terminated & ~rollout.reset[1:]
+        assert not rollout.recurrent_inputs.is_first[1:][lost].any()
+        assert rollout.recurrent_inputs.state[1:][lost].any(-1).all()
+        assert torch.equal(rollout.recurrent_inputs.is_first, rollout.reset)
+        lives, games = lives + int(lost.sum()), games + int(rollout.reset[1:].sum())
+    assert lives > 0 and games > 0
+
+
+@pytest.mark.parametrize("kind", [SerialSampler, AlternatingSampler])
+def test_evaluation_begins_with_nothing(kind: Any) -> None:
+    """Would catch games of an evaluation that remember training or the evaluation before, or the other way round."""
+    samplers = [make(kind, COUNTING, CONFIG, recurrent(COUNTING)) for _ in range(3)]
+    try:
+        first = samplers[0].evaluate(Games(8), 0, True)
+        for _ in range(3):
+            samplers[1].collect()
+        assert samplers[1].evaluate(Games(8), 0, True) == first
+        assert samplers[1].evaluate(Games(8), 0, True) == first
+        for _ in range(3):
+            samplers[2].collect()
+        assert_equal(samplers[1].collect(), samplers[2].collect(), "after evaluations")
+    finally:
+        for sampler in samplers:
+            sampler.close()

@@ -1,0 +1,197 @@
+"""Runs whose loss, gradient or parameters stop being finite: what is said, what is kept, and how they go on."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training import checkpoint
+from accel_rl.training.finite_guard import FiniteGuard, first_not_finite
+from accel_rl.training.metrics import NotFinite, Statistics
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.optimizers import Adam
+from tests.helpers.runs import rows
+from tests.helpers.samplers import TOYS
+
+ALGO = "tests.helpers.toy_algos:Exploding"
+RUN: dict[str, Any] = {"algo": ALGO, "env": "CartPole-v1", "device": "cpu", "envs": 4, "workers": 2, "horizon": 5}
+RUN |= {"eval_interval_steps": 0, "log_interval_steps": 40, "checkpoint_interval_steps": 80, "tensorboard": False}
+RUN |= {"sampling_threads": 1, "learning_threads": 1, "decorrelation_steps": 5, "steps": 400}
+
+
+def assert_good(path: Path, steps: int) -> None:
+    """A checkpoint of that step, of numbers only."""
+    state = checkpoint.load(path)
+    assert state["steps"] == steps
+    assert all(value.isfinite().all() for value in state["policy"].values())
+    assert state["update"]["parameters"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("loss", "update 7 (agent step 140): policy_loss is nan"),
+        ("gradient", "update 7 (agent step 140): grad_norm is inf"),
+        ("several", "update 20 (agent step 140): policy_loss is nan"),
+    ],
+)
+def test_the_run_stops_and_goes_on_from_its_last_good_checkpoint(tmp_path: Path, how: str, said: str) -> None:
+    """Would catch a wrong number, step or culprit, a spoilt checkpoint, and a way out that is no way out."""
+    run = tmp_path / "run"
+    with pytest.raises(RunError) as caught:
+        accel_rl.train(**RUN, how=how, out=run)
+    message = str(caught.value)
+    assert message.startswith(f"{said}; the last good checkpoint is at step 80: lower --learning-rate (0.002) or ")
+    assert message.endswith(f"train --resume {run} --learning-rate 0.001") and "--clip-grad-norm (0.5)" in message
+    assert message in (run / "log.txt").read_text()
+    assert [row["time/total_timesteps"] for row in rows(run)] == ["40", "80", "120"]
+    assert_good(run / "checkpoint.pt", 80)
+
+    with pytest.raises(RunError) as caught:  # nothing has changed; the count goes on where it was
+        accel_rl.train(resume=run)
+    assert str(caught.value) == message
+    with pytest.raises(UsageError, match="--entropy-weight would change the run"):
+        accel_rl.train(resume=run, learning_rate=1e-3, entropy_weight=0.5)
+    accel_rl.train(resume=run, learning_rate=1e-3)
+    assert_good(run / "checkpoint.pt", 400)
+    assert "resumed at step 80 (learning_rate 0.001, clip_grad_norm 0.5)" in (run / "log.txt").read_text()
+    assert all(math.isfinite(float(row["train/loss"])) for row in rows(run)) and len(rows(run)) == 10
+    with pytest.raises(UsageError, match="--learning-rate would change the run"):  # it has got over it
+        accel_rl.train(resume=run, learning_rate=1e-4, steps=800)
+
+
+def test_parameters_are_looked_at_where_statistics_are_silent(tmp_path: Path) -> None:
+    """Would catch a last checkpoint or a best policy full of nan, by an algorithm that reports nothing."""
+    settings = {**RUN, "silent": True, "how": "gradient", "steps": 140, "checkpoint_interval_steps": 1000}
+    rule = "after update 0 .agent step 140.: parameter .* is nan; there is no checkpoint yet: start again with a lower"
+    with pytest.raises(RunError, match=rule):
+        accel_rl.train(**settings, out=tmp_path / "end")
+    assert not (tmp_path / "end" / "checkpoint.pt").exists()
+    evaluation = {"eval_interval_steps": 20, "eval_episodes": 2}
+    with pytest.raises(RunError, match=r"agent step 140\): parameter .* is nan"):
+        accel_rl.train(**{**settings, **evaluation, "steps": 400}, out=tmp_path / "best")
+    best = checkpoint.load(tmp_path / "best" / "best.pt")
+    assert all(value.isfinite().all() for value in best["policy"].values())
+    accel_rl.train(**{**settings, "learning_rate": 1e-3}, overwrite=True, out=tmp_path / "end")
+    assert not (tmp_path / "end" / "not_finite.txt").exists()
+
+
+@pytest.mark.parametrize("how", ["gradient", "raise"])
+def test_an_environment_that_nan_actions_break_is_not_to_blame(tmp_path: Path, how: str) -> None:
+    """Would catch the user being shown an environment's or an algorithm's traceback, which follows from nan."""
+    settings = {**RUN, "env": f"{TOYS}:BoxAction", "env_options": {"lengths": [5]}, "silent": True, "how": how}
+    step = 140 if how == "gradient" else 120  # what `learn` fails in is not counted
+    with pytest.raises(RunError, match=rf"^after update 0 \(agent step {step}\): parameter .* is nan; .* step 80"):
+        accel_rl.train(**settings, out=tmp_path / "run")
+    assert_good(tmp_path / "run" / "checkpoint.pt", 80)
+
+
+def test_a_failure_that_has_another_cause_is_told_as_it_is(tmp_path: Path) -> None:
+    """Would catch an error that is swallowed, or put down to numbers, where all numbers are fine."""
+    settings = {**RUN, "env": f"{TOYS}:Broken", "env_options": {"how": "raise", "at_step": 9, "lengths": [0]}}
+    with pytest.raises(RunError, match="broken on purpose"):
+        accel_rl.train(**settings, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "not_finite.txt").exists()
+
+
+def guard(folder: Path, layer: torch.nn.Module, statistics: Statistics, update: LocalUpdate) -> FiniteGuard:
+    from accel_rl.algos import AlgoSettings
+
+    checkpoint.save(folder / checkpoint.CHECKPOINT, {"steps": 90})
+    return FiniteGuard(folder, AlgoSettings(), statistics, layer, update)
+
+
+def test_what_waits_on_the_device_is_looked_at_before_an_environment_is_blamed(tmp_path: Path) -> None:
+    """Would catch, on a GPU, a traceback of an environment while the statistic that explains it is still unseen."""
+    statistics, layer = Statistics(), torch.nn.Linear(2, 1)
+    watch = guard(tmp_path, layer, statistics, LocalUpdate(layer, Adam()))
+    statistics.add(100, {"loss": torch.tensor(1.0)})
+    watch.explain_error(ValueError("of its own"), 100)
+    statistics.add(110, {"loss": torch.tensor(-math.inf)})
+    statistics.add(120, {"loss": torch.tensor(1.0)})
+    with pytest.raises(RunError, match=r"^update 2 \(agent step 110\): loss is -inf; .* step 90") as caught:
+        watch.explain_error(ValueError("by nan actions"), 120)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(RunError, match="update 2"):  # it is not forgotten by being seen
+        watch.check_statistics()
+
+
+def test_the_state_of_the_update_must_be_finite_too(tmp_path: Path) -> None:
+    """Would catch a mean square that has overflowed: parameters stay as they are, finite, and never learn again."""
+    layer = torch.nn.Linear(2, 1)
+    update = LocalUpdate(layer, Adam(beta1=0.0))
+    watch = guard(tmp_path, layer, Statistics(), update)
+    watch.check(10)
+    update.step((layer(torch.ones(1, 2)) * 1e25).sum(), torch.tensor(1), 1e-3)
+    assert all(value.isfinite().all() for value in layer.parameters())
+    with pytest.raises(RunError, match=r"update state rule\.square is inf"):
+        watch.check(20)
+
+
+def test_first_not_finite() -> None:
+    """Would catch a later tensor being named, or an integer one that can't be asked."""
+    tensors = [
+        ("a", torch.ones(2)),
+        ("b", torch.arange(3)),
+        ("c", torch.tensor([1.0, -math.inf])),
+        ("d", torch.ones(0)),
+    ]
+    assert first_not_finite(tensors) == ("c", -math.inf)
+    assert first_not_finite(tensors[:2]) is None
+    assert first_not_finite([]) is None
+
+
+class TestStatistics:
+    def test_means_are_over_updates(self) -> None:
+        """Would catch a rollout with many updates that counts as one, or a row that counts twice."""
+        statistics = Statistics()
+        statistics.add(10, {"loss": torch.tensor([1.0, 2.0, 3.0]), "rate": torch.tensor(0.5)})
+        assert statistics.look() is None
+        statistics.add(20, {"loss": torch.tensor(6), "kl": torch.tensor([0.25, 0.75], dtype=torch.float64)})
+        assert statistics.take() == {"loss": [1.0, 2.0, 3.0, 6.0], "rate": [0.5], "kl": [0.25, 0.75]}
+        assert statistics.num_updates == 5
+        assert statistics.take() == {}
+
+    def test_an_update_is_judged_in_the_order_of_computation(self) -> None:
+        """Would catch the alphabet, the last update or the whole rollout being blamed for what an earlier one did."""
+        nan, inf = math.nan, math.inf
+        statistics = Statistics()
+        statistics.add(10, {"z": torch.ones(4), "a": torch.ones(4)})
+        statistics.add(20, {})  # learned nothing yet
+        statistics.add(
+            30, {"z": torch.tensor([1, 1, nan]), "a": torch.tensor([1, inf, nan]), "mean": torch.tensor(nan)}
+        )
+        statistics.add(40, {"z": torch.tensor([nan, nan, nan])})
+        flaw = NotFinite(6, 30, "a", inf)
+        assert statistics.look() == flaw
+        assert statistics.look() == flaw and statistics.num_updates == 10
+
+        statistics = Statistics()  # of the same update
+        statistics.add(10, {"z": torch.tensor([1, -inf]), "a": torch.tensor([1, inf]), "mean": torch.tensor(inf)})
+        assert statistics.look() == NotFinite(2, 10, "z", -inf)
+
+    def test_a_large_number_of_float64_is_finite(self) -> None:
+        """Would catch a run that ends since a statistic does not fit into float32."""
+        statistics = Statistics()
+        statistics.add(1, {"sum": torch.tensor(1e300, dtype=torch.float64)})
+        assert statistics.look() is None and statistics.take() == {"sum": [1e300]}
+
+    @pytest.mark.parametrize("look_early", [False, True])
+    def test_a_row_cut_in_two_by_a_checkpoint(self, look_early: bool) -> None:
+        """Would catch a mean that depends on when statistics were looked at, or saved."""
+        values = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+        whole, half, rest = Statistics(), Statistics(), Statistics()
+        for row in values:
+            whole.add(0, {"loss": row})
+        for row in values[:2]:
+            half.add(0, {"loss": row})
+            if look_early:
+                half.look()
+        rest.set_state(half.get_state())
+        for row in values[2:]:
+            rest.add(0, {"loss": row})
+        assert rest.take() == whole.take() and rest.num_updates == whole.num_updates == 12

@@ -1,0 +1,201 @@
+"""A run that was stopped, killed, or simply too short goes on as if nothing had happened."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accel_rl
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint
+from tests.helpers.processes import Command
+from tests.helpers.runs import assert_same, assert_same_run, rows
+from tests.helpers.samplers import TOYS
+
+STEPS = 4000
+COMMON: dict[str, Any] = {
+    "device": "cpu",
+    "envs": 4,
+    "workers": 2,
+    "horizon": 5,
+    "seed": 5,
+    "learning_rate_schedule": "linear",
+    "decorrelation_steps": 20,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+CARTPOLE = {**COMMON, "env": "CartPole-v1", "log_interval_steps": 100, "eval_interval_steps": 0}
+CARTPOLE |= {"schedule_steps": STEPS, "checkpoint_interval_steps": 400}
+PONG = {**COMMON, "env": "pong", "log_interval_steps": 40, "eval_interval_steps": 80, "eval_episodes": 2}
+PONG |= {"schedule_steps": 240, "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any) -> Path:
+    """CartPole from beginning to end."""
+    return accel_rl.train(**CARTPOLE, steps=STEPS, out=tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_two_halves_are_a_whole(whole: Path, tmp_path: Path) -> None:
+    """Would catch anything that a checkpoint forgets: a generator, a schedule, an environment, a moving average."""
+    run = accel_rl.train(**CARTPOLE, steps=STEPS // 2, out=tmp_path / "run")
+    assert checkpoint.load(run / "checkpoint.pt")["steps"] == STEPS // 2
+    assert accel_rl.train(resume=run, steps=STEPS) == run
+    assert_same_run(run, whole)
+    assert len(rows(run)) == STEPS // 100
+
+
+def test_two_halves_are_a_whole_on_pong(tmp_path: Path) -> None:
+    """The same for emulators, stacks of frames, games cut in two, and evaluations."""
+    whole = accel_rl.train(**PONG, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**PONG, steps=80, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, whole)
+    assert_same(*(checkpoint.load(run / "best.pt") for run in (half, whole)))
+    assert sum("eval/mean_reward" in row for row in rows(half)) == 6
+    assert sum(row["eval/mean_reward"] != "" for row in rows(half)) == 3
+
+
+SMALL_PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
+VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
+# A replay that is full before the run is stopped, and goes around after.
+REPLAY: dict[str, Any] = {"n_step": 3, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2}
+REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "sampler": "serial"}
+ALONE = {"envs": 1, "sampler": "serial"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
+    "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},
+    "vtrace": {**VTRACE, "sampler": "serial"},
+    "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
+    "normalized": {**SMALL_PPO, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
+    "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
+    "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
+    "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
+    "a2c of one environment": {**ALONE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
+    "ppo of one environment": {**ALONE, "algo": "ppo", "epochs": 2, "minibatches": 1},
+    "vtrace normalized": {**VTRACE, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_halves_are_a_whole_for_all_algorithms(tmp_path: Path, variant: str) -> None:
+    """Would catch a memory, a window, a batch whose turn it is, running statistics, an order of minibatches, a target
+    network, priorities, or a step that waits for the next one, that a checkpoint forgets."""
+    settings = {**CARTPOLE, **VARIANTS[variant], "schedule_steps": 240, "log_interval_steps": 20}
+    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, whole)
+    learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
+    assert len(set(learned)) == len(learned) >= 10
+    for replay in (checkpoint.load(run / "checkpoint.pt")["learners"][0]["replay"] for run in (half, whole)):
+        assert (replay is not None) == ("replay_size" in settings)
+        if replay:
+            assert_same(*(checkpoint.load(run / replay) for run in (half, whole)))
+
+
+def test_two_halves_are_a_whole_for_a_replay_of_frames(tmp_path: Path) -> None:
+    """Would catch a stack over the border between the halves, or the last frames of games that were cut off."""
+    settings = {**PONG, **REPLAY, "algo": "dqn", "n_step": 3, "eval_interval_steps": 0}
+    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, whole)
+    files = [sorted(path.name for path in run.glob("replay-*")) for run in (half, whole)]
+    assert files == [["replay-240.pt"]] * 2
+    first, second = (checkpoint.load(run / "replay-240.pt") for run in (half, whole))
+    assert_same(first, second)
+    assert first["ring"]["arrays"]["truncated"].any() and first["ring"]["arrays"]["frames"].any()
+
+
+def test_without_its_replay_a_run_goes_on(tmp_path: Path) -> None:
+    """Would catch a run that learns from nothing, or from a few steps again and again; or one that says it is exact."""
+    settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "schedule_steps": 240, "log_interval_steps": 20}
+    run = accel_rl.train(**settings, checkpoint_replay=False, steps=120, out=tmp_path / "run")
+    assert not list(run.glob("replay-*"))
+    accel_rl.train(resume=run, steps=240)
+    log = (run / "log.txt").read_text()
+    assert "the checkpoint is without the replay (checkpoint_replay): it is filled anew before learning goes on" in log
+    assert "not exactly the one that was interrupted" in log
+    learned = [int(row["time/total_timesteps"]) for row in rows(run) if row["train/loss"]]
+    assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
+
+
+def test_of_several_checkpoints_one_replay_is_left(tmp_path: Path) -> None:
+    """Would catch replays that pile up until the disk is full, and the loss of the one that is needed."""
+    settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "checkpoint_interval_steps": 20}
+    run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
+    assert [path.name for path in run.glob("replay-*")] == ["replay-100.pt"]
+    with pytest.raises(UsageError, match="--replay-size would change the run"):
+        accel_rl.train(resume=run, steps=140, replay_size=200)
+    accel_rl.train(resume=run, steps=140)
+    assert [path.name for path in run.glob("replay-*")] == ["replay-140.pt"]
+    os.unlink(run / "replay-140.pt")
+    with pytest.raises(
+        UsageError, match=r"checkpoint.pt goes with a replay that is not there any more, replay-140\.pt"
+    ):
+        accel_rl.train(resume=run, steps=180)
+
+
+def start(out: Path) -> Command:
+    flags = [(f"--{name.replace('_', '-')}", value) for name, value in CARTPOLE.items() if name != "tensorboard"]
+    return Command(
+        "train", "--out", out, "--steps", STEPS, "--no-tensorboard", *(word for flag in flags for word in flag)
+    )
+
+
+def has_row(run: Path, step: int) -> bool:
+    return (run / "progress.csv").exists() and int(rows(run)[-1]["time/total_timesteps"]) >= step
+
+
+def test_a_terminated_run_goes_on(whole: Path, tmp_path: Path) -> None:
+    """Would catch a stop in the middle of a log interval that shows in what follows."""
+    run = tmp_path / "run"
+    command = start(run)
+    command.wait_for(lambda: has_row(run, 100))
+    command.process.send_signal(signal.SIGTERM)
+    assert command.finish(within_s=5).status == 143
+    assert 100 <= checkpoint.load(run / "checkpoint.pt")["steps"] < STEPS
+    accel_rl.train(resume=run)  # up to the steps that it was created for
+    assert_same_run(run, whole)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+    """Would catch rows that stand twice, or a checkpoint and a log that do not belong together."""
+    run = tmp_path / "run"
+    command = start(run)
+    command.wait_for(lambda: has_row(run, 700))
+    command.process.kill()
+    assert command.finish(within_s=5).status == -signal.SIGKILL
+    steps = checkpoint.load(run / "checkpoint.pt")["steps"]
+    assert 400 <= steps < STEPS and steps % 400 == 0
+    with (run / "progress.csv").open("a") as file:
+        file.write("12")  # as if it had died while it wrote
+    accel_rl.train(resume=run)
+    assert_same_run(run, whole)
+
+
+def test_where_there_is_no_state_a_new_episode_starts(tmp_path: Path) -> None:
+    """Would catch environments that are resumed wrongly in silence, because they cannot be saved."""
+    for name in ("Unpicklable", "Deceptive"):
+        settings = {**CARTPOLE, "env": f"{TOYS}:{name}", "schedule_steps": None}
+        run = accel_rl.train(**settings, steps=100, out=tmp_path / name)
+        accel_rl.train(resume=run, steps=200)
+        log = (run / "log.txt").read_text()
+        assert "these environments have no state to save and start a new episode: [0, 1, 2, 3]" in log
+        assert "resumed at step 100" in log
+        assert [row["time/total_timesteps"] for row in rows(run)] == ["100", "200"]
+
+
+def test_lost_environments_stay_counted(tmp_path: Path) -> None:
+    """Would catch a count of losses that starts anew, and with it the seeds of what replaces lost environments."""
+    options = {"how": "raise", "at_step": 3, "lengths": [0], "once": str(tmp_path / "once")}
+    settings = {**CARTPOLE, "env": f"{TOYS}:Broken", "env_options": options, "on_env_error": "restart"}
+    settings |= {"decorrelation_steps": 0}
+    run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
+    os.unlink(tmp_path / "once")
+    accel_rl.train(resume=run, steps=200)
+    assert [row["rollout/env_restarts"] for row in rows(run)] == ["1", "1"]

@@ -1,0 +1,501 @@
+"""Learners on a central store: one alone is LocalUpdate, two are their equations written out in NumPy."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_rl.errors import UsageError
+from accel_rl.updates import CentralStore, CentralUpdate, LocalUpdate, shared_state
+from accel_rl.updates.cuda_graphs import CudaGraphs
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, Rule, TorchRule
+from tests.helpers.store_process import Process, Weights, learn
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+RULES: list[Rule] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
+# In the store's memory, or through copies as on a GPU.
+PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=NO_GPU)]
+RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
+
+
+def make_network(device: str = "cpu") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3)).to(device)
+
+
+def make_store(network: nn.Module, rule: Rule, *, options: dict[str, Any] | None = None, **more: Any) -> CentralStore:
+    """options: those of the update that decide what is shared."""
+    values = LocalUpdate(deepcopy(network).cpu(), rule).parameters.values
+    return CentralStore(values, shared_state(rule, values, **(options or {})), **more)
+
+
+def minimize(update: LocalUpdate, index: int) -> dict[str, Tensor]:
+    """The index-th of some updates that are the same for every learner."""
+    network, device = update.module, update.parameters.values.device
+    x = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(index)).to(device)
+
+    def loss(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        squares = (network(x) - x[:, 0, 0, :3]).square().sum()
+        return squares, {"squares": squares.detach()}
+
+    if index % 3 == 2:
+        return {"grad_norm": update.step(loss(x)[0], torch.tensor(6, device=device), RATES[index])}
+    return update.minimize(loss, {"x": x}, torch.tensor(6, device=device), RATES[index])
+
+
+def assert_equal(value: Tensor, expected: Tensor) -> None:
+    """Bit for bit, where convolutions are."""
+    if expected.device.type == "cpu":
+        assert torch.equal(value, expected)
+    else:
+        torch.testing.assert_close(value.to(expected.device), expected, rtol=1e-3, atol=1e-4)
+
+
+def assert_same_state(update: CentralUpdate, local: LocalUpdate) -> None:
+    update.flush()
+    state, expected = update.state_dict(), local.state_dict()
+    assert state.keys() == {*expected, "target"}
+    assert_equal(state["parameters"], expected["parameters"])
+    assert state["rule"].keys() == expected["rule"].keys()
+    for name, value in expected["rule"].items():
+        assert_equal(state["rule"][name], value)
+
+
+def same_parameters(module: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(*pair) for pair in zip(module.parameters(), other.parameters(), strict=True))
+
+
+def same(module: nn.Module, other: nn.Module) -> bool:
+    buffers = zip(module.buffers(), other.buffers(), strict=True)
+    return same_parameters(module, other) and all(torch.equal(*pair) for pair in buffers)
+
+
+# ---- alone ----
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("own_state", [False, True])
+@pytest.mark.parametrize(("device", "in_place"), PLACES)
+def test_alone_it_is_the_local_update(rule: Rule, own_state: bool, device: str, in_place: bool) -> None:
+    """Would catch a chunk left out or updated twice, a state that is not written back, a counter that counts chunks, a
+    gradient clipped by chunks, and a learner that is left with something else than the store."""
+    for num_chunks, locks in ((1, True), (3, True), (3, False)):
+        options = {"own_state": own_state}
+        local = LocalUpdate(make_network(device), rule, 0.5, cuda_graphs=False)
+        store = make_store(local.module, rule, options=options, num_chunks=num_chunks, locks=locks)
+        update = CentralUpdate(
+            make_network(device), rule, store, 0.5, in_place=in_place, cuda_graphs=False, own_state=own_state
+        )
+        for index in range(6):
+            expected, stats = minimize(local, index), minimize(update, index)
+            for name, value in expected.items():
+                assert_equal(stats[name], value)
+            assert stats.get("staleness", 0) == 0
+            assert torch.equal(update.parameters.values.cpu(), store.read()["parameters"])
+            assert_equal(update.parameters.values, local.parameters.values)
+            assert_same_state(update, local)
+        assert [part.version for part in store.chunks] == [6] * num_chunks
+        update.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=NO_GPU)])
+def test_a_graph_ends_with_the_gradient(device: str) -> None:
+    """Would catch a CUDA graph that keeps the store's memory for itself, or updates before others are looked at. (On
+    the CPU: the buffers that a graph would read.)"""
+    local = LocalUpdate(make_network(device), Adam(), 0.5, cuda_graphs=False)
+    update = CentralUpdate(make_network(device), Adam(), make_store(local.module, Adam()), 0.5)
+    if device == "cpu":
+        update._graphs = CudaGraphs(update._body, torch.device(device))
+    x = torch.randn(6, 2, 6, 6, device=device)
+
+    def minimize(update: LocalUpdate) -> dict[str, Tensor]:
+        loss = update.__dict__.setdefault("loss_of_test", lambda x: (update.module(x).square().sum(), {}))
+        return update.minimize(loss, {"x": x}, torch.tensor(6, device=device), 1e-2)
+
+    for _ in range(5):
+        assert_equal(minimize(update)["grad_norm"], minimize(local)["grad_norm"])
+        assert_same_state(update, local)
+    update.close()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+def test_multi_step_adam_alone_is_adam(n: int) -> None:
+    """Would catch beta^n with another n than that of the updates made, a step that is counted twice or lost at the end,
+    and an exchange that comes too early or late."""
+    local = LocalUpdate(make_network(), Adam(), 0.5)
+    store = make_store(local.module, Adam(), options={"updates_per_exchange": n})
+    update = CentralUpdate(make_network(), Adam(), store, 0.5, updates_per_exchange=n)
+    for index in range(10):
+        minimize(local, index)
+        minimize(update, index)
+        assert torch.equal(update.parameters.values, local.parameters.values)
+        update.state_dict()  # to look is not to exchange
+        assert [part.version for part in store.chunks] == [(index + 1) // n] * 3
+    assert_same_state(update, local)
+    assert torch.equal(store.read()["square"], local.rule_state["square"])
+    assert [part.version for part in store.chunks] == [-(-10 // n)] * 3
+    update.flush()
+    assert store.chunks[0].version == -(-10 // n), "nothing was pending"
+
+
+# ---- two, in a scripted order ----
+
+
+class Numbers:
+    """What two learners do to a vector w with the loss |w - c|^2 / 2, by hand: `update` has the rule."""
+
+    def __init__(self, start: np.ndarray[Any, Any], own_state: bool):
+        self.central, self.local = start.copy(), {name: start.copy() for name in "ab"}
+        self.states: dict[str, dict[str, Any]] = {}
+        self.own_state = own_state
+
+    def state(self, learner: str) -> dict[str, Any]:
+        return self.states.setdefault(learner if self.own_state else "central", {"m": 0.0, "v": 0.0, "t": 0})
+
+    def gradient(self, learner: str, goal: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        gradient = self.local[learner] - goal
+        norm = np.linalg.norm(gradient)
+        return gradient * min(norm, 0.5) / (norm + 1e-7)
+
+    def update(self, learner: str, goal: np.ndarray[Any, Any], rate: float, rule: Rule) -> None:
+        g, state = self.gradient(learner, goal), self.state(learner)
+        if isinstance(rule, RMSProp):
+            state["v"] = rule.decay * state["v"] + (1 - rule.decay) * g**2
+            self.central = self.central - rate * g / np.sqrt(state["v"] + rule.epsilon)
+        elif isinstance(rule, MomentumSGD):
+            state["m"] = rule.momentum * state["m"] + (1 - rule.momentum) * g
+            self.central = self.central - rate * state["m"]
+        elif isinstance(rule, Adam):
+            self.central = self.central - adam_step(state, g, rate, rule)
+        self.local[learner] = self.central.copy()
+
+    def pull(self, learner: str) -> None:
+        self.local[learner] = self.central.copy()
+
+
+def adam_step(state: dict[str, Any], g: Any, rate: float, rule: Adam) -> Any:
+    state["t"] += 1
+    a = rate * np.sqrt(1 - rule.beta2 ** state["t"]) / (1 - rule.beta1 ** state["t"])
+    state["m"] = rule.beta1 * state["m"] + (1 - rule.beta1) * g
+    state["v"] = rule.beta2 * state["v"] + (1 - rule.beta2) * g**2
+    return a * state["m"] / (np.sqrt(state["v"]) + rule.epsilon)
+
+
+class MultiStepNumbers(Numbers):
+    """Appendix A as it is printed, with its accumulators."""
+
+    def __init__(self, start: np.ndarray[Any, Any], n: int):
+        super().__init__(start, own_state=True)
+        self.n, self.shared = n, {"m": np.zeros_like(start), "v": np.zeros_like(start)}
+        self.sums = {name: {"count": 0, "g": 0.0, "g2": 0.0, "s": 0.0} for name in "ab"}
+
+    def update(self, learner: str, goal: np.ndarray[Any, Any], rate: float, rule: Rule) -> None:
+        assert isinstance(rule, Adam)
+        g, sums = self.gradient(learner, goal), self.sums[learner]
+        s = adam_step(self.state(learner), g, rate, rule)
+        self.local[learner] = self.local[learner] - s
+        sums["count"] += 1
+        sums["g"] = rule.beta1 * sums["g"] + g
+        sums["g2"] = rule.beta2 * sums["g2"] + g**2
+        sums["s"] = sums["s"] + s
+        if sums["count"] == self.n:
+            self.exchange(learner, rule)
+
+    def exchange(self, learner: str, rule: Adam) -> None:
+        sums, shared = self.sums[learner], self.shared
+        self.central = self.central - sums["s"]
+        shared["m"] = rule.beta1 ** sums["count"] * shared["m"] + (1 - rule.beta1) * sums["g"]
+        shared["v"] = rule.beta2 ** sums["count"] * shared["v"] + (1 - rule.beta2) * sums["g2"]
+        self.local[learner] = self.central.copy()
+        self.state(learner).update({name: value.copy() for name, value in shared.items()})
+        self.sums[learner] = {"count": 0, "g": 0.0, "g2": 0.0, "s": 0.0}
+
+    def pull(self, learner: str) -> None:
+        self.exchange(learner, ADAM)  # with no updates pending: a plain copy
+
+
+ADAM = Adam(beta1=0.8, beta2=0.9, epsilon=1e-2)
+SCRIPT = ["a", "b", "b", "a", "pull b", "a", "a", "b", "pull a", "b", "a", "b", "b", "b", "a", "a", "a"]
+SCRIPT += ["b", "b", "b", "pull a", "b", "a"]  # pulled when some updates are pending, and others have exchanged theirs
+CASES: dict[str, tuple[Rule, dict[str, Any], Callable[[np.ndarray[Any, Any]], Numbers]]] = {
+    "shared rmsprop": (RMSProp(0.9, 1e-2), {}, lambda start: Numbers(start, own_state=False)),
+    "own rmsprop": (RMSProp(0.9, 1e-2), {"own_state": True}, lambda start: Numbers(start, own_state=True)),
+    "own momentum": (MomentumSGD(0.7), {"own_state": True}, lambda start: Numbers(start, own_state=True)),
+    "shared adam": (ADAM, {}, lambda start: Numbers(start, own_state=False)),
+    "own adam": (ADAM, {"own_state": True}, lambda start: Numbers(start, own_state=True)),
+    **{
+        f"multi-step adam {n}": (ADAM, {"updates_per_exchange": n}, lambda start, n=n: MultiStepNumbers(start, n))
+        for n in (1, 2, 3)
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("device", "in_place"), PLACES)
+@pytest.mark.parametrize("locks", [True, False])
+def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: bool) -> None:
+    """Would catch a learner that goes on from its own values instead of the central ones, a state that is shared when
+    it should not be or the reverse, and terms of the exchange that only show with another learner about."""
+    rule, options, by_hand = CASES[name]
+    random = np.random.default_rng(0)
+    goals, start = random.normal(size=(len(SCRIPT), 11)), random.normal(size=11)
+    hand = by_hand(start)
+    networks = {learner: Weights(11, torch.float64) for learner in "ab"}
+    networks["a"].weight.data.copy_(torch.from_numpy(start))
+    store = make_store(networks["a"], rule, options=options, locks=locks)
+    updates = {
+        learner: CentralUpdate(network.to(device), rule, store, 0.5, in_place=in_place, cuda_graphs=False, **options)
+        for learner, network in networks.items()
+    }
+    for action, goal in zip(SCRIPT, goals, strict=True):
+        learner = action[-1]
+        if action.startswith("pull"):
+            updates[learner].pull()
+            hand.pull(learner)
+        else:
+            c = torch.from_numpy(goal).to(device)
+            loss_sum = (networks[learner].weight - c).square().sum() / 2
+            updates[learner].step(loss_sum, torch.tensor(1, device=device), 0.1)
+            hand.update(learner, goal, 0.1, rule)
+        np.testing.assert_allclose(store.read()["parameters"], hand.central, rtol=1e-11, atol=1e-13)
+        for each, update in updates.items():
+            np.testing.assert_allclose(update.parameters.values.cpu(), hand.local[each], rtol=1e-11, atol=1e-13)
+    for update in updates.values():
+        update.close()
+
+
+def test_staleness() -> None:
+    """Would catch own updates that count as others', and looks at the store that do not count."""
+    store = make_store(make_network(), RMSProp())
+    updates = {name: CentralUpdate(make_network(), RMSProp(), store) for name in "abc"}
+    found = []
+    for action in ["a", "a", "b", "a", "pull c", "c", "c", "a", "b"]:
+        if action.startswith("pull"):
+            updates[action[-1]].pull()
+        else:
+            found.append(float(minimize(updates[action], 0)["staleness"]))
+    assert found == [0, 0, 2, 1, 0, 0, 2, 4]
+
+
+def test_staleness_is_a_mean_over_chunks() -> None:
+    """Would catch one chunk that stands for all."""
+    store = make_store(make_network(), SGD())
+    update = CentralUpdate(make_network(), SGD(), store)
+    for part in store.chunks[1:]:
+        part.copy_to_staging()
+        part.publish()
+    assert float(minimize(update, 0)["staleness"]) == pytest.approx(2 / 3)
+
+
+def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
+    """Would catch updates between two exchanges that pretend to have seen the store."""
+    options = {"updates_per_exchange": 2}
+    store = make_store(make_network(), Adam(), options=options)
+    a, b = (CentralUpdate(make_network(), Adam(), store, **options) for _ in range(2))
+    found = [float(minimize(update, 0)["staleness"]) for update in (a, a, b, b, b, a, a)]
+    assert found == [0, 0, 0, 1, 1, 0, 1]
+
+
+def test_seconds_are_those_since_the_last_reading() -> None:
+    """Would catch waiting that is logged again and again."""
+    store = make_store(make_network(), SGD())
+    store.waited_s = 3.0
+    update = CentralUpdate(make_network(), SGD(), store)
+    store.waited_s += 0.5
+    assert update.read_seconds() == {"lock": 0.5}
+    assert update.read_seconds() == {"lock": 0.0}
+
+
+def test_what_two_processes_do_adds_up() -> None:
+    """Would catch an update or a statistic that is lost, and learners with different targets of the same count."""
+    store = make_store(Weights(1000), SGD(), statistics={"count": torch.zeros((), dtype=torch.float64)})
+    processes = [Process(store, learn, 1000, 300) for _ in range(2)]
+    for process in processes:
+        process.hear()
+    for process in processes:
+        process.say()
+    first, second = (json.loads(process.finish()) for process in processes)
+    assert store.read()["parameters"].unique().tolist() == [-600]
+    assert [part.version for part in store.chunks] == [600] * 3
+    assert store.statistics.current["count"] == 600
+    both = first.keys() & second.keys()
+    assert {count: first[count] for count in both} == {count: second[count] for count in both}
+    assert both
+
+
+# ---- statistics and target ----
+
+
+def test_exclusive_statistics() -> None:
+    """Would catch an old copy that overwrites what another learner has added, and a failure that leaves half of it."""
+    start = {"count": torch.tensor(1.0, dtype=torch.float64), "mean": torch.ones(4, dtype=torch.float64)}
+    store = make_store(make_network(), SGD(), statistics=start)
+    a, b = (CentralUpdate(make_network(), SGD(), store) for _ in range(2))
+    mine, other = ({name: torch.zeros_like(value) for name, value in start.items()} for _ in range(2))
+    for update, buffers, expected in ((a, mine, 1), (b, other, 2), (b, other, 3), (a, mine, 4)):
+        with update.exclusive(buffers):
+            assert all((value == expected).all() for value in buffers.values())
+            for value in buffers.values():
+                value += 1
+    with contextlib.suppress(KeyError), b.exclusive(other):
+        other["mean"] += 10
+        raise KeyError
+    with a.exclusive(mine):
+        assert mine["mean"].tolist() == [5] * 4
+    with pytest.raises(ValueError, match=r"holds the statistics \['count', 'mean'\], not \['count'\]"):
+        a.exclusive({"count": mine["count"]}).__enter__()
+
+
+@pytest.mark.parametrize(("device", "in_place"), PLACES)
+def test_one_target_for_all(device: str, in_place: bool) -> None:
+    """Would catch targets of one count that differ, a target renewed twice for a count or never, one in the wrong order
+    or layout, and one without its buffers."""
+    store = make_store(make_network(), Adam())
+    a, b = (CentralUpdate(make_network(device), Adam(), store, in_place=in_place, cuda_graphs=False) for _ in range(2))
+    targets = [deepcopy(a.module), deepcopy(b.module)]
+
+    initial = deepcopy(a.module)
+    minimize(a, 0)
+    a.renew(targets[0], 0)
+    assert same(targets[0], initial)
+    minimize(b, 1)
+    a.renew(targets[0], 1)  # what b has made of the parameters, though a has not seen it yet
+    a.pull()
+    assert [torch.equal(*pair) for pair in zip(targets[0].parameters(), b.module.parameters(), strict=True)] == [
+        True
+    ] * 6
+    assert same(targets[0], a.module), "buffers"
+    first = deepcopy(targets[0])
+    minimize(a, 2)
+    a.renew(targets[0], 1)
+    b.renew(targets[1], 1)
+    assert same_parameters(targets[0], first) and same_parameters(targets[1], first)
+    b.renew(targets[1], 3)
+    a.renew(targets[0], 2)  # late: the newer one is there
+    assert same_parameters(targets[0], a.module) and same_parameters(targets[1], a.module)
+
+
+def test_a_target_includes_what_is_pending() -> None:
+    """Would catch a learner alone whose target lags behind that of LocalUpdate."""
+    local = LocalUpdate(make_network(), Adam())
+    options = {"updates_per_exchange": 4}
+    update = CentralUpdate(make_network(), Adam(), make_store(local.module, Adam(), options=options), **options)
+    targets = [deepcopy(local.module), deepcopy(local.module)]
+    for index in range(3):
+        for each, target in zip((local, update), targets, strict=True):
+            minimize(each, index)
+            each.renew(target, index // 2)
+    assert same_parameters(*targets)
+
+
+# ---- checkpoints and refusals ----
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (RMSProp(), {}),
+        (Adam(), {}),
+        (Adam(), {"own_state": True}),
+        (TorchRule("Adam"), {"own_state": True}),
+        (Adam(), {"updates_per_exchange": 3}),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_resumes_bit_for_bit(rule: Rule, options: dict[str, Any], in_place: bool) -> None:
+    """Would catch a state that stays behind, here or in the store, and pending updates that are forgotten; also when
+    the store is cut otherwise."""
+
+    def make(num_chunks: int) -> CentralUpdate:
+        store = make_store(make_network(), rule, options=options, num_chunks=num_chunks)
+        return CentralUpdate(make_network(), rule, store, 0.5, in_place=in_place, **options)
+
+    local, update, again = LocalUpdate(make_network(), rule, 0.5), make(3), make(2)
+    for index in range(4):
+        minimize(local, index)
+        minimize(update, index)
+    minimize(again, 9)
+    target = deepcopy(update.module)
+    update.renew(target, 5)
+    update.flush()
+    again.load_state_dict(deepcopy(update.state_dict()))
+    again.module.load_state_dict({**again.module.state_dict(), **dict(update.module.named_buffers())})
+    assert_parameters(again, update.parameters.values)
+    local.renew(deepcopy(local.module), 5)
+    for index in range(4, 8):
+        for each in (local, update, again):
+            minimize(each, index)
+    for each in (update, again):
+        assert_same_state(each, local)
+        assert_parameters(each, local.parameters.values)
+    before = deepcopy(target)
+    again.renew(target, 5)
+    assert same_parameters(target, before), "renewed once more"
+    another, its_target = CentralUpdate(make_network(), rule, again.store, **options), make_network()
+    another.renew(its_target, 5)
+    assert same_parameters(its_target, before), "a learner that was not there before"
+    third = CentralUpdate(make_network(), rule, again.store, **options)
+    third.load_private_state(update.private_state())
+    with torch.no_grad():
+        its_target[3].weight.zero_()
+    third.renew(its_target, 5)
+    assert not its_target[3].weight.any(), "one that has that target already"
+    again.renew(target, 6)
+    assert same_parameters(target, again.module)
+
+
+def assert_parameters(update: CentralUpdate, expected: Tensor) -> None:
+    assert torch.equal(update.parameters.values, expected)
+    assert torch.equal(update.store.read()["parameters"], expected)
+
+
+def test_starts_with_what_is_in_the_store() -> None:
+    """Would catch learners that start from different networks."""
+    store = make_store(make_network(), SGD())
+    torch.manual_seed(1)
+    network = make_network()
+    nn.init.ones_(network[3].weight)
+    update = CentralUpdate(network, SGD(), store)
+    assert same_parameters(network, make_network())
+    assert_parameters(update, store.read()["parameters"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        (TorchRule("Adam"), {}, r"state of TorchRule\('Adam'\) is not there .* choose rmsprop"),
+        (RMSProp(), {"updates_per_exchange": 2}, "updates_per_exchange=2 is for Adam, not for RMSProp"),
+        (TorchRule("Adam"), {"updates_per_exchange": 2}, "is for Adam, not for TorchRule"),
+        (Adam(), {"updates_per_exchange": 0}, "updates_per_exchange=0 must be at least 1"),
+        (Adam(), {"updates_per_exchange": 2, "own_state": True}, "leave one of them out"),
+    ],
+)
+def test_rules_that_cannot_be_shared(rule: Rule, options: dict[str, Any], message: str) -> None:
+    """Would catch a rule that runs, but not as it was meant."""
+    store = make_store(make_network(), SGD())
+    with pytest.raises(UsageError, match=message):
+        CentralUpdate(make_network(), rule, store, **options)
+    with pytest.raises(UsageError, match=message):
+        shared_state(rule, torch.zeros(3), **options)
+
+
+@pytest.mark.parametrize(
+    ("network", "rule", "message"),
+    [
+        (Weights(3), SGD(), "holds 277 parameters of torch.float32, but the network has 3 of torch.float32"),
+        (make_network().double(), SGD(), "the network has 277 of torch.float64"),
+        (make_network(), Adam(), r"holds a rule's \[\], but Adam\(.* shares \['mean', 'square', 'step'\] here"),
+    ],
+)
+def test_a_store_for_something_else(network: nn.Module, rule: Rule, message: str) -> None:
+    """Would catch a state that is silently kept from the others, or parameters that are cut off or cast."""
+    store = make_store(make_network(), SGD())
+    with pytest.raises(ValueError, match=message):
+        CentralUpdate(network, rule, store)

@@ -1,0 +1,229 @@
+"""rules.py against slow loops over single numbers, printed numbers, and PyTorch."""
+
+import dataclasses
+import io
+import math
+
+import pytest
+import torch
+
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, TorchRule, make_rule
+
+RULES = [
+    RMSProp(),
+    RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
+    Adam(),
+    MomentumSGD(),
+    SGD(),
+    TorchRule("Adam", eps=1e-5),
+    TorchRule("AdamW", weight_decay=0.1),
+    TorchRule("RMSprop", momentum=0.9, centered=True),
+    TorchRule("SGD", momentum=0.9, nesterov=True),
+    TorchRule("Adagrad", initial_accumulator_value=0.1),
+    TorchRule("NAdam"),
+]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+LEARNING_RATES = [1e-2, 7e-3, 5e-3, 4e-3, 1e-3, 5e-4]  # a schedule: it changes with every update
+
+
+def random_problem(size=37, dtype=torch.float64):
+    """Parameters [P] and one gradient per learning rate, of very different sizes."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1 + len(LEARNING_RATES), size, generator=generator, dtype=dtype)
+    return values[0].clone(), list(values[1:] * torch.logspace(-5, 1, size, dtype=dtype))
+
+
+def run(rule, parameters, gradients, learning_rates=LEARNING_RATES, state=None):
+    """Updates a copy of parameters; returns it and the state."""
+    parameters = parameters.clone()
+    state = rule.init(parameters) if state is None else state
+    for gradient, learning_rate in zip(gradients, learning_rates, strict=True):
+        rule.apply(parameters, gradient, learning_rate, state)
+    return parameters, state
+
+
+def trace(rule, gradient, learning_rate, num_steps=3):
+    """A parameter that starts at 0 after 1, 2, 3 updates with the same gradient."""
+    parameters = torch.zeros(1, dtype=torch.float64)
+    gradient = torch.full_like(parameters, gradient)
+    state = rule.init(parameters)
+    values = []
+    for _ in range(num_steps):
+        rule.apply(parameters, gradient, learning_rate, state)
+        values.append(float(parameters))
+    return values
+
+
+def slow_rmsprop(theta, gradients, decay, epsilon, momentum, square):
+    delta = 0.0
+    for g, lr in zip(gradients, LEARNING_RATES, strict=True):
+        square = decay * square + (1 - decay) * g * g
+        delta = momentum * delta + lr * g / math.sqrt(square + epsilon)
+        theta -= delta
+    return theta
+
+
+def slow_adam(theta, gradients, beta1, beta2, epsilon):
+    m = v = 0.0
+    for t, (g, lr) in enumerate(zip(gradients, LEARNING_RATES, strict=True), start=1):
+        a = lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        theta -= a * m / (math.sqrt(v) + epsilon)
+    return theta
+
+
+def slow_momentum_sgd(theta, gradients, momentum):
+    m = 0.0
+    for g, lr in zip(gradients, LEARNING_RATES, strict=True):
+        m = momentum * m + (1 - momentum) * g
+        theta -= lr * m
+    return theta
+
+
+@pytest.mark.parametrize(
+    ("rule", "slow"),
+    [
+        (RMSProp(), lambda *a: slow_rmsprop(*a, 0.99, 1e-5, 0, 0)),
+        (RMSProp(0.95, 0.1, 0.5, 1.0), lambda *a: slow_rmsprop(*a, 0.95, 0.1, 0.5, 1.0)),
+        (Adam(), lambda *a: slow_adam(*a, 0.9, 0.999, 1e-5)),
+        (Adam(0.5, 0.9, 1e-2), lambda *a: slow_adam(*a, 0.5, 0.9, 1e-2)),
+        (MomentumSGD(), lambda *a: slow_momentum_sgd(*a, 0.9)),
+        (SGD(), lambda *a: slow_momentum_sgd(*a, 0)),
+    ],
+    ids=lambda value: None if callable(value) else repr(value),
+)
+def test_rule_is_its_equation(rule, slow):
+    """Catches a term out of order, a hyperparameter not used, a learning rate remembered too long."""
+    start, gradients = random_problem()
+    actual, _ = run(rule, start, gradients)
+    columns = zip(*(gradient.tolist() for gradient in gradients), strict=True)
+    expected = [slow(theta, column) for theta, column in zip(start.tolist(), columns, strict=True)]
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("rule", "gradient", "learning_rate", "expected"),
+    [
+        (RMSProp(), 1e-3, 7e-4, [-2.2125e-4, -4.4239e-4, -6.6342e-4]),
+        (TorchRule("RMSprop", alpha=0.99, eps=1e-5), 1e-3, 7e-4, [-6.3636e-3, -1.09973e-2, -1.48363e-2]),
+        (RMSProp(epsilon=0.1, initial_square=1), 0.1, 3e-4, [-2.87335e-5, -5.75970e-5, -8.65910e-5]),
+        (Adam(), 1e-4, 1e-3, [-2.4025e-4, -5.4922e-4, -9.0299e-4]),
+        (TorchRule("Adam", eps=1e-5), 1e-4, 1e-3, [-9.0909e-4, -1.81818e-3, -2.72727e-3]),
+    ],
+    ids=repr,
+)
+def test_printed_numbers(rule, gradient, learning_rate, expected):
+    """Catches epsilon on the wrong side of the root and a wrong first accumulator."""
+    assert trace(rule, gradient, learning_rate) == pytest.approx(expected, rel=3e-5)
+
+
+def test_adam_is_torch_adam_with_another_epsilon():
+    """Catches a bias correction that is not Adam's: eps-hat = eps / sqrt(1 - beta2^t) in PyTorch's form."""
+    start, gradients = random_problem()
+    expected = start.clone()
+    optimizer = torch.optim.Adam([expected])
+    for t, (gradient, learning_rate) in enumerate(zip(gradients, LEARNING_RATES, strict=True), start=1):
+        optimizer.param_groups[0].update(lr=learning_rate, eps=1e-5 / math.sqrt(1 - 0.999**t))
+        expected.grad = gradient
+        optimizer.step()
+    torch.testing.assert_close(run(Adam(), start, gradients)[0], expected, rtol=1e-11, atol=1e-11)
+
+
+def test_momentum_sgd_starts_from_zero():
+    """Catches PyTorch's first step, which is 1 / (1 - momentum) times as large."""
+    assert trace(MomentumSGD(0.9), 1.0, 1.0) == pytest.approx([-0.1, -0.29, -0.561])
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if isinstance(rule, TorchRule)], ids=repr)
+def test_torch_rule_is_the_optimizer(rule):
+    """Catches state lost between updates, and a learning rate that does not arrive."""
+    start, gradients = random_problem(dtype=torch.float32)
+    expected = start.clone()
+    optimizer = getattr(torch.optim, rule.name)([expected], lr=1.0, **rule.options)
+    for gradient, learning_rate in zip(gradients, LEARNING_RATES, strict=True):
+        optimizer.param_groups[0]["lr"] = learning_rate
+        expected.grad = gradient
+        optimizer.step()
+    assert torch.equal(run(rule, start, gradients)[0], expected)
+
+
+@each_rule
+def test_state_resumes_bit_for_bit(rule):
+    """Catches anything that a rule remembers outside its state."""
+    start, gradients = random_problem(dtype=torch.float32)
+    expected, expected_state = run(rule, start, gradients)
+    half, state = run(rule, start, gradients[:3], LEARNING_RATES[:3])
+    checkpoint = io.BytesIO()
+    torch.save(state, checkpoint)
+    checkpoint.seek(0)
+    state = torch.load(checkpoint, weights_only=True)
+    # A rule made anew, as a new process would.
+    again = TorchRule(rule.name, **rule.options) if isinstance(rule, TorchRule) else dataclasses.replace(rule)
+    actual, state = run(again, half, gradients[3:], LEARNING_RATES[3:], state)
+    assert torch.equal(actual, expected)
+    assert state.keys() == expected_state.keys()
+    assert all(torch.equal(state[key], expected_state[key]) for key in state)
+
+
+@each_rule
+def test_updates_in_place(rule):
+    """Catches new tensors, which a shared-memory store would not see, and a gradient that is used up."""
+    parameters, gradients = random_problem(dtype=torch.float32)
+    state = rule.init(parameters)
+    rule.apply(parameters, gradients[0], 1e-2, state)
+    addresses = [tensor.data_ptr() for tensor in (parameters, *state.values())]
+    before = gradients[1].clone()
+    rule.apply(parameters, gradients[1], 1e-2, state)
+    assert [tensor.data_ptr() for tensor in (parameters, *state.values())] == addresses
+    assert torch.equal(gradients[1], before)
+    assert parameters.grad is None
+
+
+@each_rule
+def test_chunks_update_like_the_whole(rule):
+    """Catches a rule that mixes elements: the central store updates chunk by chunk."""
+    start, gradients = random_problem()
+    chunks = [slice(0, 10), slice(10, 37)]
+    parts = [run(rule, start[chunk], [gradient[chunk] for gradient in gradients])[0] for chunk in chunks]
+    torch.testing.assert_close(torch.cat(parts), run(rule, start, gradients)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_adam_counts_steps_exactly():
+    """Catches a count that stops in float32, after 2^24 updates."""
+    state = Adam().init(torch.zeros(1))
+    state["step"].fill_(2**24)
+    Adam().apply(torch.zeros(1), torch.zeros(1), 1e-3, state)
+    assert float(state["step"]) == 2**24 + 1
+
+
+def test_make_rule():
+    """Catches a name that leads to the wrong rule, and hyperparameters that get lost."""
+    assert make_rule("rmsprop", decay=0.9, momentum=0.5) == RMSProp(decay=0.9, momentum=0.5)
+    assert make_rule("adam", epsilon=1e-3) == Adam(epsilon=1e-3)
+    assert make_rule("momentum_sgd", momentum=0.5) == MomentumSGD(0.5)
+    assert make_rule("sgd") == SGD()
+    rule = make_rule("torch.AdamW", weight_decay=0.1)
+    assert isinstance(rule, TorchRule)
+    assert (rule.name, rule.options) == ("AdamW", {"weight_decay": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters", "message"),
+    [
+        ("rmsporp", {}, "did you mean rmsprop"),
+        ("AdamW", {}, "did you mean .*torch.AdamW"),
+        ("torch.adamw", {}, "did you mean torch.AdamW"),
+        ("torch.Optimizer", {}, "not an update rule"),
+        ("xyz", {}, "choose from rmsprop, adam, momentum_sgd, sgd, torch.ASGD"),
+        ("adam", {"eps": 1e-5}, "adam has no eps, only beta1, beta2, epsilon"),
+        ("torch.Adam", {"epsilon": 1e-5}, "epsilon"),
+        ("torch.Adam", {"lr": 1e-3}, "learning rate is not one"),
+        ("torch.LBFGS", {}, "closure"),
+        ("torch.SparseAdam", {}, "dense gradients"),
+    ],
+)
+def test_make_rule_refuses_what_it_cannot_make(name, hyperparameters, message):
+    """Catches a typing error that would show only at the first update, or not at all."""
+    with pytest.raises(ValueError, match=message):
+        make_rule(name, **hyperparameters)

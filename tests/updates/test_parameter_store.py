@@ -1,0 +1,121 @@
+"""The central store between real processes: what is read is what was written, and nobody waits for the dead.
+
+ACCEL_RL_HAMMER_S: how many seconds of reading and writing are enough.
+"""
+
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from accel_rl.errors import UsageError
+from accel_rl.updates.optimizers import Adam
+from accel_rl.updates.parameter_store import CentralStore
+from tests.helpers.store_process import Process, check, fill, hammer, hold
+
+HAMMER_S = float(os.environ.get("ACCEL_RL_HAMMER_S", "1.5"))
+SIZE = 90_001
+
+
+def make_store(size: int = SIZE, **options: Any) -> CentralStore:
+    parameters = torch.zeros(size)
+    return CentralStore(
+        parameters, Adam().init(parameters), statistics={"mean": torch.zeros(5_000, dtype=torch.float64)}, **options
+    )
+
+
+def test_what_is_read_was_written() -> None:
+    """Would catch a read without the lock, a lock that excludes nobody, two parts with one lock, a flip before the
+    buffer is full, and counters that lag behind their vectors."""
+    store = make_store()
+    processes = [Process(store, hammer, HAMMER_S, is_writer) for is_writer in (True, True, False)]
+    for process in processes:
+        process.hear()
+    for process in processes:
+        process.say()
+    counts = [int(process.finish(60 + HAMMER_S)) for process in processes]
+    assert min(counts) > 0
+    for part in (*store.chunks, store.statistics, store.target):
+        assert part.version == counts[0] + counts[1]
+        check(part)
+
+
+def test_the_dead_hold_no_lock_and_have_written_nothing() -> None:
+    """Would catch locks that outlive their holder, and a half-written chunk taken for a new one."""
+    store = make_store()
+    parts = (store.chunks[0], store.statistics, store.target)
+    for part in parts:
+        fill(part, 1)
+        part.publish()
+    process = Process(store, hold)
+    assert process.hear() == "holding"
+    assert [part.take(wait=False) for part in (*parts, store.chunks[1])] == [False, False, False, True]
+    assert any((part.staging[name] == 99).any() for part in parts for name in part.staging), "nothing was under way"
+    process.kill()
+    for part in parts:
+        with store.holding(part):
+            assert part.version == 1
+            check(part)
+            fill(part, 2)  # over what the dead one has left
+            part.publish()
+            check(part)
+
+
+def test_whichever_is_free_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a loop that insists on its order, misses the chunk that was taken, or does not count the wait."""
+    store = make_store()
+    order: list[int] = []
+    process = Process(store, hold)
+    assert process.hear() == "holding"
+    sleep = time.sleep
+
+    def first_sleep(seconds: float) -> None:
+        process.say()  # only now does the other let go
+        monkeypatch.setattr(time, "sleep", sleep)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", first_sleep)
+    store.each_chunk(order.append)
+    process.kill()
+    assert order == [1, 2, 0]
+    assert store.waited_s > 0
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3, 7])
+@pytest.mark.parametrize("locks", [True, False])
+def test_whole_vectors_come_back(num_chunks: int, locks: bool) -> None:
+    """Would catch chunks that overlap or leave a gap, a state in the wrong chunk, and a dtype that changes."""
+    parameters = torch.arange(7, dtype=torch.float64)
+    state = {"mean": parameters + 10, "square": parameters + 20, "step": torch.tensor(5.0, dtype=torch.float64)}
+    store = CentralStore(parameters, state, num_chunks=num_chunks, locks=locks)
+    for factor in (1, 2, 3):
+        whole = {"parameters": parameters, **state}
+        for name, value in store.read().items():
+            assert value.dtype == torch.float64
+            assert torch.equal(value, factor * whole[name]), name
+        store.write({name: (factor + 1) * value for name, value in whole.items()})
+    assert [part.version for part in store.chunks] == [3] * num_chunks
+    assert torch.equal(store.target.current["parameters"], parameters)
+
+
+def test_an_update_that_fails_is_none() -> None:
+    """Would catch a lock that is kept, or a change that shows, after an exception in a visit."""
+    store = make_store(size=9)
+
+    def visit(chunk: int) -> None:
+        fill(store.chunks[chunk], 7)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.each_chunk(visit)
+    for part in store.chunks:
+        check(part)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 10])
+def test_chunks_that_cannot_be(num_chunks: int) -> None:
+    """Would catch empty chunks."""
+    with pytest.raises(UsageError, match=f"num_chunks={num_chunks} must be at least 1 and at most the 9 parameters"):
+        make_store(size=9, num_chunks=num_chunks)

@@ -1,0 +1,319 @@
+"""`minimize` against `step`, in slices, with masks, and through the buffers of a CUDA graph."""
+
+import logging
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_rl.updates import LocalUpdate
+from accel_rl.updates.cuda_graphs import MOST_KINDS, CudaGraphs
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, Rule, TorchRule
+from accel_rl.updates.update import slices
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=NO_GPU)]
+RULES: list[Rule] = [
+    RMSProp(),
+    RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
+    Adam(),
+    MomentumSGD(),
+    SGD(),
+    TorchRule("Adam", eps=1e-5),
+]
+
+
+class Learner:
+    """A small network, its loss, and how it learns: each one starts the same."""
+
+    def __init__(self, device: torch.device | str = "cpu", rule: Rule | None = None, **options: Any):
+        torch.manual_seed(0)
+        conv, head = nn.Conv2d(2, 4, 3), nn.Linear(64, 1)
+        self.network = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), head).to(device)
+        self.update = LocalUpdate(self.network, rule or RMSProp(), clip_grad_norm=0.5, **options)
+
+    def loss(self, x: Tensor, target: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        error = self.network(x).squeeze(-1) - target
+        squared, absolute = (valid * error.square()).sum(), (valid * error.abs()).sum()
+        return scale * squared + absolute, {"squared": squared.detach(), "absolute": absolute.detach()}
+
+    def replay(self) -> "Learner":
+        """Through the buffers that a graph would read, on whatever device."""
+        self.update._graphs = CudaGraphs(self.update._body, self.update.parameters.values.device)
+        return self
+
+    def minimize(self, index: int, num_samples: int = 30, scale: float = 1.0, rate: float = 1e-2) -> dict[str, Tensor]:
+        batch = make_batch(index, num_samples, scale, self.update.parameters.values.device)
+        return self.update.minimize(self.loss, batch, batch["valid"].sum(), rate)
+
+    @property
+    def values(self) -> Tensor:
+        return self.update.parameters.values
+
+
+def make_batch(
+    index: int, num_samples: int = 30, scale: float = 1.0, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(index)
+    batch = {
+        "x": torch.randn(num_samples, 2, 6, 6, generator=generator),
+        "target": torch.randn(num_samples, generator=generator),
+        "valid": torch.rand(num_samples, generator=generator) < 0.7,
+        "scale": torch.tensor(scale),
+    }
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def by_step(learner: Learner, index: int) -> dict[str, Tensor]:
+    """What `minimize` is to do, by `step`."""
+    batch = make_batch(index)
+    weight = batch["valid"].sum()
+    loss_sum, terms = learner.loss(**batch)
+    norm = learner.update.step(loss_sum, weight, 1e-2)
+    return {name: term / weight for name, term in terms.items()} | {"grad_norm": norm}
+
+
+def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert list(first) == list(second)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(
+    "make",
+    [lambda rule: Learner(rule=rule, slice_elements=500), lambda rule: Learner(rule=rule).replay()],
+    ids=["slices", "buffers"],
+)
+def test_minimize_is_step(make: Callable[[Rule], Learner], rule: Rule) -> None:
+    """Would catch a slice or sample lost, a gradient left over, a rule that runs twice or never, a frozen step count,
+    and statistics that a later update overwrites."""
+    expected, actual = Learner(rule=rule), make(rule)
+    stats = [(by_step(expected, index), actual.minimize(index)) for index in range(6)]
+    for first, second in stats:
+        assert_close(first, second)
+    # Adam's first steps have the sign of the gradient, however small: rounding there is larger than elsewhere.
+    torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
+
+
+def test_slices_are_the_whole() -> None:
+    """Would catch samples that are left out, counted twice, or reordered; and a setting that is cut."""
+    batch = make_batch(0, num_samples=31)
+    parts = list(slices(batch, most_elements=500))  # a sample has 72
+    assert [len(part["x"]) for part in parts] == [6, 6, 6, 6, 7]
+    for name in ("x", "target", "valid"):
+        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+    assert all(part["scale"] is batch["scale"] for part in parts)
+    assert len(list(slices(batch, most_elements=1))) == 31
+    assert len(list(slices(batch, most_elements=10**6))) == 1
+    assert list(slices({"scale": batch["scale"]}, 1)) == [{"scale": batch["scale"]}]
+
+
+def test_unequal_numbers_of_samples() -> None:
+    """Would catch a batch [T, B] beside one [T * B] that is cut without a word."""
+    with pytest.raises(ValueError, match=r"\{'x': 4, 'y': 2\}.*sliceable=False"):
+        list(slices({"x": torch.zeros(4), "y": torch.zeros(2, 2)}, 10))
+
+
+def test_what_is_not_sliceable_stays_whole() -> None:
+    """Would catch a recurrent batch [T, B] that is cut along time."""
+    learner = Learner(slice_elements=1)
+    seen = []
+
+    def loss(x: Tensor, start: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        seen.append((x.shape, start.shape))
+        return learner.network(x.flatten(0, 1)).sum(), {}
+
+    batch = {"x": torch.zeros(3, 4, 2, 6, 6), "start": torch.zeros(4)}
+    stats = learner.update.minimize(loss, batch, torch.tensor(12), 1e-2, sliceable=False)
+    assert seen == [((3, 4, 2, 6, 6), (4,))]
+    assert list(stats) == ["grad_norm"]
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_terms_are_means_over_valid_samples(buffers: bool) -> None:
+    """Would catch means over all samples, and a mean of the slices' means."""
+    learner = Learner(slice_elements=500)
+    batch = make_batch(3, num_samples=31)
+    valid = batch["valid"]
+    with torch.no_grad():
+        error = learner.network(batch["x"]).squeeze(-1) - batch["target"]
+    if buffers:
+        learner.replay()
+    stats = learner.minimize(3, num_samples=31)
+    assert stats["squared"].item() == pytest.approx(error[valid].square().mean().item(), rel=1e-5)
+    assert stats["absolute"].item() == pytest.approx(error[valid].abs().mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=NO_GPU)])
+def test_entries_for_samples_stay_entries(how: str) -> None:
+    """Would catch entries that are added up, divided by the weight, in another order, or overwritten by the next
+    update; a replay's priorities are such ones."""
+    device = "cuda:0" if how == "graph" else "cpu"
+    learner = Learner(device, slice_elements=500 if how == "slices" else 10**6)
+
+    def loss(x: Tensor, target: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        error = learner.network(x).squeeze(-1) - target
+        terms = {"priority": error.abs(), "count": valid.sum(), "pair": torch.stack([target, scale * target], -1)}
+        return (valid * error.square()).sum(), {name: term.detach() for name, term in terms.items()}
+
+    if how == "buffers":
+        learner.replay()
+    given, kept = [], []
+    for index in range(5):  # a graph would be captured at the third
+        batch = make_batch(index, num_samples=31, scale=2.0 + index, device=device)
+        with torch.no_grad():
+            given.append((batch, (learner.network(batch["x"]).squeeze(-1) - batch["target"]).abs()))
+        kept.append(learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2))
+    for stats, (batch, error) in zip(kept, given, strict=True):
+        assert stats.keys() == {"priority", "count", "pair", "grad_norm"}
+        torch.testing.assert_close(stats["priority"], error, rtol=1e-4, atol=1e-5)
+        assert torch.equal(stats["pair"], torch.stack([batch["target"], batch["scale"] * batch["target"]], -1))
+        assert stats["count"].item() == 1
+
+
+@pytest.mark.parametrize("how", ["slices", "buffers", "outside"])
+def test_norms_of_layers_by_hand(how: str) -> None:
+    """Would catch a norm of all layers, of the wrong layer, of the gradient before it is clipped, or of a step that has
+    not been taken yet."""
+    rule = TorchRule("SGD") if how == "outside" else SGD()
+    learner = Learner(rule=rule, slice_elements=500, layer_norms=True)
+    if how == "buffers":
+        learner.replay()
+    for index in range(4):
+        before = {name: parameter.detach().clone() for name, parameter in learner.network.named_parameters()}
+        stats = learner.minimize(index)
+        parameters = dict(learner.network.named_parameters())
+        assert list(parameters) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+        for name, parameter in parameters.items():
+            tensors = {"parameter": parameter, "gradient": parameter.grad, "step": parameter - before[name]}
+            for kind, tensor in tensors.items():
+                expected = tensor.detach().square().sum().sqrt().item()
+                assert expected > 0
+                assert stats[f"norm/{kind}/{name}"].item() == pytest.approx(expected, rel=1e-5), (kind, name)
+        gradients = [stats[f"norm/gradient/{name}"].item() for name in parameters]
+        assert sum(g * g for g in gradients) ** 0.5 == pytest.approx(min(0.5, stats["grad_norm"].item()), rel=1e-4)
+        assert stats["norm/step/3.weight"].item() == pytest.approx(1e-2 * gradients[2], rel=1e-3)
+        assert len(stats) == 3 + 12
+    assert not any(name.startswith("norm/") for name in Learner().minimize(0))
+
+
+def test_nothing_valid() -> None:
+    """Would catch a division by zero where every sample of a batch is lost."""
+    learner = Learner()
+    before = learner.values.clone()
+    batch = make_batch(0) | {"valid": torch.zeros(30, dtype=torch.bool)}
+    stats = learner.update.minimize(learner.loss, batch, batch["valid"].sum(), 1e-2)
+    assert all(value.item() == 0 for value in stats.values())
+    assert torch.equal(learner.values, before)
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_runs_repeat_bit_for_bit(buffers: bool) -> None:
+    """Would catch an order of summation that depends on anything but the settings."""
+    learners = [Learner(slice_elements=500), Learner(slice_elements=500)]
+    for learner in learners:
+        if buffers:
+            learner.replay()
+        for index in range(5):
+            learner.minimize(index)
+    assert torch.equal(learners[0].values, learners[1].values)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_buffers_are_the_direct_path(rule: Rule, device: torch.device) -> None:
+    """Would catch a learning rate, setting, weight or sample that a graph has frozen at its capture, and shapes that
+    get each other's buffers."""
+    direct, replayed = Learner(device, rule, cuda_graphs=False), Learner(device, rule).replay()
+    for index in range(12):
+        changing = {"num_samples": (30, 20)[index % 2], "scale": 1 + index / 3, "rate": 1e-2 / (1 + index)}
+        assert_close(direct.minimize(index, **changing), replayed.minimize(index, **changing))
+    torch.testing.assert_close(direct.values, replayed.values, rtol=1e-3, atol=1e-4)
+    assert replayed.update._graphs and replayed.update._graphs.is_on
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_a_state_resumes(buffers: bool) -> None:
+    """Would catch a graph that goes on writing to the state from before it was loaded."""
+    through, other = Learner(rule=Adam()), Learner(rule=Adam())
+    if buffers:
+        through.replay(), other.replay()
+    for index in range(4):
+        through.minimize(index)
+        other.minimize(100 + index)
+    state = deepcopy(through.update.state_dict())
+    other.update.load_state_dict(state)
+    for index in range(4):
+        assert_close(through.minimize(index), other.minimize(index))
+    assert torch.equal(through.values, other.values)
+    assert other.update.rule_state["step"].item() == 8
+
+
+def test_ever_new_losses_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """Would catch buffers that pile up where each update brings a lambda of its own; the updates must go on."""
+    learner, expected = Learner().replay(), Learner()
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        for index in range(MOST_KINDS + 3):
+            batch = make_batch(index)
+            loss = lambda **batch: learner.loss(**batch)  # noqa: E731
+            learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2)
+            expected.minimize(index)
+    assert len(caplog.records) == 1 and "different losses" in caplog.text
+    torch.testing.assert_close(learner.values, expected.values, rtol=1e-3, atol=1e-4)
+
+
+@NO_GPU
+def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch graphs that are captured but not used: Python's share of a replay is no call of the loss."""
+    learner = Learner("cuda:0")
+    calls = []
+    loss = learner.loss
+    monkeypatch.setattr(learner, "loss", lambda **batch: (calls.append(1), loss(**batch))[1])
+    for index in range(6):
+        learner.minimize(index)
+    assert len(calls) == 3  # two to warm up, one to capture
+
+
+@NO_GPU
+def test_a_loss_that_can_not_be_captured(caplog: pytest.LogCaptureFixture) -> None:
+    """Would catch a run that ends because of a loss that looks at its values, or one that loses an update."""
+    learner, expected = Learner("cuda:0"), Learner("cuda:0", cuda_graphs=False)
+
+    def loss(**batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert float(batch["x"].sum()) != 0
+        return learner.loss(**batch)
+
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        for index in range(5):
+            batch = make_batch(index, device="cuda:0")
+            learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2)
+            expected.minimize(index)
+    assert caplog.text.count("can't be captured") == 1
+    torch.testing.assert_close(learner.values, expected.values, rtol=1e-3, atol=1e-4)
+
+
+UPDATES = """
+import resource, torch
+from accel_rl.hardware.allocator import keep_freed_memory
+keep_freed_memory()
+def update():
+    layers = [torch.ones(2**22) for _ in range(4)]  # 64 MiB: 16384 pages
+for _ in range(4): update()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5): update()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="does nothing without glibc")
+def test_freed_memory_is_kept() -> None:
+    """Would catch a setting that the C library refuses: the pages of each update are then faulted in anew."""
+    result = subprocess.run([sys.executable, "-c", UPDATES], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 1000
