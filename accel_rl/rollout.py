@@ -1,7 +1,7 @@
-"""What a sampler gives to an algorithm."""
+"""What samplers and algorithms share: the rollout, a batch of its steps, and the policy that acted."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ class Game(NamedTuple):
 
 
 class RecurrentInputs(NamedTuple):
-    """What a recurrent policy is given beside its observation.
+    """What a recurrent policy takes besides its observation.
 
-    state [..., S]: what it has carried on; previous_action [..., ...], previous_reward [...]: of the step before, the
-    reward as the learner sees it; is_first [...] bool: a new game starts here, so that none of these count.
+    state [..., S]: the recurrent state before this step; previous_action [..., *A], previous_reward [...]: of the step
+    before, the reward as the learner sees it; is_first [...] bool: a new game starts here, so none of these count.
     """
 
     state: Tensor
@@ -28,18 +28,52 @@ class RecurrentInputs(NamedTuple):
     is_first: Tensor
 
 
+PolicyStep = tuple[Tensor, dict[str, Tensor], Tensor | None]
+"""What a policy returns when it acts: actions [b, *A], outputs to record {name: [b, ...]}, state [b, S] or None."""
+
+
+class Policy(Protocol):
+    """What a sampler knows of a policy: something that acts.
+
+    state_size: floats of recurrent state per environment, 0 for a policy without."""
+
+    state_size: int
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
+        """Draws what `act` turns into actions, for every step and environment [T, B, ...]."""
+
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
+        """Chooses actions for observations [b, *O]; without noise the most likely (or most valuable) ones."""
+
+
+class Batch(NamedTuple):
+    """Steps to evaluate a policy on: samples [N, ...], or sequences [T, B, ...].
+
+    valid [...] bool: the others count for nothing. recurrent_inputs: of a recurrent policy, whose batches are always
+    sequences: the state [B, S] before the first step, everything else [T, B, ...].
+    """
+
+    observation: Tensor
+    action: Tensor
+    valid: Tensor
+    recurrent_inputs: RecurrentInputs | None = None
+
+
 @dataclass
 class Rollout:
     """T steps of B environments, time first, group 0's environments first; valid until the next `collect`.
 
-    observation_rows [h + T + 1, B, ...]: what was seen, h rows of history first; frames are stored once, use
-        `observations` to get what the network sees. age [T + 1, B]: rows since the episode's first one.
-    action [T, B, ...], reward [T, B]; terminated, truncated, valid [T, B] bool.
-    reset [T + 1, B] bool: a new game starts at this row. A lost life is terminated, but no reset.
+    observation_rows [h + T + 1, B, ...]: what was seen, after h rows of history; each frame is stored once, and
+        `observations` returns what the network sees. age [T + 1, B]: rows since the first one of the episode.
+    action [T, B, *A], reward [T, B]; terminated, truncated, valid [T, B] bool.
+    reset [T + 1, B] bool: a new game starts at this row. A lost life is terminated, but not a reset.
     policy_outputs: name -> [T, B, ...], what the policy returned when it acted.
-    final_step, final_env [K], final_observation [K, ...]: the true last observation of each truncated episode.
+    final_step, final_env [K], final_observation [K, *O]: the true last observation of each truncated episode.
+    games: those that ended in this rollout.
     first_step: agent steps of the whole run before this rollout.
-    recurrent_inputs [T + 1, B, ...]: what a recurrent policy was given with each row; state[t + 1] is what step t left.
+    recurrent_inputs [T + 1, B, ...]: what a recurrent policy was given at each row; state[t + 1] is what step t left.
     """
 
     observation_rows: Tensor
@@ -69,18 +103,29 @@ class Rollout:
 
     @property
     def done(self) -> Tensor:
-        """[T, B] bool: the learner's episode ends here, whatever the reason."""
+        """[T, B] bool: the learner's episode ends here, terminated or truncated."""
         return self.terminated | self.truncated
 
-    def recurrent_inputs_of(self, start: int, stop: int) -> RecurrentInputs | None:
-        """What `ActorCritic.unroll` takes for rows start ... stop - 1: the state [B, S] is that of the first one."""
-        if self.recurrent_inputs is None:
-            return None
-        state, *others = self.recurrent_inputs
-        return RecurrentInputs(state[start], *(rows[start:stop] for rows in others))
+    def sequences(self, envs: Tensor | slice = slice(None)) -> Batch:
+        """Returns the steps of some environments as sequences [T, b, ...], all by default."""
+        T = self.horizon
+        inputs = self.recurrent_inputs
+        if inputs is not None:
+            state, *rows = inputs
+            inputs = RecurrentInputs(state[0, envs], *(each[:T, envs] for each in rows))
+        return Batch(self.observations(0, T)[:, envs], self.action[:, envs], self.valid[:, envs], inputs)
+
+    def samples(self) -> Batch:
+        """Returns all steps as samples [T x B, ...]."""
+        observation = self.observations(0, self.horizon).flatten(0, 1)
+        return Batch(observation, self.action.flatten(0, 1), self.valid.flatten())
+
+    def samples_at(self, steps: Tensor, envs: Tensor) -> Batch:
+        """Returns the samples [N, ...] of these steps [N] of these environments [N]."""
+        return Batch(self.observations_at(steps, envs), self.action[steps, envs], self.valid[steps, envs])
 
     def observations(self, start: int, stop: int) -> Tensor:
-        """What the network sees at rows start ... stop - 1: [stop - start, B, ...], stacks oldest first."""
+        """Returns what the network sees at rows start ... stop - 1: [stop - start, B, *O], stacks oldest first."""
         if not self.frame_stack:
             return self.observation_rows[start:stop]
         rows = self.observation_rows[start : stop + self.frame_stack - 1]
@@ -90,7 +135,7 @@ class Rollout:
         return blank(stacks, age)
 
     def observations_at(self, steps: Tensor, envs: Tensor) -> Tensor:
-        """What the network sees at these rows of these environments [N, ...]; steps, envs [N]."""
+        """Returns what the network sees at these rows of these environments [N, *O]; steps, envs [N]."""
         if not self.frame_stack:
             return self.observation_rows[steps, envs]
         size, age = self.frame_stack, self.age[steps, envs]
@@ -107,9 +152,9 @@ class Rollout:
 
 
 def blank(stacks: Tensor, age: Tensor) -> Tensor:
-    """Stacks [..., S, H, W], oldest frame first, with zeros for frames from before the episode's first row.
+    """Returns stacks [..., S, H, W], oldest frame first, with zeros for frames from before the episode's first row.
 
-    age [...]: rows since then, of the newest frame.
+    age [...]: rows since that one, of the newest frame.
     """
     size = stacks.shape[-3]
     distance = torch.arange(size - 1, -1, -1, device=age.device)  # of each frame from the newest

@@ -1,9 +1,9 @@
-"""The base class of all algorithms, and the settings that they share."""
+"""The base class of all algorithms, the settings that they share, and the helpers of their losses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,12 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.replay import Replay
 from accel_rl.rollout import Rollout
-from accel_rl.updates import LocalUpdate, Update
+from accel_rl.updates import Update
 
-MakeUpdate = Callable[[nn.Module], LocalUpdate]
+Stats = dict[str, Tensor]
+"""What to log of one or several updates: 0-d, or [U] with an entry for each update."""
+
+MakeUpdate = Callable[[nn.Module], Update]
 
 
 @dataclass(frozen=True)
@@ -24,31 +27,59 @@ class AlgoSettings:
     """What every algorithm has; subclass it to add settings, each becomes a flag."""
 
     discount: float = setting(0.99, "discount of future rewards, per step", least=0, most=1)
-    learning_rate: float = setting(7e-4, "step size of the update rule", above=0)
-    learning_rate_schedule: str = schedule_setting("constant", "course of the learning rate")
-    optimizer: str = setting("rmsprop", "update rule: rmsprop, adam, momentum_sgd, sgd or torch.<class name>")
-    optimizer_options: dict = setting({}, "hyperparameters of the update rule, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
+    learning_rate: float = setting(7e-4, "step size of the optimizer", above=0)
+    learning_rate_schedule: str = schedule_setting("constant", "schedule of the learning rate")
+    optimizer: str = setting("rmsprop", "optimizer: rmsprop, adam, momentum_sgd, sgd or torch.<class name>")
+    optimizer_options: dict = setting({}, "hyperparameters of the optimizer, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
     clip_grad_norm: float | None = setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
 
 
-class Algo(ABC):
-    """A method: how it acts (`policy`) and how it learns from a rollout (`learn`).
+class RunInfo(NamedTuple):
+    """What `Algo.validate` is told of the run.
 
-    spec: what the environments show and take. schedule_steps: agent steps over which schedules run. num_envs: of all
-    learners that update together; horizon: of a rollout. network: makes the trunk in place of the default one.
-    local_envs: this learner's part of num_envs, all by default; its rollouts have so many.
+    steps: agent steps of the whole run. devices: of all learners on this machine; empty if their memory must not be
+    looked at from this process."""
+
+    steps: int
+    devices: tuple[str, ...] = ()
+
+
+class RunningStatistics(Protocol):
+    """Running moments that acting and learning depend on, such as those of observations and of returns."""
+
+    def update(self, rollout: Rollout, update: Update) -> None:
+        """Takes the rollout into the moments, after learning from it."""
+
+    def normalize(self, rollout: Rollout) -> Rollout:
+        """Returns the rollout with its rewards as they are to be learned from."""
+
+    def shared_buffers(self) -> dict[str, Tensor]:
+        """Returns the moments' tensors by name, float64, which are the same for all learners."""
+
+
+class Algo(ABC):
+    """A method: how it acts (`policy`) and how it learns (`learn`, `on_step`).
+
+    A subclass overrides `learn` and whichever of the eight other methods below it needs.
+
+    spec: what the environments show and take. settings: an instance of `Settings`. schedule_steps: agent steps over
+    which schedules run. num_envs: of all learners that update together; horizon: of a rollout. network: makes the
+    trunk in place of the default one. local_envs: this learner's part of num_envs (all by default), the columns of its
+    rollouts.
     """
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings
     defaults: ClassVar[dict[str, Any]] = {}
-    """Of a class without a preset: settings of the run, as a preset's YAML has them, some under pixels or vectors."""
-    window: int = 0
-    """0: learns from each rollout once it is complete. Else while sampling, from that many newest steps (see `due`)."""
-    learns_meanwhile: ClassVar[bool] = False
-    """Whether `learn_meanwhile` is to be called."""
+    """For a class without a preset: settings of the run as a preset's YAML has them, some under pixels or vectors."""
+
+    window_steps: int = 0
+    """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""
+    statistics: RunningStatistics | None = None
+    extra_eval_policies: dict[str, Any] = {}
+    """Policies that are evaluated besides the one that acts, by name."""
     replay: Replay | None = None
-    """What it learns from, if it learns from a replay; made by `start`."""
-    keeps_replay: bool = False
+    """What the algorithm learns from, if that is a replay; made by `setup`."""
+    saves_replay: bool = False
     """Whether checkpoints hold the replay."""
 
     def __init__(
@@ -66,95 +97,85 @@ class Algo(ABC):
         self.local_envs = num_envs if local_envs is None else local_envs
         self.policy: Any = self.build_policy(network)
 
+    # ---- what a subclass overrides ----
+
     def build_policy(self, network: Network | None) -> Any:
-        """What acts (see samplers/action_server.py), a module that holds all parameters that are learned."""
+        """Returns what acts (rollout.Policy), a module that holds all parameters that are learned."""
         return ActorCritic(self.spec, network)
 
-    def to(self, device: torch.device) -> None:
-        """Puts the policy, and whatever else decides what is learned, onto the learner's device."""
-        self.policy.to(device)
+    def validate(self, run: RunInfo) -> None:
+        """Raises UsageError for settings that do not fit each other or this machine, before anything is written."""
 
-    def check(self, steps: int, devices: tuple[str, ...]) -> None:
-        """Once it is on its device, before anything of a run of so many steps is written: raises UsageError for what
-        can't be had. devices: of all learners on this machine; none if their memory is not to be looked at."""
+    def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        """Makes what only learning needs (replay, target networks), once the policy is on its device.
 
-    def start(self, seed: int, make_update: MakeUpdate) -> None:
-        """Before a run: makes what is only needed to learn. seed: this learner's; whatever it draws here may differ
-        from other learners, what was drawn before may not. make_update: what changes the parameters of a network
-        beside the policy, by the run's settings."""
+        seed: this learner's; what is drawn here may differ between learners. make_update: makes the Update of a second
+        network, by the run's settings."""
 
-    def prepare(self, step: int) -> None:
-        """Before the rollout that begins at that agent step of the run: what acting depends on beside parameters."""
+    def before_rollout(self, step: int) -> None:
+        """Sets what acting depends on besides parameters, such as epsilon. step: agent steps of the run so far."""
+
+    def envs_to_update(self, t: int) -> slice | None:
+        """Returns the environments whose last `window_steps` steps before step t of the rollout `on_step` learns from;
+        None: there is no update at this step. Asked only if window_steps is positive."""
+        return None
+
+    def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
+        """Learns while sampling; returns what `learn` does.
+
+        With window_steps it is called for each t at which `envs_to_update` names environments, before these choose
+        their actions of step t; recent holds their last window_steps steps. Without, it is called at every t, while the
+        environments take step t, and recent is None."""
+        return {}
 
     @abstractmethod
-    def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        """Changes the policy's parameters by `update`; returns what to log, in the order of computation.
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        """Learns from a complete rollout, or stores it; changes parameters only through `update`.
 
-        Each is a tensor, 0-d or [U] with an entry for each update; the first that is not finite ends the run."""
-
-    def learn_meanwhile(self, t: int, update: Update) -> dict[str, Tensor]:
-        """While the environments take step t of a rollout: what can be learned without it. Returns as `learn`."""
-        raise NotImplementedError
-
-    def due(self, step: int) -> slice | None:
-        """With a window: the environments whose last `window` steps are to be learned from, now that each has done
-        `step` steps; None: nothing yet."""
-        raise NotImplementedError
-
-    def learning_rate(self, step: int) -> float:
-        """At that many agent steps of the whole run."""
-        return self.scheduled(self.settings.learning_rate_schedule, self.settings.learning_rate, step)
-
-    def scheduled(self, text: str, initial: float, step: int) -> float:
-        """A setting with a schedule, at that many agent steps of the whole run."""
-        return schedule(text, initial, step, self.schedule_steps)
-
-    # ---- running statistics ----
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether the first rollout is only observed, since nothing can be learned before."""
-        return False
-
-    def observe(self, rollout: Rollout, update: Update) -> None:
-        """After learning: takes the rollout into the running statistics, so that acting and learning see the same."""
-
-    def scaled(self, rollout: Rollout) -> Rollout:
-        """The rollout with its rewards as they are learned from."""
-        return rollout
-
-    def moments(self) -> dict[str, Tensor]:
-        """The running statistics' tensors, float64, that are to be the same for all learners."""
-        return {}
-
-    # ---- what is said, kept and shown ----
-
-    def warnings(self) -> list[str]:
-        """What has come up since it was last asked; may wait for a GPU."""
-        return []
-
-    def others(self) -> dict[str, Any]:
-        """Policies that are evaluated beside the one that acts, by name."""
-        return {}
+        Returns what to log, in the order of computation; the first value that is not finite ends the run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beyond the policy, the update rule's state and the replay."""
+        """Returns what a checkpoint needs beyond the policy, the optimizer's state, the shared buffers and the replay.
+
+        What belongs to single environments goes under "local": a run that is resumed with another number of learners
+        leaves it out."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        """Takes over what `state_dict` returned, perhaps without "local"."""
 
-    def adopt(self, state: dict[str, Any]) -> None:
-        """In place of load_state_dict, where the state is that of a learner with other environments (the run had
-        another number of learners): takes over what does not belong to single environments."""
-        self.load_state_dict(state)
+    # ---- what it offers to subclasses ----
+
+    @property
+    def learns_on_step(self) -> bool:
+        """Whether the subclass has an `on_step` of its own."""
+        return type(self).on_step is not Algo.on_step
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is."""
+        return next(iter(self.policy.parameters())).device  # type: ignore[no-any-return]
+
+    def learning_rate(self, step: int) -> float:
+        """Returns the learning rate at this agent step of the whole run."""
+        return self.scheduled("learning_rate", step)
+
+    def scheduled(self, name: str, step: int) -> float:
+        """Returns the setting `name` at this agent step of the whole run, by the schedule that belongs to it."""
+        text = getattr(self.settings, f"{name.removesuffix('_weight')}_schedule")
+        return schedule(text, getattr(self.settings, name), step, self.schedule_steps)
+
+    def coefficient(self, name: str, step: int) -> Tensor:
+        """Returns the same as a 0-d tensor on the policy's device, without waiting for it."""
+        return torch.full((), self.scheduled(name, step), device=self.device)
 
 
-def scalar(value: float, like: Tensor) -> Tensor:
-    """A setting that changes, as a 0-d tensor on the device of `like`, without waiting for it."""
-    return torch.full((), value, device=like.device)
+def stack_stats(stats: Sequence[Stats]) -> Stats:
+    """Joins the statistics of several updates [U]; those that not every update has are stacked where they are."""
+    names = {name: None for each in stats for name in each}
+    return {name: torch.stack([each[name] for each in stats if name in each]) for name in names}
 
 
 def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
-    """The sum over valid samples, whatever the others hold."""
+    """Returns the sum over valid samples, 0-d, whatever the invalid ones hold."""
     return value.masked_fill(~valid, 0.0).sum()  # not a product: 0 x nan is nan

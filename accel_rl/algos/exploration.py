@@ -23,11 +23,12 @@ class ExplorationSettings:
 
 
 class Exploration:
-    """The share of random actions of each environment; where there are several final ones, `draw` deals them out.
+    """The share of random actions of each environment; where there are several final ones, each draws one by the seed.
 
-    Raises UsageError for shares and odds that are none, or not equally many."""
+    device: where noise is drawn, so that no rollout waits for it. Raises UsageError for shares and odds that are not
+    numbers from 0 to 1, or not equally many."""
 
-    def __init__(self, settings: Any, num_envs: int):
+    def __init__(self, settings: Any, num_envs: int, device: torch.device | str = "cpu", seed: int = 0):
         finals, odds = settings.epsilon_final, settings.epsilon_odds or (1,) * len(settings.epsilon_final)
         for name, values in (("epsilon_final", finals), ("epsilon_odds", odds)):
             if not values or not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
@@ -38,23 +39,15 @@ class Exploration:
                 "null gives them equal ones"
             )
         self.steps = settings.epsilon_steps
-        self._finals, self._odds = torch.tensor(finals, dtype=torch.float), torch.tensor(odds, dtype=torch.float)
-        self.final = self._finals[:1].repeat(num_envs)  # [B]
-
-    def draw(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.multinomial(self._odds, len(self.final), replacement=True, generator=generator)
-        self.final = self._finals[drawn].to(self.final.device)
+        probabilities, generator = torch.tensor(odds, dtype=torch.float), torch.Generator().manual_seed(seed)
+        drawn = torch.multinomial(probabilities, num_envs, replacement=True, generator=generator)
+        self.final = torch.tensor(finals, dtype=torch.float)[drawn].to(device)  # [B]
 
     def at(self, step: int) -> Tensor:
         """[B], at that many agent steps of the run."""
         progress = min(1.0, step / self.steps)
         share: Tensor = 1 + progress * (self.final - 1)
         return share
-
-    def to(self, device: torch.device) -> None:
-        """Where noise is drawn: so that no rollout waits for it."""
-        self.final = self.final.to(device)
 
     def state_dict(self) -> dict[str, Any]:
         return {"final": self.final}

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, masked_sum
-from accel_rl.algos.dqn import frozen
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, Stats, masked_sum
+from accel_rl.algos.dqn import frozen_copy
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.returns import discounted_return
 from accel_rl.config.fields import setting
@@ -25,15 +25,24 @@ from accel_rl.updates import Update
 class OnlineQSettings(ExplorationSettings, AlgoSettings):
     target: str = setting(
         "n_step_q",
-        "what a value is pulled to: the rewards until the rollout's end and the best value there, or the next reward "
-        "and the best value after it, or (sarsa) that of the action that was taken",
+        "n_step_q: rewards until the rollout's end and the best value there; one_step_q: the next reward and the best "
+        "value after it; one_step_sarsa: the next reward and the value of the action that was taken",
         choices=("n_step_q", "one_step_q", "one_step_sarsa"),
     )
     target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
 
 
+class QBatch(NamedTuple):
+    """Samples with the values that theirs are to approach; all [N, ...]."""
+
+    observation: Tensor
+    action: Tensor
+    td_target: Tensor
+    valid: Tensor
+
+
 class _LastStep(NamedTuple):
-    """The last step of a rollout, which Sarsa can learn from once the next action is known; all [B, ...]."""
+    """The last step of a rollout, from which Sarsa can learn once the next action is known; all [B, ...]."""
 
     observation: Tensor
     action: Tensor
@@ -49,49 +58,41 @@ class OnlineQ(Algo):
     settings: OnlineQSettings
     policy: QNetwork
 
-    def __init__(self, *arguments: Any, **more: Any):
-        super().__init__(*arguments, **more)
-        self.exploration = Exploration(self.settings, self.local_envs)
-        self.target = frozen(self.policy)
-        self._last: _LastStep | None = None
+    _last: _LastStep | None = None  # of the rollout before
 
     def build_policy(self, network: Network | None) -> QNetwork:
         return QNetwork(self.spec, network, exploration_eval=self.settings.epsilon_eval)
 
-    def to(self, device: torch.device) -> None:
-        super().to(device)
-        self.target.to(device)
-        self.exploration.to(device)
+    def validate(self, run: RunInfo) -> None:
+        Exploration(self.settings, self.local_envs)
 
-    def start(self, seed: int, make_update: MakeUpdate) -> None:
-        self.exploration.draw(seed)
-        self.target.bf16 = self.policy.bf16
+    def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        self.exploration = Exploration(self.settings, self.local_envs, self.device, seed)
+        self.target = frozen_copy(self.policy)
 
-    def prepare(self, step: int) -> None:
+    def before_rollout(self, step: int) -> None:
         self.policy.exploration = self.exploration.at(step)
 
-    def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        rollout = replace(rollout, reward=self._with_cut_off_futures(rollout))
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rollout = replace(rollout, reward=self._bootstrap_truncated(rollout))
         batch = self._sarsa(rollout) if self.settings.target == "one_step_sarsa" else self._q(rollout)
         stats = {}
-        if len(batch["action"]):
-            stats = update.minimize(self.loss, batch, batch["valid"].sum(), self.learning_rate(rollout.first_step))
-        after = rollout.first_step + self.num_envs * self.horizon
-        update.renew(self.target, after // self.settings.target_interval_steps)
+        if len(batch.action):
+            stats = update.minimize(self.loss, batch, batch.valid.sum(), self.learning_rate(rollout.first_step))
+        next_step = rollout.first_step + self.num_envs * self.horizon
+        update.sync_target(self.target, next_step // self.settings.target_interval_steps)
         return stats
 
-    def loss(
-        self, observation: Tensor, action: Tensor, goal: Tensor, valid: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`squared_loss` of the policy as it is now; all [N, ...]."""
+    def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
+        """Returns `squared_loss` of the policy as it is now; all [N, ...]."""
         value = self.policy(observation).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return squared_loss(value, goal, valid)
+        return squared_loss(value, td_target, valid)
 
     # ---- targets ----
 
     @torch.no_grad()
-    def _with_cut_off_futures(self, rollout: Rollout) -> Tensor:
-        """Rewards [T, B]; where an episode was cut off, with the best value of its last observation."""
+    def _bootstrap_truncated(self, rollout: Rollout) -> Tensor:
+        """Returns rewards [T, B], with the discounted best value of the last observation of truncated episodes."""
         if not len(rollout.final_step):
             return rollout.reward
         reward = rollout.reward.clone()
@@ -100,21 +101,21 @@ class OnlineQ(Algo):
         return reward
 
     @torch.no_grad()
-    def _q(self, rollout: Rollout) -> dict[str, Tensor]:
+    def _q(self, rollout: Rollout) -> QBatch:
+        """Returns all steps with n-step or one-step Q-learning targets."""
         T, discount = rollout.horizon, self.settings.discount
         if self.settings.target == "n_step_q":
             best = self.target(rollout.observations(T, T + 1)[0]).amax(-1)
-            goal = discounted_return(rollout.reward, rollout.done, best, discount)
+            td_target = discounted_return(rollout.reward, rollout.done, best, discount)
         else:
             after = rollout.observations(1, T + 1)
             best = self.target(after.flatten(0, 1)).amax(-1).view(T, -1)
-            goal = rollout.reward + discount * best * ~rollout.done
-        batch = {"observation": rollout.observations(0, T), "action": rollout.action, "goal": goal}
-        return {name: value.flatten(0, 1) for name, value in (batch | {"valid": rollout.valid}).items()}
+            td_target = rollout.reward + discount * best * ~rollout.done
+        return _flat(QBatch(rollout.observations(0, T), rollout.action, td_target, rollout.valid))
 
     @torch.no_grad()
-    def _sarsa(self, rollout: Rollout) -> dict[str, Tensor]:
-        """The last step before this rollout, and all of this one's but the last."""
+    def _sarsa(self, rollout: Rollout) -> QBatch:
+        """Returns the last step before this rollout, and all steps of this one but the last."""
         T = rollout.horizon
         seen = rollout.observations(0, T)
         values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
@@ -124,36 +125,38 @@ class OnlineQ(Algo):
         if last is None:
             steps, taken = _LastStep(*(rows[:-1] for rows in steps)), taken[1:]
         else:
-            # Where an environment was replaced between the rollouts, what came of the last step is not known.
+            # Where an environment was replaced between the rollouts, what followed the last step is not known.
             last = last._replace(valid=last.valid & (last.done | ~rollout.reset[0]))
             steps = _LastStep(
                 *(torch.cat([row.unsqueeze(0), rows[:-1]]) for row, rows in zip(last, steps, strict=True))
             )
-        goal = steps.reward + self.settings.discount * taken * ~steps.done
-        batch = {"observation": steps.observation, "action": steps.action, "goal": goal, "valid": steps.valid}
-        return {name: value.flatten(0, 1) for name, value in batch.items()}
+        td_target = steps.reward + self.settings.discount * taken * ~steps.done
+        return _flat(QBatch(steps.observation, steps.action, td_target, steps.valid))
 
     def state_dict(self) -> dict[str, Any]:
         last = self._last and tuple(rows.cpu() for rows in self._last)
-        return {"target": self.target.state_dict(), "exploration": self.exploration.state_dict(), "last": last}
+        local = {"exploration": self.exploration.state_dict(), "last": last}
+        return {"target": self.target.state_dict(), "local": local}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.target.load_state_dict(state["target"])
-        self.exploration.load_state_dict(state["exploration"])
-        device = next(self.target.parameters()).device
-        self._last = state["last"] and _LastStep(*(rows.to(device) for rows in state["last"]))
-
-    def adopt(self, state: dict[str, Any]) -> None:
-        self.target.load_state_dict(state["target"])
+        if local := state.get("local"):
+            self.exploration.load_state_dict(local["exploration"])
+            self._last = local["last"] and _LastStep(*(rows.to(self.device) for rows in local["last"]))
 
 
-def squared_loss(value: Tensor, goal: Tensor, valid: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum over valid samples of (goal - value)^2, not halved.
+def _flat(batch: QBatch) -> QBatch:
+    """Returns steps [T, B, ...] as samples [T x B, ...]."""
+    return QBatch(*(value.flatten(0, 1) for value in batch))
 
-    value, goal, valid [N]; gradients flow through value only. Returns the sum, and its terms as sums, too.
+
+def squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
+    """Computes the sum over valid samples of (td_target - value)^2, not halved.
+
+    value, td_target, valid [N]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
     Source: Mnih et al. 2016, supplement, Algorithm S1.
     """
-    error = (goal.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    error = (td_target.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
     loss_sum = error.square().sum()
     terms = {"loss": loss_sum, "value": masked_sum(value, valid)}
     return loss_sum, {name: term.detach() for name, term in terms.items()}

@@ -1,51 +1,64 @@
 """PPO: proximal policy optimization with a clipped surrogate (Schulman et al. 2017; Stooke & Abbeel 2018, 5.3)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap, split_recurrent_inputs
-from accel_rl.algos.base import masked_sum, scalar
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap
+from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
+from accel_rl.algos.minibatches import minibatches, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.distributions import Distribution
-from accel_rl.rollout import Rollout
+from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
 class PPOSettings(ActorCriticSettings):
     epochs: int = setting(4, "passes over each rollout", least=1)
-    minibatches: int = setting(4, "equal parts that a pass is cut into, one update each", least=1)
+    minibatches: int = setting(4, "equal parts of a pass, one update each", least=1)
     clip: float = setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
-    clip_schedule: str = schedule_setting("linear", "course of the clip")
-    value_clip: float | None = setting(
-        None, "how far the value may leave the policy_outputs one; null: not clipped", above=0
+    clip_schedule: str = schedule_setting("linear", "schedule of the clip")
+    value_clip: float | None = setting(None, "how far the value may leave the recorded one; null: not clipped", above=0)
+    target_kl: float | None = setting(
+        None, "stop the epochs once the approximate KL divergence exceeds 1.5 times this", above=0
     )
-    target_kl: float | None = setting(None, "no further epoch once the policy is 1.5 times so far away", above=0)
-    normalize_advantage: bool = setting(False, "advantages of a rollout to mean 0 and deviation 1")
+    normalize_advantage: bool = setting(False, "advantages of a rollout to mean 0 and std 1")
     gae_lambda: float = setting(0.95, "generalized advantage: 1: high variance; 0: one-step, biased", least=0, most=1)
     value_weight: float = setting(1.0, "weight of the squared error of the value (not halved)", least=0)
     entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
-    entropy_schedule: str = schedule_setting("constant", "course of the entropy weight")
+    entropy_schedule: str = schedule_setting("constant", "schedule of the entropy weight")
+
+
+class PPOTargets(NamedTuple):
+    """What PPO learns from, besides the steps themselves; each [T, B], or as many as the batch has."""
+
+    advantage: Tensor
+    return_: Tensor
+    old_value: Tensor
+    old_log_probability: Tensor
+
+
+class PPOCoefficients(NamedTuple):
+    """Settings with a schedule, 0-d."""
+
+    clip: Tensor
+    entropy_weight: Tensor
 
 
 class PPO(ActorCriticAlgo):
-    """Several epochs over each rollout, in minibatches: random samples of it, or (with a core) whole sequences.
-
-    Raises UsageError if the samples, or with a core the environments, do not divide into minibatches.
-    """
+    """Makes several epochs over each rollout, in minibatches: random samples, or whole sequences with a core."""
 
     Settings = PPOSettings
     settings: PPOSettings
 
-    def __init__(self, *arguments: Any, **more: Any):
-        super().__init__(*arguments, **more)
+    def validate(self, run: RunInfo) -> None:
+        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches."""
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.policy.state_size and envs % count:
             raise UsageError(
@@ -57,53 +70,53 @@ class PPO(ActorCriticAlgo):
                 f"minibatches={count}; change one of them"
             )
 
-    def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
-        settings, step, value = self.settings, rollout.first_step, rollout.policy_outputs["value"]
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        settings, step = self.settings, rollout.first_step
+        targets = self.compute_targets(rollout, update)
+        coefficients = PPOCoefficients(self.coefficient("clip", step), self.coefficient("entropy_weight", step))
+        rate, sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
+        stats: list[Stats] = []
+        for order in random_orders(rollout, settings.epochs):
+            for batch, part in minibatches(rollout, targets, order, settings.minibatches):
+                arguments = (batch, part, coefficients)
+                stats.append(update.minimize(self.loss, arguments, batch.valid.sum(), rate, sliceable=sliceable))
+            if settings.target_kl is not None and self._is_too_far(stats[-settings.minibatches :], update):
+                break
+        return stack_stats(stats)
+
+    def compute_targets(self, rollout: Rollout, update: Update) -> PPOTargets:
+        settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
         reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
             reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
         )
         if settings.normalize_advantage:
             advantage = standardized(advantage, rollout.valid, update)
-        targets = {
-            "advantage": advantage,
-            "return_": return_,
-            "old_value": value,
-            "old_log_probability": self.policy.distribution.log_probability(
-                rollout.policy_outputs["distribution"], rollout.action
-            ),
-        }
-        changing = {
-            "clip": scalar(self.scheduled(settings.clip_schedule, settings.clip, step), like=reward),
-            "entropy_weight": scalar(
-                self.scheduled(settings.entropy_schedule, settings.entropy_weight, step), like=reward
-            ),
-        }
-        rate, is_sequence = self.learning_rate(step), rollout.recurrent_inputs is not None
-        stats: list[dict[str, Tensor]] = []
-        num_items = rollout.num_envs if is_sequence else rollout.reward.numel()
-        for order in random_orders(settings.epochs, num_items, reward.device):
-            for batch in minibatches(rollout, order, settings.minibatches, targets):
-                weight = batch["valid"].sum()
-                stats.append(update.minimize(self.loss, batch | changing, weight, rate, sliceable=not is_sequence))
-            if settings.target_kl is not None:
-                kl = torch.stack([each["approx_kl"] for each in stats[-settings.minibatches :]]).mean()
-                if update.max(kl) > 1.5 * settings.target_kl:  # waits for the GPU: the price of this setting
-                    break
-        return {name: torch.stack([each[name] for each in stats]) for name in stats[0]}
+        old_log_probability = self.policy.distribution.log_probability(
+            rollout.policy_outputs["distribution"], rollout.action
+        )
+        return PPOTargets(advantage, return_, value, old_log_probability)
 
-    def loss(self, observation: Tensor, **batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """`ppo_loss` of the policy as it is now; observation [N, *O], or [T, B, *O] with its recurrent inputs."""
-        settings = self.settings
-        recurrent_inputs, targets = split_recurrent_inputs(batch)
-        parameters, value = self.policy.evaluate(observation, **recurrent_inputs)
+    def _is_too_far(self, epoch: list[Stats], update: Update) -> bool:
+        """Tells whether the policy has left the one that acted; waits for the GPU, the price of target_kl."""
+        assert self.settings.target_kl is not None
+        kl = torch.stack([each["approx_kl"] for each in epoch]).mean()
+        return bool(update.max(kl) > 1.5 * self.settings.target_kl)
+
+    def loss(self, batch: Batch, targets: PPOTargets, coefficients: PPOCoefficients) -> tuple[Tensor, Stats]:
+        """Returns `ppo_loss` of the policy as it is now."""
+        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         return ppo_loss(
             self.policy.distribution,
             parameters,
             value,
-            value_clip=settings.value_clip,
-            value_weight=settings.value_weight,
-            **targets,
+            batch.action,
+            *targets,
+            batch.valid,
+            coefficients.clip,
+            self.settings.value_clip,
+            self.settings.value_weight,
+            coefficients.entropy_weight,
         )
 
 
@@ -121,14 +134,16 @@ def ppo_loss(
     value_clip: float | None,
     value_weight: float,
     entropy_weight: float | Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """sum over valid samples of  -min(rho A, clip(rho, 1 - c, 1 + c) A)  +  value_weight E  -  entropy_weight H.
+) -> tuple[Tensor, Stats]:
+    """Computes the sum over valid samples of
+
+        -min(rho A, clip(rho, 1 - c, 1 + c) A)  +  value_weight E  -  entropy_weight H,
 
         rho = pi(a|s) / pi_old(a|s)
         E = (V(s) - R)^2, or with value_clip d the larger of that and (V_old + clip(V - V_old, -d, d) - R)^2
 
     parameters [..., P] of the action distribution; clip [], all else [...]. Gradients flow through parameters and
-    value only. Returns the sum, and the terms as sums over valid samples, too; approx_kl is (rho - 1) - log rho.
+    value only. Returns the sum, and its terms as sums over valid samples, detached; approx_kl is (rho - 1) - log rho.
     Source: Schulman et al. 2017, equations 7 and 9.
     """
     log_ratio = distribution.log_probability(parameters, action) - old_log_probability
@@ -153,37 +168,8 @@ def ppo_loss(
     return loss_sum, {name: term.detach() for name, term in terms.items()}
 
 
-def random_orders(epochs: int, num_items: int, device: torch.device) -> Tensor:
-    """A permutation for each epoch [epochs, N]; all go to a GPU at once, without waiting for it."""
-    orders = torch.stack([torch.randperm(num_items) for _ in range(epochs)])  # by the CPU's generator, wherever it runs
-    return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders
-
-
-def minibatches(rollout: Rollout, order: Tensor, count: int, targets: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """One pass over the rollout in the given order, in `count` equal parts.
-
-    order: a permutation of the T x B samples, of a recurrent policy of the B environments. Samples [N, ...] from
-    anywhere in it; of a recurrent policy whole sequences [T, b, ...] with their recurrent inputs.
-    """
-    T, B = rollout.horizon, rollout.num_envs
-    parts = {"action": rollout.action, "valid": rollout.valid, **targets}
-    if rollout.recurrent_inputs is None:
-        for chosen in order.chunk(count):
-            steps, envs = chosen // B, chosen % B
-            yield {"observation": rollout.observations_at(steps, envs)} | {
-                name: value[steps, envs] for name, value in parts.items()
-            }
-        return
-    recurrent_inputs = rollout.recurrent_inputs_of(0, T)
-    assert recurrent_inputs is not None
-    sequences = {"observation": rollout.observations(0, T), **parts, **recurrent_inputs._asdict()}
-    state = sequences.pop("state")  # [B, S]: of the first step
-    for envs in order.chunk(count):
-        yield {name: value[:, envs] for name, value in sequences.items()} | {"state": state[envs]}
-
-
 def standardized(advantage: Tensor, valid: Tensor, update: Update) -> Tensor:
-    """To mean 0 and deviation 1 over the valid samples of all learners."""
+    """Returns advantages [T, B] with mean 0 and std 1 over the valid samples of all learners."""
     mask = valid.float()
     count = update.sum(mask.sum()).clamp(min=1)
     centred = advantage - update.sum((mask * advantage).sum()) / count

@@ -76,9 +76,8 @@ from accel_rl.hardware.placement import (
 )
 from accel_rl.hardware.topology import Cpus, available_cpus, read_machine
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.rollout import RecurrentInputs
+from accel_rl.rollout import Policy, PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.action_server import Acted, Policy
 from accel_rl.samplers.base import SamplerConfig
 
 VERSION = 1  # of the JSON
@@ -109,7 +108,9 @@ class RandomPolicy:
         self._next = first + num_steps
         return self._drawn[first : self._next]
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         assert noise is not None
         return noise, {}, None
 

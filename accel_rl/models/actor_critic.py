@@ -10,12 +10,10 @@ from accel_rl.models.distributions import make_distribution
 from accel_rl.models.normalize import ObservationNorm
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
-from accel_rl.rollout import RecurrentInputs
+from accel_rl.rollout import PolicyStep, RecurrentInputs
 
 Network = Callable[[EnvSpec], nn.Module]
 """What `--network package.module:factory` names: makes a trunk, observation [N, ...] -> features [N, F]."""
-
-Acted = tuple[Tensor, dict[str, Tensor], Tensor | None]
 
 
 class Body(nn.Module):
@@ -100,12 +98,12 @@ class ActorCritic(nn.Module):
         parameters, value, state = self.unroll(observation.unsqueeze(0), row)
         return parameters[0], value[0], state
 
-    def evaluate(self, observation: Tensor, **recurrent_inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """For learning: parameters and value of each step; observation [T, B, *O] with its recurrent inputs as `unroll`
-        takes them, or [..., *O] without a core."""
-        if not recurrent_inputs:
+    def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> tuple[Tensor, Tensor]:
+        """Returns parameters and value of each step, for learning: observation [T, B, *O] with its recurrent inputs as
+        `unroll` takes them, or [..., *O] without a core."""
+        if recurrent_inputs is None:
             return self._heads(self._features(observation))
-        parameters, value, _ = self.unroll(observation, RecurrentInputs(**recurrent_inputs))
+        parameters, value, _ = self.unroll(observation, recurrent_inputs)
         return parameters, value
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
@@ -113,7 +111,9 @@ class ActorCritic(nn.Module):
         return self.distribution.draw_noise((num_steps, num_envs), generator)
 
     @torch.inference_mode()
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         """Actions [b, ...], the likeliest ones without noise; distribution [b, P] and value [b]; state."""
         parameters, value, state = self.step(observation, recurrent_inputs)
         distribution = self.distribution

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.models.actor_critic import Acted, Body, Network
+from accel_rl.models.actor_critic import Body, Network
 from accel_rl.models.linear import WideLinear
 from accel_rl.models.trunks import ConvNet, linear
-from accel_rl.rollout import RecurrentInputs
+from accel_rl.rollout import PolicyStep, RecurrentInputs
 
 HEAD_NORM = 0.1  # of the last layer's weight vectors: values begin near 0
 DUELING_SCALE = 0.5**0.5  # of the gradient that comes back from two streams
@@ -74,7 +74,9 @@ class QNetwork(nn.Module):
         return torch.randint(self.num_actions, explores.shape, generator=generator, device=device).where(explores, -1)
 
     @torch.inference_mode()
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         """Actions [b]: those of the noise, where it has any, else those of the highest value."""
         best = self.values(self(observation)).argmax(-1)
         return best if noise is None else noise.where(noise >= 0, best), {}, None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.replay.ring import Ring, ring_bytes
+from accel_rl.replay.ring import Ring, TransitionBatch, ring_bytes
 from accel_rl.replay.sum_tree import SumTree
 from accel_rl.rollout import Rollout
 
@@ -81,11 +81,12 @@ class Replay:
         env, step = number // ring.num_steps, number % ring.num_steps
         return env * ring.num_rows + (ring.first_row + step) % ring.num_rows, None
 
-    def batch(self, index: Tensor, device: torch.device) -> dict[str, Tensor]:
-        """The samples with these indices [K] on a device: the fields of `Samples`."""
-        samples = self.ring.samples(index)._asdict()
+    def batch(self, index: Tensor, device: torch.device) -> TransitionBatch:
+        """Returns the samples with these indices [K] on a device."""
+        samples = self.ring.samples(index)
         # Down from a GPU, a copy that is not waited for could be read before it has come.
-        return {name: value.to(device, non_blocking=device.type == "cuda") for name, value in samples.items()}
+        on_device = (None if v is None else v.to(device, non_blocking=device.type == "cuda") for v in samples)
+        return TransitionBatch(*on_device)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """New priorities [K] of samples [K]; of one that is named several times, the largest counts."""

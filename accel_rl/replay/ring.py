@@ -18,7 +18,7 @@ from accel_rl.errors import UsageError
 from accel_rl.rollout import Rollout, blank
 
 
-class Samples(NamedTuple):
+class TransitionBatch(NamedTuple):
     """K steps, each with what came of it within n steps; on the replay's device, right until the next are drawn.
 
     observation, next_observation [K, *O]: before the step, and at the end of the n steps or of the episode.
@@ -33,6 +33,7 @@ class Samples(NamedTuple):
     next_observation: Tensor
     bootstrap: Tensor
     valid: Tensor
+    importance: Tensor | None = None
 
 
 class Ring:
@@ -193,7 +194,7 @@ class Ring:
 
     # ---- reading ----
 
-    def samples(self, index: Tensor) -> Samples:
+    def samples(self, index: Tensor) -> TransitionBatch:
         """The steps [K] with these indices."""
         env, slot = index // self.num_rows, index % self.num_rows
         slot_after = slot + self.length.flatten()[index]
@@ -203,7 +204,7 @@ class Ring:
         next_age = age[after].where(~is_cut, (age[last] + 1).clamp(max=max(self.history, 1)))
         next_observation = self._stacks(after, env, next_age)
         self._put_finals(next_observation, last, is_cut)
-        return Samples(
+        return TransitionBatch(
             observation=self._stacks(index, env, age[index]),
             action=self.action.flatten(0, 1)[index].to(self._wide_action),
             return_=self.return_.flatten()[index],

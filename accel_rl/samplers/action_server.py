@@ -1,17 +1,10 @@
 """Serves actions to environments, and keeps what the learner needs of each step.
 
-The policy is anything that offers this (the algorithms' networks do):
-
-    state_size: floats of recurrent state per environment; 0: it has none
-    draw_noise(num_steps, num_envs, generator) -> [T, B, ...]
-    act(observation [b, ...], noise [b, ...] | None, recurrent inputs | None)
-        -> action [b, ...], policy_outputs {name: [b, ...]}, state [b, S] | None
-
 Here it acts on the CPU; device_server.py has what differs on a GPU.
 """
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +12,12 @@ from torch import Tensor
 
 from accel_rl.envs.batch_simulator import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.rollout import Game, RecurrentInputs, Rollout, blank
+from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, blank
 
 logger = logging.getLogger("accel_rl")
 
-Acted = tuple[Tensor, dict[str, Tensor], Tensor | None]
-
 # What a rollout consists of; only final_observation is looked at in few places.
 PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "truncated", "valid")
-
-
-class Policy(Protocol):
-    state_size: int
-
-    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor: ...
-
-    def act(
-        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
-    ) -> Acted: ...
 
 
 class ActionServer:

@@ -12,8 +12,8 @@ import torch
 from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.rollout import Game, Rollout
-from accel_rl.samplers.action_server import ActionServer, Policy
+from accel_rl.rollout import Game, Policy, Rollout
+from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
 from accel_rl.samplers.gpu_action_server import make_server
 from accel_rl.samplers.worker_pool import EnvArrays, WorkerPool

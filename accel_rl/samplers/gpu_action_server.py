@@ -17,8 +17,8 @@ from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.hardware.timers import GpuClock
-from accel_rl.rollout import Game, RecurrentInputs, Rollout, blank
-from accel_rl.samplers.action_server import PER_STEP, ActionServer, Policy
+from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, blank
+from accel_rl.samplers.action_server import PER_STEP, ActionServer
 
 logger = logging.getLogger("accel_rl")
 

@@ -8,8 +8,8 @@ import torch
 
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout, select_envs
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.rollout import Game, Rollout
-from accel_rl.samplers.action_server import ActionServer, Policy
+from accel_rl.rollout import Game, Policy, Rollout
+from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
 from accel_rl.samplers.gpu_action_server import make_server
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_rl.algos.base import Algo
+from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.gym import import_name
 from accel_rl.errors import UsageError, unknown
@@ -18,11 +18,10 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.training.resolve import Config
-from accel_rl.updates import LocalUpdate
-from accel_rl.updates.all_reduce import AllReduceUpdate
-from accel_rl.updates.central_update import CentralUpdate, shared_state
+from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
+from accel_rl.updates.all_reduce import AllReduce
+from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Rule, make_rule
-from accel_rl.updates.parameter_store import CentralStore
 
 
 def check(config: Config) -> None:
@@ -34,7 +33,7 @@ def check(config: Config) -> None:
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
-    algo.check(config.run.steps, () if is_elsewhere else config.devices)
+    algo.validate(RunInfo(config.run.steps, () if is_elsewhere else config.devices))
     sampler_config(config)
 
 
@@ -58,7 +57,7 @@ def build_algo(config: Config) -> Algo:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
-    algo.to(torch.device(config.device))
+    algo.policy.to(torch.device(config.device))
     if config.run.bf16:
         if not hasattr(algo.policy, "bf16"):
             raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
@@ -73,8 +72,8 @@ def find_network(name: str) -> Network:
     return NETWORKS.get(name) or import_name(name, "network")
 
 
-def build_rule(config: Config) -> Rule:
-    """Raises UsageError for an unknown update rule or hyperparameter."""
+def build_optimizer(config: Config) -> Rule:
+    """Raises UsageError for an unknown optimizer or hyperparameter."""
     try:
         return make_rule(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
@@ -82,41 +81,48 @@ def build_rule(config: Config) -> Rule:
 
 
 def build_update(
-    config: Config, module: nn.Module, *, store: CentralStore | None = None, together: bool = False
-) -> LocalUpdate:
-    """What changes a network's parameters: together with other learners, in a store, or neither.
+    config: Config, module: nn.Module, *, store: CentralStore | None = None, all_reduce: bool = False
+) -> Update:
+    """Makes what changes a network's parameters: by all-reduce, in a store that learners share, or for one learner.
 
-    Raises UsageError for an unknown update rule or hyperparameter."""
-    rule, clip, learners = build_rule(config), config.algo.clip_grad_norm, config.learners
+    Raises UsageError for an unknown optimizer or hyperparameter."""
+    learners = config.learners
     if config.device == "cpu":
         keep_freed_memory()
-    options = {"cuda_graphs": config.run.cuda_graphs, "layer_norms": config.run.layer_norms}
+    exchange: Exchange | None = AllReduce() if all_reduce else None
     if store:
         own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
-        return CentralUpdate(module, rule, store, clip, own_state=own_state, updates_per_exchange=steps, **options)
-    return (AllReduceUpdate if together else LocalUpdate)(module, rule, clip, **options)
+        exchange = StoreExchange(store, own_state=own_state, updates_per_exchange=steps)
+    return Update(
+        module,
+        build_optimizer(config),
+        config.algo.clip_grad_norm,
+        exchange,
+        cuda_graphs=config.run.cuda_graphs,
+        layer_norms=config.run.layer_norms,
+    )
 
 
 def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralStore:
-    """The central store of a run's parameters, with those that the algorithm begins with, or those of a checkpoint.
+    """Makes the central store of a run's parameters, with the algorithm's initial ones or those of a checkpoint.
 
-    Raises UsageError for update rules that can't be used with it."""
+    Raises UsageError for optimizers that cannot be used with it."""
     config, learners = on_cpu(config), config.learners
     algo = build_algo(config)
+    buffers = algo.statistics.shared_buffers() if algo.statistics else {}
     if state:
         algo.policy.load_state_dict(state["policy"])
-        for name, value in algo.moments().items():
-            value.copy_(state["moments"][name])
-    update = build_update(config, algo.policy)
-    parameters = update.parameters.values
+        for name, value in buffers.items():
+            value.copy_(state["shared_buffers"][name])
+    parameters = FlatParameters(algo.policy).values
     own_state, steps = learners.rule_state == "own", learners.updates_per_exchange
-    shared = shared_state(update.rule, parameters, own_state=own_state, updates_per_exchange=steps)
+    shared = shared_state(build_optimizer(config), parameters, own_state=own_state, updates_per_exchange=steps)
     store = CentralStore(
         parameters,
         shared,
         num_chunks=learners.chunks,
         locks=learners.locks == "chunks",
-        statistics=algo.moments(),
+        statistics=buffers,
     )
     if state:
         build_update(config, algo.policy, store=store).load_state_dict(state["update"])

@@ -1,9 +1,17 @@
-"""Scores of whole games."""
+"""Evaluation: whole games of the current policy, between two rollouts of the training."""
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import fmean, median, pstdev
+from typing import Any
+
+import torch
 
 from accel_rl.rollout import Game
+from accel_rl.samplers.base import Games
+from accel_rl.training.learner import Learner
+from accel_rl.training.log import logger
 
 
 @dataclass(frozen=True)
@@ -32,3 +40,74 @@ class Evaluation:
 
     def as_metrics(self, group: str = "eval") -> dict[str, float]:
         return {f"{group}/{name}": value for name, value in asdict(self).items()}
+
+
+class Evaluator:
+    """Scores a learner's policies in its workers, together with the other learners where these wait for each other.
+
+    stop: true once a signal has asked the run to stop. save_best: called when the policy is the best one so far."""
+
+    def __init__(self, learner: Learner, stop: Any, save_best: Callable[[], None]):
+        self.learner, self.stop, self._save_best = learner, stop, save_best
+
+    def evaluate(self) -> dict[str, float]:
+        """Plays whole games, each learner its share of them; returns the metrics to log.
+
+        Returns nothing, and leaves the evaluation due, if a signal has interrupted it."""
+        learner, coordinator = self.learner, self.learner.coordinator
+        learner.guard.check(learner.steps)
+        start = time.perf_counter()
+        torch.set_num_threads(learner.config.plan.sampling_threads)
+        policies = {"": learner.algo.policy, **learner.algo.extra_eval_policies}
+        played = {name: self._play(policy) for name, policy in policies.items()}
+        gathered = coordinator.all_gather((played, bool(self.stop)))
+        seconds = time.perf_counter() - start
+        learner.metrics.exclude(seconds)
+        if learner.progress and len(gathered) == coordinator.size:  # else other learners kept training
+            learner.progress.exclude(seconds)
+        if any(stopped for _, stopped in gathered):
+            return {}
+        learner.evaluation_is_due = False
+        games = {name: [game for played, _ in gathered for game in played[name]] for name in policies}
+        scores = {name: Evaluation.of(each) for name, each in games.items() if each}
+        if learner.progress:
+            self._log_unfinished(len(games[""]), len(gathered))
+        self._keep_best(scores.get(""))
+        metrics: dict[str, float] = {}
+        for name, evaluation in scores.items():
+            metrics |= evaluation.as_metrics(f"eval_{name}" if name else "eval")
+        return metrics
+
+    def _play(self, policy: Any) -> list[Game]:
+        """Plays this learner's share of an evaluation."""
+        learner, run = self.learner, self.learner.config.run
+        games = Games(
+            learner.coordinator.local_share(run.eval_episodes),
+            run.eval_steps and learner.coordinator.local_share(run.eval_steps),
+            lambda: bool(self.stop),
+        )
+        if not (games.num_steps or games.episodes):
+            return []
+        policy.eval()
+        try:
+            return learner.sampler.evaluate(games, learner.steps, run.eval_greedy, policy)
+        finally:
+            policy.train()
+
+    def _keep_best(self, evaluation: Evaluation | None) -> None:
+        learner = self.learner
+        if evaluation and (learner.best_score is None or evaluation.mean_reward > learner.best_score):
+            learner.best_score = evaluation.mean_reward
+            if learner.progress:
+                self._save_best()
+
+    def _log_unfinished(self, num_games: int, num_players: int) -> None:
+        run = self.learner.config.run
+        if run.eval_steps:
+            num_envs = self.learner.sampler.config.evaluation_envs * num_players
+            steps_each = run.eval_steps // num_envs
+            text = "evaluation: %d games; %d more had not ended after %d steps of their environments and do not count"
+            logger.info(text, num_games, num_envs, steps_each)
+        elif num_games < run.eval_episodes:
+            num_cut = run.eval_episodes - num_games
+            logger.warning("evaluation: %d of %d games were cut at their step limit", num_cut, run.eval_episodes)

@@ -56,11 +56,11 @@ class MetricsBuffer:
         """Takes an interruption (an evaluation) out of the wall time."""
         self._began += seconds
 
-    def take(self, more: dict[str, float]) -> Report:
+    def flush(self, more: dict[str, float]) -> Report:
         """All since the last time; for which statistics leave the device."""
         now = time.perf_counter()
         wall = max(now - self._began, 1e-9)
-        report = Report(self._games, self.statistics.take(), self._seconds, wall, self._bytes_moved, more)
+        report = Report(self._games, self.statistics.flush(), self._seconds, wall, self._bytes_moved, more)
         self._began = now
         self._clear()
         return report
@@ -147,7 +147,7 @@ class Statistics:
                 self._flaw = _first_flaw(values, self.num_updates, steps)
         return self._flaw
 
-    def take(self) -> dict[str, list[float]]:
+    def flush(self) -> dict[str, list[float]]:
         """Each statistic's numbers, of the updates since the last row; begins a new row."""
         self.look()
         values, self._values = self._values, {}

@@ -12,7 +12,7 @@ from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import RecurrentInputs
-from accel_rl.samplers.action_server import Acted
+from accel_rl.rollout import PolicyStep
 from accel_rl.samplers.base import SamplerConfig
 
 TOYS = "tests.helpers.toy_envs"
@@ -30,7 +30,7 @@ class Echo:
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         return torch.rand(num_steps, num_envs, generator=generator, device=generator.device)
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
         self.observations.append(tuple(observation.shape))
         digest = observation.flatten(1).double().sum(1)
         noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
@@ -41,7 +41,7 @@ class Echo:
 class Greedy(Echo):
     """Acts by the observation alone: the number of environments that noise is drawn for does not show."""
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
         return super().act(observation, None, recurrent_inputs)
 
 

@@ -11,7 +11,7 @@ from accel_rl.hardware.timers import GpuClock
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.action_server import Acted
+from accel_rl.rollout import PolicyStep
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import DeviceServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
@@ -39,7 +39,7 @@ class Network(SameNoise):
         torch.manual_seed(0)
         self.network = ActorCritic(spec).to(device)
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> Acted:
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
         return self.network.act(observation, noise)
 
 
@@ -160,7 +160,7 @@ def test_a_network_that_can_not_be_captured() -> None:
     class Looks(SameNoise):
         def act(
             self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
-        ) -> Acted:
+        ) -> PolicyStep:
             assert float(observation.float().mean()) >= 0
             return super().act(observation, noise)
 

@@ -1,4 +1,4 @@
-"""The update of an asynchronous learner: its own gradient, everybody's parameters."""
+"""The exchange of an asynchronous learner: its own gradient, all learners' parameters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,70 +9,78 @@ from torch import Tensor, nn
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import pin, unpin
+from accel_rl.updates.cuda_graphs import Terms
+from accel_rl.updates.exchange import Exchange, means, to_devices
+from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Adam, Rule, State, TorchRule
 from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, Part, join
-from accel_rl.updates.update import LocalUpdate, means
 
 
-class CentralUpdate(LocalUpdate):
-    """A learner that shares its parameters with others through a `CentralStore`.
+class StoreExchange(Exchange):
+    """Shares a learner's parameters with others through a `CentralStore` (Stooke & Abbeel 2018, section 4.3).
 
-    Source: Stooke & Abbeel 2018, section 4.3. The gradient is computed and clipped locally. Then for each chunk of the
-    parameters, under its lock: take over the central values, apply the rule on the learner's device, write back. What
-    the learner is left with is what it wrote. (Without locks others may have changed it meanwhile.)
+    The gradient is computed and clipped locally. Then for each chunk of the parameters, under its lock: take over the
+    central values, apply the optimizer on the learner's device, write back. The learner is left with what it wrote.
+    (Without locks, others may have changed it in between.)
 
     The learner starts with what is in the store.
-    own_state: the rule's state stays here, as the RMSProp and momentum SGD of Mnih et al. 2016 (supplement, section 1);
-        else it is central, as their shared RMSProp.
+    own_state: the optimizer's state stays here, as with the RMSProp and momentum SGD of Mnih et al. 2016 (supplement,
+        section 1); otherwise it is central, as with their shared RMSProp.
     updates_per_exchange: None, or n: multi-step asynchronous Adam (Stooke & Abbeel 2018, appendix A), n updates here
         between two exchanges with the store; see `_exchange`.
-    in_place: the rule works on the store's own memory; as a rule on a CPU. Else chunks are copied to the device.
-    Further options are those of LocalUpdate. `minimize` also returns "staleness": how many updates (or exchanges) of
-    others there were between this learner's last look at a chunk and its own next one, the mean over chunks, at its
-    newest exchange.
+    in_place: the optimizer works on the store's own memory, as on a CPU; otherwise chunks are copied to the device.
+
+    `apply` also returns "staleness": how many updates (or exchanges) other learners made between this learner's last
+    read of a chunk and its own next write, the mean over chunks, at its newest exchange.
     """
 
-    one_graph: ClassVar[bool] = False
+    is_capturable: ClassVar[bool] = False
 
     def __init__(
         self,
-        module: nn.Module,
-        rule: Rule,
         store: CentralStore,
-        clip_grad_norm: float | None = None,
         *,
         own_state: bool = False,
         updates_per_exchange: int | None = None,
         in_place: bool | None = None,
-        **options: Any,
     ):
-        shared = shared_state(rule, torch.zeros(1), own_state=own_state, updates_per_exchange=updates_per_exchange)
-        super().__init__(module, rule, clip_grad_norm, **options)
-        values = self.parameters.values
         self.store, self.own_state, self.updates_per_exchange = store, own_state, updates_per_exchange
+        self._in_place_option = in_place
+
+    def bind(
+        self, module: nn.Module, parameters: FlatParameters, optimizer: Rule, clip_grad_norm: float | None
+    ) -> None:
+        """Raises ValueError for a store of another network or optimizer, UsageError for an optimizer that cannot share
+        its state."""
+        shared = shared_state(
+            optimizer, torch.zeros(1), own_state=self.own_state, updates_per_exchange=self.updates_per_exchange
+        )
+        super().bind(module, parameters, optimizer, clip_grad_norm)
+        values, store = parameters.values, self.store
         self._check_store(set(shared))
+        self._on_cpu = values.device.type == "cpu"
         self._pinned = None if self._on_cpu else pin(store.memory)
-        self._in_place = self._on_cpu if in_place is None else in_place
+        self._in_place = self._on_cpu if self._in_place_option is None else self._in_place_option
         self._seen = [0] * len(store.chunks)  # versions
-        self._missed = [0] * len(store.chunks)  # of them by others
+        self._missed = [0] * len(store.chunks)  # versions that other learners wrote in between
         self._num_pending = 0  # updates since the last exchange
         self._read_s = store.waited_s
-        # All that an exchange of multi-step Adam exchanges, now and as the last one has left it: whole vectors.
+        # What multi-step Adam exchanges, now and as the last exchange left it: whole vectors.
         self._local: State = {PARAMETERS: values}
         self._base: State = {}
-        # The rule's state by chunks: this learner's own, or where the central one is copied to.
+        # The optimizer's state by chunks: this learner's own, or where the central one is copied to.
         self._states: list[State] = []
-        if updates_per_exchange is not None:
-            self._local |= {name: self.rule_state[name] for name in shared}
+        if self.updates_per_exchange is not None:
+            self._local |= {name: self.optimizer_state[name] for name in shared}
             self._base = {name: torch.empty_like(value) for name, value in self._local.items()}
         else:
-            self.rule_state = {}  # of whole vectors
-            if own_state or not self._in_place:
-                self._states = [rule.init(values[span]) for span in store.spans]
-        self.pull()
+            self.optimizer_state = {}  # of whole vectors
+            if self.own_state or not self._in_place:
+                self._states = [optimizer.init(values[span]) for span in store.spans]
+        self._pull_chunks()
 
     def _check_store(self, shared: set[str]) -> None:
-        """shared: the names of the rule's state that have to be there."""
+        """shared: the names of the optimizer's state that the store must hold."""
         values, central = self.parameters.values, dict(self.store.chunks[0].current)
         size, dtype = self.store.spans[-1].stop, central.pop(PARAMETERS).dtype
         if (size, dtype) != (len(values), values.dtype):
@@ -82,26 +90,26 @@ class CentralUpdate(LocalUpdate):
             )
         if central.keys() != shared:
             raise ValueError(
-                f"the store holds a rule's {sorted(central)}, but {self.rule!r} shares {sorted(shared)} here; "
-                "make it with shared_state(...) of the same rule and options"
+                f"the store holds an optimizer's {sorted(central)}, but {self.optimizer!r} shares {sorted(shared)} "
+                "here; make it with shared_state(...) of the same optimizer and options"
             )
 
     # ---- updates ----
 
-    def _finish(self, sums: dict[str, Tensor], weight: Tensor, learning_rate: float | Tensor) -> dict[str, Tensor]:
-        norm, values = self._clip(), self.parameters.values
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
+        grad_norm, values = self._clip(), self.parameters.values
         if self.updates_per_exchange is None:
             self.store.each_chunk(lambda chunk: self._update(chunk, learning_rate))
         else:
-            self.rule.apply(values, self.parameters.gradient, learning_rate, self.rule_state)
+            self.optimizer.apply(values, self.parameters.gradient, learning_rate, self.optimizer_state)
             self._num_pending += 1
             if self._num_pending == self.updates_per_exchange:
                 self.flush()
         staleness = torch.full((), sum(self._missed) / len(self._missed), device=values.device)
-        return means(sums, weight) | {"grad_norm": norm, "staleness": staleness}
+        return means(sums, num_samples) | {"grad_norm": grad_norm, "staleness": staleness}
 
     def _update(self, chunk: int, learning_rate: float | Tensor) -> None:
-        """The rule, for one chunk that is locked."""
+        """Applies the optimizer to one chunk, which is locked."""
         part, span = self.store.chunks[chunk], self.store.spans[chunk]
         values, gradient = self.parameters.values[span], self.parameters.gradient[span]
         if self._in_place:
@@ -110,7 +118,7 @@ class CentralUpdate(LocalUpdate):
             work = {PARAMETERS: values} | ({} if self.own_state else self._states[chunk])
             _copy(part.current, work)
         state = self._states[chunk] if self.own_state else {n: value for n, value in work.items() if n != PARAMETERS}
-        self.rule.apply(work[PARAMETERS], gradient, learning_rate, state)
+        self.optimizer.apply(work[PARAMETERS], gradient, learning_rate, state)
         if self._in_place:
             values.copy_(work[PARAMETERS])
         else:
@@ -118,7 +126,7 @@ class CentralUpdate(LocalUpdate):
         self._publish(chunk)
 
     def _publish(self, chunk: int) -> None:
-        """What is in the staging of a chunk that is locked."""
+        """Publishes the staging buffers of one chunk, which is locked."""
         part = self.store.chunks[chunk]
         if not self._on_cpu:
             torch.cuda.current_stream(self.parameters.values.device).synchronize()
@@ -127,13 +135,13 @@ class CentralUpdate(LocalUpdate):
         self._seen[chunk] = part.version
 
     def flush(self) -> None:
-        """Exchanges updates that have not been exchanged yet; without multi-step Adam there are none."""
+        """Exchanges pending updates; without multi-step Adam there are none."""
         if self._num_pending:
             self.store.each_chunk(self._exchange)
             self._num_pending = 0
 
     def _exchange(self, chunk: int) -> None:
-        """Multi-step Adam, for one chunk that is locked, n updates after the last time.
+        """Exchanges one chunk, which is locked, with multi-step Adam, n updates after the last exchange.
 
         Appendix A, with central values marked ~, and accumulators a of the gradients, their squares and the steps:
 
@@ -144,18 +152,16 @@ class CentralUpdate(LocalUpdate):
 
             theta~ <- theta + theta~ - theta0;   m~ <- m + beta1^n (m~ - m0);   v~ <- v + beta2^n (v~ - v0)
 
-        which leaves a learner alone with exactly what it has: Adam. Rounding may not make a v~ negative.
+        which leaves a single learner with exactly what it has: Adam. Rounding must not make v~ negative.
         """
-        assert isinstance(self.rule, Adam)
+        assert isinstance(self.optimizer, Adam)
         part, span = self.store.chunks[chunk], self.store.spans[chunk]
         n = self._num_pending
-        kept = {PARAMETERS: 1.0, "mean": self.rule.beta1**n, "square": self.rule.beta2**n}
+        kept = {PARAMETERS: 1.0, "mean": self.optimizer.beta1**n, "square": self.optimizer.beta2**n}
         current, staging = part.current, part.staging
         for name, local in self._local.items():
-            central, base = (
-                torch.empty_like(local[span]).copy_(current[name], non_blocking=True),
-                self._base[name][span],
-            )
+            central = torch.empty_like(local[span]).copy_(current[name], non_blocking=True)
+            base = self._base[name][span]
             central.sub_(base).mul_(kept[name]).add_(local[span])
             if name == "square":
                 central.clamp_(min=0)
@@ -164,10 +170,14 @@ class CentralUpdate(LocalUpdate):
         self._publish(chunk)
 
     def pull(self) -> None:
-        """Takes over the newest central parameters (multi-step Adam: and its state), chunk by chunk; what is pending is
-        exchanged instead, which comes to the same."""
+        """Takes over the newest central parameters (multi-step Adam: and its state), chunk by chunk. Pending updates
+        are exchanged instead, which amounts to the same."""
         if self._num_pending:
-            return self.flush()
+            self.flush()
+        else:
+            self._pull_chunks()
+
+    def _pull_chunks(self) -> None:
         self.store.each_chunk(self._pull)
 
     def _pull(self, chunk: int) -> None:
@@ -181,14 +191,14 @@ class CentralUpdate(LocalUpdate):
 
     # ---- what else learners share ----
 
-    def renew(self, target: nn.Module, count: int) -> None:
+    def sync_target(self, target: nn.Module, count: int) -> None:
         with self.store.holding(self.store.target) as part:
             if count > int(part.current["count"]):
                 self.flush()
                 self._write_target(part, count)
-            if int(part.current["count"]) <= self._num_renewed:
+            if int(part.current["count"]) <= self.num_syncs:
                 return
-            self._num_renewed = int(part.current["count"])
+            self.num_syncs = int(part.current["count"])
             vector = part.current[PARAMETERS].to(self.parameters.values.device, copy=True)
         with torch.no_grad():
             torch._foreach_copy_(list(target.parameters()), self.parameters.views(vector))
@@ -196,7 +206,7 @@ class CentralUpdate(LocalUpdate):
                 buffer.copy_(source)
 
     def _write_target(self, part: Part, count: int) -> None:
-        """What the store holds now becomes the target of this count."""
+        """Makes what the store holds now the target of this count."""
         staging = part.staging
 
         def visit(chunk: int) -> None:
@@ -207,7 +217,7 @@ class CentralUpdate(LocalUpdate):
         part.publish()
 
     @contextmanager
-    def exclusive(self, buffers: dict[str, Tensor]) -> Iterator[None]:
+    def locked_buffers(self, buffers: dict[str, Tensor]) -> Iterator[None]:
         part = self.store.statistics
         if buffers.keys() != part.current.keys():
             raise ValueError(f"the store holds the statistics {sorted(part.current)}, not {sorted(buffers)}")
@@ -226,60 +236,59 @@ class CentralUpdate(LocalUpdate):
     # ---- checkpoints ----
 
     def state_dict(self) -> dict[str, Any]:
-        """As LocalUpdate has them, of the store, without what is pending here; of the rule's state this learner's own,
-        where there is such."""
-        rule = self.store.read()
-        parameters = rule.pop(PARAMETERS)
+        """Returns what the store holds, without updates that are pending here; of an optimizer's state that each
+        learner keeps, this learner's."""
+        state = self.store.read()
+        parameters = state.pop(PARAMETERS)
         if self.own_state:
-            rule = join(self._states)
+            state = join(self._states)
         elif self.updates_per_exchange is not None:
-            rule["step"] = self.rule_state["step"]
+            state["step"] = self.optimizer_state["step"]
         with self.store.holding(self.store.target) as part:
             target = (
                 {name: value.clone() for name, value in part.current.items()} if int(part.current["count"]) else None
             )
-        return {"parameters": parameters, "rule": rule, "num_renewed": self._num_renewed, "target": target}
+        return {"parameters": parameters, "optimizer": state, "num_syncs": self.num_syncs, "target": target}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into the store, for all learners: before any of them has made an update."""
-        shared, rule = set(self.store.chunks[0].current) - {PARAMETERS}, state["rule"]
-        self.store.write({PARAMETERS: state["parameters"]} | {name: rule[name] for name in shared})
+        """Loads into the store, for all learners; call it before any of them has made an update."""
+        shared, optimizer = set(self.store.chunks[0].current) - {PARAMETERS}, state["optimizer"]
+        self.store.write({PARAMETERS: state["parameters"]} | {name: optimizer[name] for name in shared})
         self._num_pending = 0
-        self.load_private_state({"rule": rule, "step": rule.get("step"), "num_renewed": state["num_renewed"]})
+        self.load_local_state_dict(
+            {"optimizer": optimizer, "step": optimizer.get("step"), "num_syncs": state["num_syncs"]}
+        )
         if state["target"]:
             with self.store.holding(self.store.target) as part:
                 _copy(state["target"], part.staging)
                 part.publish()
         self.pull()
 
-    def private_state(self) -> dict[str, Any]:
-        """own_state: the rule's state; multi-step Adam: how many updates this learner has counted; and of which count
-        its target is: a learner without such state takes over the store's."""
-        state: dict[str, Any] = {"num_renewed": self._num_renewed}
+    def local_state_dict(self) -> dict[str, Any]:
+        """Returns the optimizer's state with own_state, the number of updates made with multi-step Adam, and the count
+        that this learner's target network belongs to: a learner without such a state takes over the store's."""
+        state: dict[str, Any] = {"num_syncs": self.num_syncs}
         if self.own_state:
-            state["rule"] = join(self._states)
+            state["optimizer"] = join(self._states)
         elif self.updates_per_exchange is not None:
-            state["step"] = self.rule_state["step"].clone()
+            state["step"] = self.optimizer_state["step"].clone()
         return state
 
-    def load_private_state(self, state: dict[str, Any]) -> None:
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
         values = self.parameters.values
-        self._num_renewed = state["num_renewed"]
+        self.num_syncs = state["num_syncs"]
         if self.own_state:
-            self._states = [self._own_state(state["rule"], values[span], span) for span in self.store.spans]
+            self._states = [self._own_state(state["optimizer"], values[span], span) for span in self.store.spans]
         elif self.updates_per_exchange is not None:
-            self.rule_state["step"].copy_(state["step"])
+            self.optimizer_state["step"].copy_(state["step"])
 
-    def _own_state(self, rule: State, values: Tensor, span: slice) -> State:
-        """A chunk of the whole state, each tensor where the rule would put it, as in LocalUpdate."""
-        places = {name: value.device for name, value in self.rule.init(values).items()}
-        return {
-            name: torch.empty_like(part, device=places.get(name, values.device if part.dim() else "cpu")).copy_(part)
-            for name, part in ((name, value[span] if value.dim() else value) for name, value in rule.items())
-        }
+    def _own_state(self, whole: State, values: Tensor, span: slice) -> State:
+        """Returns copies of one chunk of an optimizer's whole state."""
+        part = {name: (value[span] if value.dim() else value).clone() for name, value in whole.items()}
+        return to_devices(part, self.optimizer.init(values), values.device)
 
     def close(self) -> None:
-        """Before the store's memory goes, where a GPU reads it."""
+        """Unpins the store's memory, if a GPU reads it; call it before the memory is unmapped."""
         if self._pinned:
             torch.cuda.synchronize(self.parameters.values.device)
             unpin(self._pinned)
@@ -287,38 +296,38 @@ class CentralUpdate(LocalUpdate):
 
 
 def shared_state(
-    rule: Rule, parameters: Tensor, *, own_state: bool = False, updates_per_exchange: int | None = None
+    optimizer: Rule, parameters: Tensor, *, own_state: bool = False, updates_per_exchange: int | None = None
 ) -> State:
-    """What of the rule's state before the first update of `parameters` [P] belongs into the store.
+    """Returns the part of the optimizer's initial state for `parameters` [P] that belongs into the store.
 
-    Raises UsageError for a rule that can't be used so."""
+    Raises UsageError for an optimizer that cannot be used so."""
     if updates_per_exchange is not None:
         if updates_per_exchange < 1:
             raise UsageError(f"updates_per_exchange={updates_per_exchange} must be at least 1, or None")
-        if not isinstance(rule, Adam):
+        if not isinstance(optimizer, Adam):
             raise UsageError(
-                f"updates_per_exchange={updates_per_exchange} is for Adam, not for {rule!r}; "
-                "choose rule adam, or exchange every update"
+                f"updates_per_exchange={updates_per_exchange} is for Adam, not for {optimizer!r}; "
+                "choose --optimizer adam, or exchange every update"
             )
         if own_state:
             raise UsageError(
                 f"updates_per_exchange={updates_per_exchange} exchanges Adam's state, which own_state=True keeps from "
-                "the store; leave one of them out"
+                "the store; omit one of them"
             )
-    elif isinstance(rule, TorchRule) and not own_state:
+    elif isinstance(optimizer, TorchRule) and not own_state:
         raise UsageError(
-            f"the state of {rule!r} is not there before the first update, so that learners can't share it; "
+            f"the state of {optimizer!r} does not exist before the first update, so learners cannot share it; "
             "choose rmsprop, adam, momentum_sgd or sgd, or let each learner keep its own state"
         )
     if own_state:
         return {}
-    state = rule.init(parameters)
+    state = optimizer.init(parameters)
     if updates_per_exchange is not None:
         del state["step"]  # counts a learner's own updates
     return state
 
 
 def _copy(source: State, to: State) -> None:
-    """Those tensors that `to` has; without waiting for a GPU."""
+    """Copies the tensors that `to` has; does not wait for a GPU."""
     for name, value in to.items():
         value.copy_(source[name], non_blocking=True)

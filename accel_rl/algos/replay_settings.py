@@ -1,0 +1,177 @@
+"""Settings of algorithms that learn from a replay: whether they fit, and the replay that they describe."""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from accel_rl.algos.base import AlgoSettings, RunInfo
+from accel_rl.algos.exploration import ExplorationSettings
+from accel_rl.config.fields import setting
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.hardware.devices import find_device
+from accel_rl.replay import Replay
+from accel_rl.replay.replay import check_room, needed_bytes
+
+logger = logging.getLogger("accel_rl")
+
+MAX_SAVED_BYTES = 2 * 10**9  # of a replay that checkpoints hold by default
+
+
+@dataclass(frozen=True)
+class ReplaySettings(ExplorationSettings, AlgoSettings):
+    batch_size: int = setting(32, "samples of an update (with a central store: of each learner's)", least=1)
+    training_intensity: float = setting(8.0, "how often a sample is learned from, on average", above=0)
+    replay_size: int = setting(
+        1_000_000, "steps that are kept, over all environments (with a central store: of each learner)", least=1
+    )
+    replay_device: str = setting("auto", "where they are kept: cpu or cuda:0; auto: where the network learns")
+    warmup_steps: int = setting(
+        50_000, "agent steps of random actions before the first update (with a central store: of each learner)", least=1
+    )
+    n_step: int = setting(1, "rewards of a return before the target network's value continues it", least=1)
+    prioritized: bool = setting(False, "draw samples by the size of their last error")
+    priority_alpha: float = setting(0.6, "exponent of the priority; 0: uniform", least=0)
+    priority_beta: float = setting(0.4, "exponent of the importance weights, at first", least=0, most=1)
+    priority_beta_steps: int = setting(50_000_000, "agent steps until that is 1, linearly", least=1)
+    new_priority: float | None = setting(None, "priority of a new sample; null: the largest so far", above=0)
+    checkpoint_replay: bool | None = setting(None, "save the replay in checkpoints; null: if it has 2 GB at most")
+
+    def importance_exponent(self, step: int) -> float:
+        """Returns beta at this agent step of the run (Schaul et al. 2016, section 3.4)."""
+        progress = min(1.0, step / self.priority_beta_steps)
+        return self.priority_beta + progress * (1 - self.priority_beta)
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """One learner's part of what the settings say: its replay and its batches.
+
+    num_envs: of the learners that update together; local_envs: of this one; device: where its network learns."""
+
+    settings: Any  # ReplaySettings
+    spec: EnvSpec
+    num_envs: int
+    local_envs: int
+    horizon: int
+    device: torch.device
+
+    @property
+    def num_learners(self) -> int:
+        """How many learners update together."""
+        return self.num_envs // self.local_envs
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.settings.batch_size) // self.num_learners
+
+    @property
+    def replay_size(self) -> int:
+        return int(self.settings.replay_size) // self.num_learners
+
+    def count_updates(self) -> int:
+        """Returns the updates of each rollout. Raises UsageError unless it is a whole number."""
+        settings = self.settings
+        return updates_per_rollout(settings.training_intensity, self.num_envs * self.horizon, settings.batch_size)
+
+    @property
+    def replay_device(self) -> torch.device:
+        name = self.settings.replay_device
+        return self.device if name == "auto" else torch.device(find_device(name, "replay_device"))
+
+    @property
+    def num_bytes(self) -> int:
+        settings = self.settings
+        return needed_bytes(self.spec, self.local_envs, self.replay_size, settings.n_step, settings.prioritized)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether checkpoints hold the replay."""
+        wanted: bool | None = self.settings.checkpoint_replay
+        return self.num_bytes <= MAX_SAVED_BYTES if wanted is None else wanted
+
+    def make_replay(self, seed: int) -> Replay:
+        """Raises UsageError if the replay does not fit into memory."""
+        settings, device = self.settings, self.replay_device
+        free = check_room(self.num_bytes, settings.replay_size, device)
+        logger.info(
+            "replay: %s steps need %.2f GB on %s, where %.2f GB are free",
+            f"{self.replay_size:,}", self.num_bytes / 1e9, device, free / 1e9,
+        )  # fmt: skip
+        return Replay(
+            self.spec,
+            self.local_envs,
+            self.replay_size,
+            settings.n_step,
+            settings.discount,
+            settings.priority_alpha if settings.prioritized else None,
+            settings.new_priority,
+            torch.Generator(device).manual_seed(seed),
+            device,
+        )
+
+    def validate(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
+        """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory.
+
+        batch_sizes: by the name of their setting."""
+        settings = self.settings
+        self.count_updates()
+        for name, size in (*batch_sizes.items(), ("replay_size", settings.replay_size)):
+            if size % self.num_learners:
+                raise UsageError(
+                    f"{name}={size} does not split over {self.num_learners} learners that update together; make it a "
+                    f"multiple of {self.num_learners}"
+                )
+        self._validate_warmup(run, batch_sizes)
+        steps_per_env = settings.replay_size // self.num_envs
+        for name, length in (("n_step", settings.n_step), ("a rollout of horizon", self.horizon)):
+            if length > steps_per_env - (name == "n_step"):
+                raise UsageError(
+                    f"{name}={length} does not fit into the {steps_per_env} steps that replay_size="
+                    f"{settings.replay_size} keeps of each of {self.num_envs} environments"
+                )
+        if run.devices:
+            same = settings.replay_device == "auto"
+            num_replays = run.devices.count(str(self.device)) if same else len(run.devices)
+            check_room(self.num_bytes * num_replays, settings.replay_size, self.replay_device)
+
+    def _validate_warmup(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
+        settings = self.settings
+        num_stored = settings.warmup_steps - self.num_envs * settings.n_step
+        name, size = max(batch_sizes.items(), key=lambda item: item[1])
+        if size > min(num_stored, settings.replay_size):
+            raise UsageError(
+                f"{name}={size} is more than the replay holds after warmup_steps={settings.warmup_steps} (n_step="
+                f"{settings.n_step}, replay_size={settings.replay_size}): lower it, or make the warm-up or the replay "
+                "larger"
+            )
+        if settings.warmup_steps >= run.steps:
+            raise UsageError(
+                f"warmup_steps={settings.warmup_steps} are not over before the run is ({run.steps} steps): nothing "
+                "would be learned; make the run longer or the warm-up shorter"
+            )
+
+
+def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> int:
+    """Returns how many batches are learned from for each rollout of num_samples steps.
+
+    Raises UsageError, with the nearest sizes of batches and intensities that work, unless it is a whole number."""
+    exact = intensity * num_samples / batch_size
+    count = round(exact)
+    if count >= 1 and math.isclose(exact, count):
+        return count
+    uses = intensity * num_samples
+    sizes = [uses / k for k in range(1, int(uses) + 1) if (uses / k).is_integer()]
+    below = [size for size in sizes if size < batch_size][:1]
+    above = [size for size in sizes if size > batch_size][-1:]
+    counts = sorted({max(1, math.floor(exact)), max(1, math.ceil(exact))})
+    # Intensities are shown with enough digits that what is named here does divide.
+    ways_out = {"batch_size": below + above, "training_intensity": [k * batch_size / num_samples for k in counts]}
+    shown = [f"{name}={' or '.join(f'{x:.12g}' for x in values)}" for name, values in ways_out.items() if values]
+    raise UsageError(
+        f"training_intensity={intensity:g} x {num_samples} samples of a rollout / batch_size={batch_size} = {exact:g} "
+        f"updates must be a whole number: use {', or '.join(shown)}"
+    )

@@ -1,0 +1,52 @@
+"""Running moments of observations and returns, as the actor-critics use them."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_rl.models.normalize import ObservationNorm, ReturnScale
+from accel_rl.rollout import Rollout
+from accel_rl.updates import Update
+
+
+class ActorCriticStatistics:
+    """Normalises observations (inside the policy) and scales returns; either may be absent."""
+
+    def __init__(self, observation_norm: ObservationNorm | None, return_scale: ReturnScale | None):
+        self.observation_norm, self.return_scale = observation_norm, return_scale
+
+    def to(self, device: torch.device) -> None:
+        """Moves the scale of returns; the norm of observations is part of the policy."""
+        if self.return_scale:
+            self.return_scale.to(device)
+
+    def update(self, rollout: Rollout, update: Update) -> None:
+        with update.locked_buffers(self.shared_buffers()):
+            if self.observation_norm:
+                observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
+                self.observation_norm.update(observation, update.sum, rollout.valid.flatten())
+            if self.return_scale:
+                is_first = rollout.reset[:-1]
+                self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, is_first)
+
+    def normalize(self, rollout: Rollout) -> Rollout:
+        return replace(rollout, reward=self.return_scale.scale(rollout.reward)) if self.return_scale else rollout
+
+    def shared_buffers(self) -> dict[str, Tensor]:
+        modules = {"observation": self.observation_norm, "return": self.return_scale}
+        return {
+            f"{name}.{key}": value
+            for name, module in modules.items()
+            if module is not None
+            for key, value in module.moments.named_buffers()
+        }
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Returns the discounted returns of the environments so far."""
+        return {"running_return": self.return_scale.running} if self.return_scale else {}
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        if self.return_scale:
+            self.return_scale.running.copy_(state["running_return"])

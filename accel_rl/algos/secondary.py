@@ -1,0 +1,76 @@
+"""A second network that learns from DQN's replay without acting (Stooke & Abbeel 2018, section 5.4.2).
+
+It shows what the size of the batch does to learning, whatever it does to exploration.
+"""
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_rl.algos.base import MakeUpdate, Stats
+from accel_rl.algos.schedules import schedule
+from accel_rl.errors import UsageError
+from accel_rl.replay import Replay
+from accel_rl.replay.replay import set_generator
+from accel_rl.replay.ring import TransitionBatch
+
+if TYPE_CHECKING:
+    from accel_rl.algos.dqn import DQN
+
+
+class SecondaryNetwork:
+    """Starts with the parameters of algo's policy, and learns from as many samples, in batches of its own, drawn
+    uniformly by a generator of its own: so the first network learns the same with it as without.
+
+    batch_size: of this learner; seed: this learner's."""
+
+    def __init__(self, algo: "DQN", batch_size: int, replay: Replay, seed: int, make_update: MakeUpdate):
+        self.algo, self.batch_size, self.replay = algo, batch_size, replay
+        self.network, self.target = deepcopy(algo.policy), deepcopy(algo.target)
+        self.num_behind = 0.0  # samples that it has yet to learn from
+        sequence = np.random.SeedSequence(seed, spawn_key=(1,))
+        self.generator = torch.Generator(replay.device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        self.update = make_update(self.network)
+
+    @staticmethod
+    def validate(settings: Any) -> None:
+        """Raises UsageError for prioritized replay: both networks would set the priorities."""
+        if settings.prioritized:
+            raise UsageError("secondary_batch_size: both networks would set the priorities; omit prioritized")
+
+    def sync_target(self, count: int) -> None:
+        self.update.sync_target(self.target, count)
+
+    def learn(self, step: int) -> Stats:
+        """Makes up for the samples of one update of the first network; returns the means over its own updates."""
+        self.num_behind += self.algo.batch_size
+        settings, updates = self.algo.settings, list[Stats]()
+        initial = settings.secondary_learning_rate or settings.learning_rate
+        rate = schedule(settings.learning_rate_schedule, initial, step, self.algo.schedule_steps)
+        while self.num_behind >= self.batch_size:
+            self.num_behind -= self.batch_size
+            batch = self.replay.batch(self.replay.draw(self.batch_size, self.generator)[0], self.algo.device)
+            updates.append(self.update.minimize(self.loss, (batch,), batch.valid.sum(), rate))
+            updates[-1].pop("priority")
+        names = updates[0] if updates else ()
+        return {f"secondary_{name}": torch.stack([each[name] for each in updates]).mean() for name in names}
+
+    def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:
+        return self.algo.loss_of(self.network, self.target, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "update": self.update.state_dict(),
+            "target": self.target.state_dict(),
+            "num_behind": self.num_behind,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.update.load_state_dict(state["update"])
+        self.target.load_state_dict(state["target"])
+        self.num_behind = state["num_behind"]
+        set_generator(self.generator, state["generator"])

@@ -1,0 +1,164 @@
+"""Saves everything that the rest of a run depends on, and restores it."""
+
+from typing import Any
+
+import torch
+
+from accel_rl.algos import schedules
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint
+from accel_rl.training.checkpoint import BEST, CHECKPOINT
+from accel_rl.training.learner import Learner
+from accel_rl.training.log import logger
+
+State = dict[str, Any]
+
+
+class Checkpointer:
+    """Each learner submits its state; rank 0 writes the checkpoint once it has those of all learners."""
+
+    def __init__(self, learner: Learner):
+        self.learner = learner
+
+    # ---- saving ----
+
+    def save(self, is_last: bool = False) -> None:
+        """Submits this learner's state for the next checkpoint, or for the last one.
+
+        Raises RunError if the disk refuses, or if any of it is not finite: the checkpoint before then stays."""
+        learner = self.learner
+        if is_last:
+            self._pull()  # and hand over what other learners do not have yet
+        learner.guard.check(learner.steps)
+        learner.coordinator.compare(learner.update.parameters.values, learner.steps)
+        state = {
+            "algo": learner.algo.state_dict(),
+            "sampler": learner.sampler.get_state(),
+            "replay": self._save_replay(),
+            "num_rollouts": learner.num_rollouts,
+            "metrics": learner.metrics.get_state(),
+            "update": learner.update.local_state_dict(),
+            "torch_generator": torch.get_rng_state(),
+        }
+        learner.coordinator.submit_state(state, is_last)
+
+    def write_submitted(self) -> None:
+        """On rank 0: writes the checkpoint, once all learners have submitted their states."""
+        learner, progress = self.learner, self.learner.progress
+        if not progress or (states := learner.coordinator.collect_states()) is None:
+            return
+        steps = learner.coordinator.advance(0)
+        self._pull()
+        if len(states) > 1:  # other learners may have changed the parameters since this one's check
+            learner.guard.check(steps)
+        progress.merge(learner.coordinator.poll_reports())
+        self._write(
+            CHECKPOINT,
+            steps=steps,
+            evaluation_due=learner.evaluation_is_due,
+            update=learner.update.state_dict(),
+            shared_buffers=self._shared_buffers(),
+            progress=progress.get_state(),
+            learners=states,
+        )
+        learner.guard.saved()
+        checkpoint.remove_older_replays(learner.folder, [state["replay"] for state in states])
+
+    def save_best(self) -> None:
+        """On rank 0: keeps the policy that has just been evaluated as the best one."""
+        self._write(BEST)
+
+    def _write(self, name: str, **state: Any) -> None:
+        learner = self.learner
+        state |= {"policy": learner.algo.policy.state_dict(), "spec": learner.config.spec}
+        checkpoint.save(learner.folder / name, state | {"best_score": learner.best_score})
+
+    def _pull(self) -> None:
+        """Takes over the newest of what learners share."""
+        self.learner.update.pull()
+        with self.learner.update.locked_buffers(self._shared_buffers()):
+            pass
+
+    def _shared_buffers(self) -> dict[str, torch.Tensor]:
+        statistics = self.learner.algo.statistics
+        return statistics.shared_buffers() if statistics else {}
+
+    def _save_replay(self) -> str | None:
+        """Returns the name of the file that the replay is in now; None if it is not saved.
+
+        Until a checkpoint names this file, the one before stays."""
+        learner = self.learner
+        if learner.algo.replay is None or not learner.algo.saves_replay:
+            return None
+        name = checkpoint.replay_name(learner.steps, learner.coordinator.rank)
+        checkpoint.save(learner.folder / name, learner.algo.replay.state_dict())
+        return name
+
+    # ---- restoring ----
+
+    def restore(self, state: State) -> None:
+        """Continues from a checkpoint. Raises UsageError if its replay is missing."""
+        learner = self.learner
+        learner.steps, learner.best_score = state["steps"], state["best_score"]
+        learner.evaluation_is_due = state["evaluation_due"]
+        if not learner.config.is_central:  # else the store was made from the checkpoint
+            learner.update.load_state_dict(state["update"])
+        learner.algo.policy.load_state_dict(state["policy"])
+        for name, value in self._shared_buffers().items():
+            value.copy_(state["shared_buffers"][name])
+        learner.update.pull()
+        states = state["learners"]
+        if len(states) == learner.coordinator.size:
+            self._restore_learner(states[learner.coordinator.rank])
+        else:
+            self._restore_from_another_number(states)
+        if learner.progress:
+            learner.progress.set_state(state["progress"])
+            self._log_resumed()
+
+    def _restore_learner(self, state: State) -> None:
+        """Restores what belongs to this learner alone."""
+        learner = self.learner
+        learner.num_rollouts = state["num_rollouts"]
+        learner.update.load_local_state_dict(state["update"])
+        learner.algo.load_state_dict(state["algo"])
+        self._restore_replay(state["replay"])
+        learner.metrics.set_state(state["metrics"])
+        if restarted := learner.sampler.set_state(state["sampler"]):
+            logger.warning("these environments have no state to save and start a new episode: %s", restarted)
+        torch.set_rng_state(state["torch_generator"])
+
+    def _restore_from_another_number(self, states: list[State]) -> None:
+        """Restores what does not belong to single environments, from the checkpoint of more or fewer learners."""
+        learner, run = self.learner, self.learner.config.run
+        learner.num_rollouts = learner.steps // (run.envs * run.horizon)
+        shared = {name: value for name, value in states[0]["algo"].items() if name != "local"}
+        learner.algo.load_state_dict(shared)
+        learner.update.load_local_state_dict(states[0]["update"])
+        logger.warning(
+            "resumed with %d learners instead of %d: environments start new episodes, a replay is filled anew",
+            learner.coordinator.size,
+            len(states),
+        )
+
+    def _restore_replay(self, name: str | None) -> None:
+        learner = self.learner
+        if learner.algo.replay is None:
+            return
+        if name is None:
+            logger.warning(
+                "the checkpoint has no replay (checkpoint_replay): it is filled anew before learning continues, so "
+                "this run will not be exactly the one that was interrupted"
+            )
+            return
+        if not (learner.folder / name).exists():
+            raise UsageError(f"{learner.folder / CHECKPOINT} needs its replay {name}, which is missing: put it back")
+        learner.algo.replay.load_state_dict(checkpoint.load(learner.folder / name, mapped=True))
+
+    def _log_resumed(self) -> None:
+        learner, config = self.learner, self.learner.config
+        rate, clip = config.algo.learning_rate, config.algo.clip_grad_norm
+        logger.info("resumed at step %d (learning_rate %g, clip_grad_norm %s)", learner.steps, rate, clip or "none")
+        for name, (end, factor) in schedules.ends(config.algo, config.schedule_steps).items():
+            if config.run.steps > end:
+                logger.warning("%s ends at step %d: after that it stays at %g of its base value", name, end, factor)

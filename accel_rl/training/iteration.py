@@ -1,0 +1,77 @@
+"""One iteration: a rollout is collected and learned from. The trainer repeats it, and so do benchmarks."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from accel_rl.algos.base import Algo, Stats
+from accel_rl.hardware.placement import Plan
+from accel_rl.hardware.timers import GpuClock
+from accel_rl.rollout import Rollout
+from accel_rl.samplers.base import Sampler
+from accel_rl.updates import Update
+
+
+class IterationResult(NamedTuple):
+    """stats: of each call that learned, in order. sample_s, learn_s: wall time."""
+
+    rollout: Rollout
+    stats: list[Stats]
+    sample_s: float
+    learn_s: float
+
+
+class Iteration:
+    """Collects rollouts and learns from them, during sampling and after it.
+
+    plan: says how many threads torch may use for sampling and for learning. pull_horizon: the newest central parameters
+    are taken over every so many steps of a rollout; None: only the algorithm's updates exchange them.
+    """
+
+    def __init__(self, sampler: Sampler, algo: Algo, update: Update, plan: Plan, pull_horizon: int | None = None):
+        self.sampler, self.algo, self.update = sampler, algo, update
+        self.plan, self.pull_horizon = plan, pull_horizon
+        self.timer = GpuClock(algo.device)  # of learning
+
+    def collect_and_learn(self, step: int, learns: bool = True) -> IterationResult:
+        """Runs one iteration. step: agent steps of the whole run so far; learns=False only updates the statistics."""
+        start, algo, update = time.perf_counter(), self.algo, self.update
+        stats: list[Stats] = []
+        learn_s = 0.0
+
+        def timed(learn: Callable[..., Stats], *arguments: Any) -> None:
+            nonlocal learn_s
+            if not learns:
+                return
+            started = time.perf_counter()
+            torch.set_num_threads(self.plan.learning_threads)
+            with self.timer:
+                if new := learn(*arguments, update):
+                    stats.append(new)
+            torch.set_num_threads(self.plan.sampling_threads)
+            learn_s += time.perf_counter() - started
+
+        def on_step(t: int) -> None:
+            if self.pull_horizon and t % self.pull_horizon == 0:
+                update.pull()
+            if algo.window_steps:
+                if (envs := algo.envs_to_update(t)) is not None:
+                    timed(algo.on_step, t, self._normalize(self.sampler.recent(t, algo.window_steps, envs)))
+            elif algo.learns_on_step:
+                timed(algo.on_step, t, None)
+
+        torch.set_num_threads(self.plan.sampling_threads)
+        algo.before_rollout(step)
+        every = 1 if algo.learns_on_step else self.pull_horizon
+        rollout = self.sampler.collect(on_step if every else None, every or 1, step)
+        if self.pull_horizon:
+            update.pull()
+        timed(algo.learn, self._normalize(rollout))
+        if algo.statistics:
+            algo.statistics.update(rollout, update)
+        return IterationResult(rollout, stats, time.perf_counter() - start - learn_s, learn_s)
+
+    def _normalize(self, rollout: Rollout) -> Rollout:
+        return self.algo.statistics.normalize(rollout) if self.algo.statistics else rollout

@@ -1,0 +1,83 @@
+"""One learner of a run, or the only one: its parts, made from the resolved settings."""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from accel_rl.algos.base import Algo
+from accel_rl.samplers.base import Sampler
+from accel_rl.training.build import build_algo, build_sampler, build_update
+from accel_rl.training.coordinator import Coordinator
+from accel_rl.training.finite_guard import FiniteGuard
+from accel_rl.training.metrics import MetricsBuffer
+from accel_rl.training.progress import Progress
+from accel_rl.training.resolve import Config
+from accel_rl.updates import CentralStore, Update
+
+
+@dataclass
+class Learner:
+    """What trainer, evaluator and checkpointer work on together.
+
+    progress: what is logged, on rank 0 only. steps: agent steps of the whole run so far; num_rollouts: of this learner.
+    evaluation_is_due: also after a signal has interrupted one, until it has been repeated."""
+
+    config: Config
+    folder: Path
+    coordinator: Coordinator
+    algo: Algo
+    update: Update
+    sampler: Sampler
+    metrics: MetricsBuffer
+    progress: Progress | None
+    guard: FiniteGuard
+    steps: int = 0
+    num_rollouts: int = 0
+    evaluation_is_due: bool = False
+    best_score: float | None = None
+
+    def close(self) -> None:
+        if self.progress:
+            self.progress.close()
+        try:
+            self.sampler.close()
+        finally:
+            self.update.close()
+
+
+def build_learner(
+    config: Config, folder: Path, coordinator: Coordinator, steps: int, show: bool, store: CentralStore | None = None
+) -> Learner:
+    """Makes a learner's parts; its sampler's processes run when this returns.
+
+    config: as this learner sees it. steps: of the run so far. show: progress on the console. store: of the parameters,
+    if learners share them."""
+    run, rank = config.run, coordinator.rank
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to repeat bit for bit
+        torch.use_deterministic_algorithms(True)
+    algo = build_algo(config)
+    make_update = partial(build_update, config, all_reduce=coordinator.updates_together)
+    update = make_update(algo.policy, store=store)
+    seed = learner_seed(run.seed, rank)
+    if rank:  # learners draw different numbers, but start with the same parameters
+        torch.manual_seed(seed)
+    algo.setup(seed, make_update)
+    sampler = build_sampler(config, algo.policy, window=algo.window_steps)
+    try:
+        progress = Progress(folder, steps, run.steps, run.tensorboard, show) if rank == 0 else None
+        metrics = MetricsBuffer()
+        guard = FiniteGuard(folder, config.algo, metrics.statistics, algo.policy, update)
+    except BaseException:
+        sampler.close()
+        raise
+    return Learner(config, folder, coordinator, algo, update, sampler, metrics, progress, guard, steps)
+
+
+def learner_seed(seed: int, rank: int) -> int:
+    """Returns the seed of a learner's own draws; that of rank 0 is the run's."""
+    return seed if rank == 0 else int(np.random.SeedSequence(seed, spawn_key=(0, rank)).generate_state(1)[0])

@@ -1,0 +1,131 @@
+"""What follows a gradient: clip, optimizer, and nothing to exchange, since there is one learner.
+
+all_reduce.py and store_exchange.py are for several learners; they differ in `apply`, and in what is shared besides.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from accel_rl.updates.cuda_graphs import Terms
+from accel_rl.updates.flat import FlatParameters
+from accel_rl.updates.optimizers import Rule, State
+
+CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
+
+
+class Exchange:
+    """Applies gradients to the parameters of one learner; the base of those that exchange with other learners.
+
+    An `Update` binds it to its module before the first use.
+    """
+
+    is_capturable: ClassVar[bool] = True
+    """Whether a CUDA graph can hold `apply`."""
+    sums_gradients: ClassVar[bool] = False
+    """Whether `apply` sums gradients over learners: then it expects the gradient of a sum of losses, not of a mean."""
+
+    module: nn.Module
+    parameters: FlatParameters
+    optimizer: Rule
+    clip_grad_norm: float | None
+    optimizer_state: State
+    num_syncs: int  # the count that the target network belongs to
+
+    def bind(
+        self, module: nn.Module, parameters: FlatParameters, optimizer: Rule, clip_grad_norm: float | None
+    ) -> None:
+        """Takes the module whose parameters it is to change, with the same parameters as flat vectors."""
+        self.module, self.parameters = module, parameters
+        self.optimizer, self.clip_grad_norm = optimizer, clip_grad_norm
+        self.optimizer_state = optimizer.init(parameters.values)
+        self.num_syncs = 0
+
+    def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
+        """Updates the parameters by the gradient that lies in `parameters`.
+
+        sums: terms of the loss over this learner's samples. Returns their means over the samples of all learners that
+        update together, and "grad_norm"."""
+        grad_norm = self._clip()
+        self.optimizer.apply(self.parameters.values, self.parameters.gradient, learning_rate, self.optimizer_state)
+        return means(sums, num_samples) | {"grad_norm": grad_norm}
+
+    def _clip(self) -> Tensor:
+        """Scales the gradient down to the largest allowed norm; returns the norm before."""
+        gradient = self.parameters.gradient
+        norm: Tensor = torch.linalg.vector_norm(gradient)
+        if self.clip_grad_norm is not None:
+            gradient.mul_(norm.clamp(max=self.clip_grad_norm) / (norm + CLIP_EPSILON))
+        return norm
+
+    # ---- what algorithms ask of the learners that update together ----
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Returns the sum over all learners that update together."""
+        return value
+
+    def max(self, value: Tensor) -> Tensor:
+        """Returns the maximum over all learners that update together."""
+        return value
+
+    def pull(self) -> None:
+        """Takes over the newest parameters, where they are kept centrally."""
+
+    def sync_target(self, target: nn.Module, count: int) -> None:
+        """Copies the network into `target` if count, the number of intervals gone by, has grown since the last sync.
+
+        Learners that share parameters share the target, too: the first one syncs it, the others take it over."""
+        if count > self.num_syncs:
+            self.num_syncs = count
+            copy_module(self.module, target)
+
+    def locked_buffers(self, buffers: dict[str, Tensor]) -> AbstractContextManager[None]:
+        """Locks running statistics that learners share without updating together.
+
+        On entry the buffers get the values that the last learner left; on exit the others can see theirs."""
+        return nullcontext()
+
+    # ---- checkpoints, and the end ----
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parameters": self.parameters.values, "optimizer": self.optimizer_state, "num_syncs": self.num_syncs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        values = self.parameters.values
+        values.copy_(state["parameters"])
+        self.num_syncs = state["num_syncs"]
+        self.optimizer_state = to_devices(state["optimizer"], self.optimizer.init(values), values.device)
+
+    def local_state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+    def read_seconds(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def means(sums: Terms, num_samples: Tensor) -> Terms:
+    """Divides the terms of a loss by the number of samples; those with an entry for each sample stay as they are."""
+    count = num_samples.clamp(min=1)
+    return {name: value if value.dim() else value / count for name, value in sums.items()}
+
+
+def to_devices(saved: State, initial: State, device: torch.device) -> State:
+    """Returns a saved optimizer state on the devices where the optimizer puts it initially.
+
+    Vectors that it only makes at its first update go to `device`, step counts to the CPU."""
+    devices = {name: value.device for name, value in initial.items()}
+    return {name: value.to(devices.get(name, device if value.dim() else "cpu")) for name, value in saved.items()}
+
+
+@torch.no_grad()
+def copy_module(source: nn.Module, target: nn.Module) -> None:
+    """Copies the parameters and buffers of one network into another."""
+    torch._foreach_copy_([*target.parameters(), *target.buffers()], [*source.parameters(), *source.buffers()])
