@@ -18,9 +18,9 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class ReinforceSettings(AlgoSettings):
-    learning_rate: float = setting(5e-3, "step size of the update rule", above=0)
-    optimizer: str = setting("adam", "update rule")
-    normalize: bool = setting(True, "subtract the mean return, divide by its deviation: the simplest baseline")
+    learning_rate: float = setting(5e-3, "step size of the optimizer", above=0)
+    optimizer: str = setting("adam", "optimizer")
+    normalize: bool = setting(True, "subtract the mean return, divide by its std: the simplest baseline")
 
 
 class Reinforce(Algo):
@@ -32,23 +32,23 @@ class Reinforce(Algo):
 
     def learn(self, rollout: Rollout, update: Update) -> dict[str, Tensor]:
         reward, done = rollout.reward, rollout.done  # [T, B]
-        # Steps whose episode goes on beyond the rollout have no return yet: they teach nothing.
+        # Steps whose episode continues beyond the rollout have no return yet: they teach nothing.
         is_whole = done.flip(0).cumsum(0).flip(0) > 0
         mask = (is_whole & rollout.valid).float()
-        weight = mask.sum()
+        num_samples = mask.sum()
 
         return_ = discounted_return(
             reward, done, torch.zeros(rollout.num_envs, device=reward.device), self.settings.discount
         )
         if self.settings.normalize:
-            count = update.sum(weight).clamp(min=1)
+            count = update.sum(num_samples).clamp(min=1)
             mean = update.sum((mask * return_).sum()) / count
             variance = update.sum((mask * (return_ - mean).square()).sum()) / count
             return_ = (return_ - mean) / (variance.sqrt() + 1e-6)
 
-        observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
-        parameters, _ = self.policy(observation)
-        log_probability = self.policy.distribution.log_probability(parameters, rollout.action.flatten(0, 1))
+        samples = rollout.samples()
+        parameters, _ = self.policy(samples.observation)
+        log_probability = self.policy.distribution.log_probability(parameters, samples.action)
         loss_sum = -(mask.flatten() * log_probability * return_.flatten()).sum()
-        grad_norm = update.step(loss_sum, weight, self.learning_rate(rollout.first_step))
-        return {"loss": loss_sum.detach() / weight.clamp(min=1), "grad_norm": grad_norm}
+        grad_norm = update.step(loss_sum, num_samples, self.learning_rate(rollout.first_step))
+        return {"loss": loss_sum.detach() / num_samples.clamp(min=1), "grad_norm": grad_norm}
