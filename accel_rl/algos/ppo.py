@@ -162,7 +162,8 @@ def ppo_loss(
         "value_loss": value_loss,
         "entropy": entropy,
         "loss": loss_sum,
-        "approx_kl": masked_sum(ratio - 1 - log_ratio, valid),
+        # By expm1 rounding leaves it at 0 where the policies agree; ratio - 1 would lose all digits there.
+        "approx_kl": masked_sum((torch.expm1(log_ratio) - log_ratio).clamp(min=0), valid),
         "clip_fraction": masked_sum(((ratio - 1).abs() > clip).float(), valid),
     }
     return loss_sum, {name: term.detach() for name, term in terms.items()}
