@@ -1,4 +1,4 @@
-"""From a resolved configuration to the objects of a run."""
+"""Makes the objects of a run from its resolved settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ from accel_rl.updates.optimizers import Rule, make_rule
 def check(config: Config) -> None:
     """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
     is_elsewhere = config.rank_info.size > 1 and config.device != "cpu"
-    if is_elsewhere:  # else this process would keep a part of a GPU's memory, which its learners look at themselves
+    if is_elsewhere:  # this process would keep part of a GPU's memory; the learners check it themselves
         config = on_cpu(config)
     algo = build_algo(config)
     build_update(config, algo.policy)
@@ -38,12 +38,12 @@ def check(config: Config) -> None:
 
 
 def on_cpu(config: Config) -> Config:
-    """The same run, with learners on CPUs."""
+    """Returns the same run with learners on CPUs."""
     return replace(config, devices=("cpu",) * len(config.devices))
 
 
 def build_algo(config: Config) -> Algo:
-    """The algorithm with its policy, freshly initialised from the run's seed, on the run's device.
+    """Makes the algorithm with its policy, initialised from the run's seed, on this learner's device.
 
     Raises UsageError if the user's network does not fit the observations."""
     network = find_network(config.run.network) if config.run.network else None
@@ -60,13 +60,13 @@ def build_algo(config: Config) -> Algo:
     algo.policy.to(torch.device(config.device))
     if config.run.bf16:
         if not hasattr(algo.policy, "bf16"):
-            raise UsageError(f"bf16 is not offered by the policy of {config.run.algo}")
+            raise UsageError(f"the policy of {config.run.algo} has no bf16; omit it")
         algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
 
 
 def find_network(name: str) -> Network:
-    """A trunk's factory, by one of our names or as package.module:factory. Raises UsageError if there is none."""
+    """Finds the factory of a trunk by a name of NETWORKS or package.module:factory. Raises UsageError if there is none."""
     if ":" not in name and name not in NETWORKS:
         raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
     return NETWORKS.get(name) or import_name(name, "network")
@@ -130,16 +130,16 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
-    """changes: fields of SamplerConfig that differ from the run's."""
+    """Makes the run's sampler. changes: fields of SamplerConfig that differ from the run's."""
     sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
     settings = replace(sampler_config(config), **changes)
     return sampler_class(config.spec, batch_config(config), policy, settings, config.device)
 
 
 def sampler_config(config: Config) -> SamplerConfig:
-    """Raises UsageError where the numbers do not divide."""
+    """Returns the sampler's settings. Raises UsageError where the numbers do not divide."""
     run = config.run
-    # Learners in step share an evaluation; of others the first one plays it alone.
+    # Synchronous learners share an evaluation; of asynchronous ones rank 0 plays it alone.
     eval_steps = run.eval_steps and run.eval_steps // (1 if config.is_central else config.rank_info.size)
     return SamplerConfig(
         num_envs=config.local_envs,
@@ -156,8 +156,10 @@ def sampler_config(config: Config) -> SamplerConfig:
 
 
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
-    """How many environments share an evaluation of so many steps: as many as leave each of them the time for the
-    longest game, or else as few as the workers take. More would leave long games out."""
+    """Returns how many environments share an evaluation of that many steps.
+
+    As many as leave each of them the time for the longest game, or else as few as the workers take: more environments
+    would leave long games out."""
     possible = [n for n in range(2, num_envs + 1, 2) if divides_evenly(n, num_workers)] or [num_envs]
     return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
 

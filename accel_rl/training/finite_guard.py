@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
 from accel_rl.training.log import command
-from accel_rl.training.metrics import Statistics
+from accel_rl.training.metrics import UpdateStatistics
 
 MARK = "not_finite.txt"  # in the folder of a run that has ended so, and has not got over it since
 MAY_CHANGE = ("learning_rate", "clip_grad_norm")  # when a run with this mark is resumed
@@ -28,7 +28,7 @@ class FiniteGuard:
         self,
         folder: Path,
         settings: Any,
-        statistics: Statistics,
+        statistics: UpdateStatistics,
         policy: nn.Module,
         update: Any,
     ):
@@ -59,7 +59,7 @@ class FiniteGuard:
         (self.folder / MARK).unlink(missing_ok=True)
 
     def _flaw_of_statistics(self) -> str | None:
-        flaw = self.statistics.look()
+        flaw = self.statistics.fetch()
         return flaw and f"update {flaw.update} (agent step {flaw.steps}): {flaw.name} is {flaw.value}"
 
     def _flaw_of_parameters(self, steps: int) -> str | None:

@@ -14,23 +14,25 @@ from accel_rl.rollout import Game
 
 @dataclass
 class Report:
-    """What one learner has done between two rows: finished games, numbers of updates by name, seconds of `wall` time
-    by what they went for, bytes from and to a GPU, other metrics."""
+    """What one learner has done between two rows.
+
+    games: those that finished. stats: of each update, by name. seconds: of the wall time wall_s, by purpose.
+    bytes_moved: from and to a GPU. counts: other metrics, to be summed over learners."""
 
     games: list[Game]
-    numbers: dict[str, list[float]]
+    stats: dict[str, list[float]]
     seconds: dict[str, float]
-    wall: float
+    wall_s: float
     bytes_moved: int
-    more: dict[str, float]
+    counts: dict[str, float]
 
 
 class MetricsBuffer:
-    """Gathers what one learner does, until it is reported."""
+    """Gathers what one learner does until it is reported."""
 
     def __init__(self) -> None:
-        self.statistics = Statistics()
-        self._began = time.perf_counter()
+        self.statistics = UpdateStatistics()
+        self._row_started = time.perf_counter()
         self._clear()
 
     def _clear(self) -> None:
@@ -39,13 +41,18 @@ class MetricsBuffer:
         self._bytes_moved = 0
 
     def add(
-        self, steps: int, games: list[Game], stats: list[dict[str, Tensor]], seconds: dict[str, float], moved: int = 0
+        self,
+        steps: int,
+        games: list[Game],
+        stats: list[dict[str, Tensor]],
+        seconds: dict[str, float],
+        bytes_moved: int = 0,
     ) -> None:
-        """One rollout and what was learned meanwhile; seconds: wall time by purpose; moved: bytes from and to a GPU."""
+        """Adds one rollout and what was learned during and after it; steps: of the run so far, these included."""
         self._games.extend(games)
         for each in stats:
             self.statistics.add(steps, each)
-        self._bytes_moved += moved
+        self._bytes_moved += bytes_moved
         self.add_seconds(seconds)
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
@@ -54,14 +61,14 @@ class MetricsBuffer:
 
     def exclude(self, seconds: float) -> None:
         """Takes an interruption (an evaluation) out of the wall time."""
-        self._began += seconds
+        self._row_started += seconds
 
-    def flush(self, more: dict[str, float]) -> Report:
-        """All since the last time; for which statistics leave the device."""
+    def flush(self, counts: dict[str, float]) -> Report:
+        """Returns everything since the last call, with the given counts; fetches statistics from the device."""
         now = time.perf_counter()
-        wall = max(now - self._began, 1e-9)
-        report = Report(self._games, self.statistics.flush(), self._seconds, wall, self._bytes_moved, more)
-        self._began = now
+        wall_s = max(now - self._row_started, 1e-9)
+        report = Report(self._games, self.statistics.flush(), self._seconds, wall_s, self._bytes_moved, counts)
+        self._row_started = now
         self._clear()
         return report
 
@@ -74,21 +81,21 @@ class MetricsBuffer:
 
 
 def means(reports: list[Report]) -> dict[str, float]:
-    """Of each statistic, over the updates of all learners."""
-    numbers: dict[str, list[float]] = {}
+    """Returns the mean of each statistic over the updates of all learners."""
+    stats: dict[str, list[float]] = {}
     for report in reports:
-        for name, values in report.numbers.items():
-            numbers.setdefault(name, []).extend(values)
-    return {name: math.fsum(values) / len(values) for name, values in numbers.items() if values}
+        for name, values in report.stats.items():
+            stats.setdefault(name, []).extend(values)
+    return {name: math.fsum(values) / len(values) for name, values in stats.items() if values}
 
 
 def shares(reports: list[Report]) -> dict[str, float]:
-    """Of the learners' wall time, by what it went for: their mean.
+    """Returns the shares of the learners' wall time by purpose, the mean over learners.
 
-    "exchange" is the time of the learner that waits least, since it comes last; what others have beyond that is
-    "straggler", the wait for it."""
+    "exchange" is the time of the learner that waits least, since it arrives last; what the other learners have beyond
+    that is "straggler", the wait for it."""
     names = {name: None for report in reports for name in report.seconds}
-    parts = {name: [report.seconds.get(name, 0.0) / report.wall for report in reports] for name in names}
+    parts = {name: [report.seconds.get(name, 0.0) / report.wall_s for report in reports] for name in names}
     found = {name: fmean(values) for name, values in parts.items()}
     if len(exchange := parts.get("exchange", [])) > 1:
         found |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
@@ -99,7 +106,9 @@ def shares(reports: list[Report]) -> dict[str, float]:
 
 
 class NotFinite(NamedTuple):
-    """update: its number since the run began, from 1; steps: agent steps of the run, those of its rollout included."""
+    """A statistic that is nan or infinite.
+
+    update: its number since the run began, from 1; steps: agent steps of the run, those of its rollout included."""
 
     update: int
     steps: int
@@ -107,54 +116,55 @@ class NotFinite(NamedTuple):
     value: float
 
 
-class Statistics:
+class UpdateStatistics:
     """The statistics of updates since the last row.
 
-    A statistic is a tensor: [U], an entry for each update of its rollout, or 0-d, of the last (or only) one. Nothing
-    here waits for a GPU but `look`.
+    A statistic is a tensor: [U] with an entry for each update of its rollout, or 0-d, of the last (or only) one. Only
+    `fetch` waits for a GPU.
     """
 
     def __init__(self) -> None:
-        self.num_updates = 0  # since the run began, as far as looked at
-        self._waiting: list[tuple[int, dict[str, Tensor]]] = []
-        self._values: dict[str, list[float]] = {}  # what has been looked at, one number per update
-        self._flaw: NotFinite | None = None
+        self.num_updates = 0  # since the run began, up to the last fetch
+        self._pending: list[tuple[int, dict[str, Tensor]]] = []
+        self._values: dict[str, list[float]] = {}  # fetched, one number per update
+        self._not_finite: NotFinite | None = None
 
     def add(self, steps: int, stats: dict[str, Tensor]) -> None:
-        """Those of one rollout, in the order of computation; steps: agent steps of the run, the rollout's included."""
-        self._waiting.append((steps, stats))
+        """Adds those of one rollout, in the order of computation; steps: of the run so far, the rollout's included."""
+        self._pending.append((steps, stats))
 
-    def look(self) -> NotFinite | None:
-        """Fetches what is new from the device, at once. Returns the first of all so far, in the order of computation,
-        that is nan or infinite."""
-        waiting, self._waiting = self._waiting, []
-        tensors = [torch.as_tensor(value).reshape(-1) for _, stats in waiting for value in stats.values()]
+    def fetch(self) -> NotFinite | None:
+        """Fetches what is new from the device in one transfer.
+
+        Returns the first value of all so far, in the order of computation, that is nan or infinite."""
+        pending, self._pending = self._pending, []
+        tensors = [torch.as_tensor(value).reshape(-1) for _, stats in pending for value in stats.values()]
         if not tensors:
-            return self._flaw
+            return self._not_finite
         if len({value.device for value in tensors}) > 1:
             tensors = [value.cpu() for value in tensors]
-        numbers: list[float] = torch.cat(tensors).tolist()
-        is_fine = all(map(math.isfinite, numbers))
+        values_of_all: list[float] = torch.cat(tensors).tolist()
+        is_finite = all(map(math.isfinite, values_of_all))
         lengths, start = map(len, tensors), 0
-        for steps, stats in waiting:
+        for steps, stats in pending:
             values = {}
             for name, length in zip(stats, lengths, strict=False):  # ends with stats, before it takes a length
-                values[name] = numbers[start : start + length]
+                values[name] = values_of_all[start : start + length]
                 self._values.setdefault(name, []).extend(values[name])
                 start += length
             self.num_updates += max(map(len, values.values()), default=0)
-            if not is_fine and self._flaw is None:
-                self._flaw = _first_flaw(values, self.num_updates, steps)
-        return self._flaw
+            if not is_finite and self._not_finite is None:
+                self._not_finite = _first_not_finite(values, self.num_updates, steps)
+        return self._not_finite
 
     def flush(self) -> dict[str, list[float]]:
-        """Each statistic's numbers, of the updates since the last row; begins a new row."""
-        self.look()
+        """Returns each statistic's values of the updates since the last row; begins a new row."""
+        self.fetch()
         values, self._values = self._values, {}
         return values
 
     def get_state(self) -> dict[str, Any]:
-        self.look()
+        self.fetch()
         return {"num_updates": self.num_updates, "values": {name: list(v) for name, v in self._values.items()}}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -162,15 +172,15 @@ class Statistics:
         self._values = {name: list(numbers) for name, numbers in state["values"].items()}
 
 
-def _first_flaw(values: dict[str, list[float]], last_update: int, steps: int) -> NotFinite | None:
-    """Of one rollout; by update, then in the order in which an update computes them."""
-    flaws = [
+def _first_not_finite(values: dict[str, list[float]], last_update: int, steps: int) -> NotFinite | None:
+    """Finds the first one of a rollout: by update, then in the order in which an update computes them."""
+    found = [
         (last_update - len(numbers) + 1 + entry, order, name, number)
         for order, (name, numbers) in enumerate(values.items())
         for entry, number in enumerate(numbers)
         if not math.isfinite(number)
     ]
-    if not flaws:
+    if not found:
         return None
-    update, _, name, number = min(flaws)
+    update, _, name, number = min(found)
     return NotFinite(update, steps, name, number)

@@ -86,7 +86,7 @@ class Progress:
             **self.scores(),
             **{f"time/{name}_share": round(share, 4) for name, share in shares(reports).items()},
             **{f"train/{name}": mean for name, mean in means(reports).items()},
-            **{name: sum(r.more[name] for r in reports if name in r.more) for r in reports for name in r.more},
+            **{name: sum(r.counts[name] for r in reports if name in r.counts) for r in reports for name in r.counts},
             **more,
         }
         if moved := sum(report.bytes_moved for report in reports):

@@ -30,7 +30,9 @@ class Echo:
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         return torch.rand(num_steps, num_envs, generator=generator, device=generator.device)
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         self.observations.append(tuple(observation.shape))
         digest = observation.flatten(1).double().sum(1)
         noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
@@ -41,7 +43,9 @@ class Echo:
 class Greedy(Echo):
     """Acts by the observation alone: the number of environments that noise is drawn for does not show."""
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         return super().act(observation, None, recurrent_inputs)
 
 

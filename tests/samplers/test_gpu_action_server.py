@@ -39,7 +39,9 @@ class Network(SameNoise):
         torch.manual_seed(0)
         self.network = ActorCritic(spec).to(device)
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         return self.network.act(observation, noise)
 
 

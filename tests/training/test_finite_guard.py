@@ -11,7 +11,7 @@ import accel_rl
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
 from accel_rl.training.finite_guard import FiniteGuard, first_not_finite
-from accel_rl.training.metrics import NotFinite, Statistics
+from accel_rl.training.metrics import NotFinite, UpdateStatistics
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.optimizers import Adam
 from tests.helpers.runs import rows
@@ -98,7 +98,7 @@ def test_a_failure_that_has_another_cause_is_told_as_it_is(tmp_path: Path) -> No
     assert not (tmp_path / "run" / "not_finite.txt").exists()
 
 
-def guard(folder: Path, layer: torch.nn.Module, statistics: Statistics, update: LocalUpdate) -> FiniteGuard:
+def guard(folder: Path, layer: torch.nn.Module, statistics: UpdateStatistics, update: LocalUpdate) -> FiniteGuard:
     from accel_rl.algos import AlgoSettings
 
     checkpoint.save(folder / checkpoint.CHECKPOINT, {"steps": 90})
@@ -107,7 +107,7 @@ def guard(folder: Path, layer: torch.nn.Module, statistics: Statistics, update: 
 
 def test_what_waits_on_the_device_is_looked_at_before_an_environment_is_blamed(tmp_path: Path) -> None:
     """Would catch, on a GPU, a traceback of an environment while the statistic that explains it is still unseen."""
-    statistics, layer = Statistics(), torch.nn.Linear(2, 1)
+    statistics, layer = UpdateStatistics(), torch.nn.Linear(2, 1)
     watch = guard(tmp_path, layer, statistics, LocalUpdate(layer, Adam()))
     statistics.add(100, {"loss": torch.tensor(1.0)})
     watch.explain_error(ValueError("of its own"), 100)
@@ -124,7 +124,7 @@ def test_the_state_of_the_update_must_be_finite_too(tmp_path: Path) -> None:
     """Would catch a mean square that has overflowed: parameters stay as they are, finite, and never learn again."""
     layer = torch.nn.Linear(2, 1)
     update = LocalUpdate(layer, Adam(beta1=0.0))
-    watch = guard(tmp_path, layer, Statistics(), update)
+    watch = guard(tmp_path, layer, UpdateStatistics(), update)
     watch.check(10)
     update.step((layer(torch.ones(1, 2)) * 1e25).sum(), torch.tensor(1), 1e-3)
     assert all(value.isfinite().all() for value in layer.parameters())
@@ -148,18 +148,18 @@ def test_first_not_finite() -> None:
 class TestStatistics:
     def test_means_are_over_updates(self) -> None:
         """Would catch a rollout with many updates that counts as one, or a row that counts twice."""
-        statistics = Statistics()
+        statistics = UpdateStatistics()
         statistics.add(10, {"loss": torch.tensor([1.0, 2.0, 3.0]), "rate": torch.tensor(0.5)})
-        assert statistics.look() is None
+        assert statistics.fetch() is None
         statistics.add(20, {"loss": torch.tensor(6), "kl": torch.tensor([0.25, 0.75], dtype=torch.float64)})
-        assert statistics.take() == {"loss": [1.0, 2.0, 3.0, 6.0], "rate": [0.5], "kl": [0.25, 0.75]}
+        assert statistics.flush() == {"loss": [1.0, 2.0, 3.0, 6.0], "rate": [0.5], "kl": [0.25, 0.75]}
         assert statistics.num_updates == 5
-        assert statistics.take() == {}
+        assert statistics.flush() == {}
 
     def test_an_update_is_judged_in_the_order_of_computation(self) -> None:
         """Would catch the alphabet, the last update or the whole rollout being blamed for what an earlier one did."""
         nan, inf = math.nan, math.inf
-        statistics = Statistics()
+        statistics = UpdateStatistics()
         statistics.add(10, {"z": torch.ones(4), "a": torch.ones(4)})
         statistics.add(20, {})  # learned nothing yet
         statistics.add(
@@ -167,31 +167,31 @@ class TestStatistics:
         )
         statistics.add(40, {"z": torch.tensor([nan, nan, nan])})
         flaw = NotFinite(6, 30, "a", inf)
-        assert statistics.look() == flaw
-        assert statistics.look() == flaw and statistics.num_updates == 10
+        assert statistics.fetch() == flaw
+        assert statistics.fetch() == flaw and statistics.num_updates == 10
 
-        statistics = Statistics()  # of the same update
+        statistics = UpdateStatistics()  # of the same update
         statistics.add(10, {"z": torch.tensor([1, -inf]), "a": torch.tensor([1, inf]), "mean": torch.tensor(inf)})
-        assert statistics.look() == NotFinite(2, 10, "z", -inf)
+        assert statistics.fetch() == NotFinite(2, 10, "z", -inf)
 
     def test_a_large_number_of_float64_is_finite(self) -> None:
         """Would catch a run that ends since a statistic does not fit into float32."""
-        statistics = Statistics()
+        statistics = UpdateStatistics()
         statistics.add(1, {"sum": torch.tensor(1e300, dtype=torch.float64)})
-        assert statistics.look() is None and statistics.take() == {"sum": [1e300]}
+        assert statistics.fetch() is None and statistics.flush() == {"sum": [1e300]}
 
     @pytest.mark.parametrize("look_early", [False, True])
     def test_a_row_cut_in_two_by_a_checkpoint(self, look_early: bool) -> None:
         """Would catch a mean that depends on when statistics were looked at, or saved."""
         values = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
-        whole, half, rest = Statistics(), Statistics(), Statistics()
+        whole, half, rest = UpdateStatistics(), UpdateStatistics(), UpdateStatistics()
         for row in values:
             whole.add(0, {"loss": row})
         for row in values[:2]:
             half.add(0, {"loss": row})
             if look_early:
-                half.look()
+                half.fetch()
         rest.set_state(half.get_state())
         for row in values[2:]:
             rest.add(0, {"loss": row})
-        assert rest.take() == whole.take() and rest.num_updates == whole.num_updates == 12
+        assert rest.flush() == whole.flush() and rest.num_updates == whole.num_updates == 12
