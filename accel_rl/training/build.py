@@ -66,7 +66,7 @@ def build_algo(config: Config) -> Algo:
 
 
 def find_network(name: str) -> Network:
-    """Finds the factory of a trunk by a name of NETWORKS or package.module:factory. Raises UsageError if there is none."""
+    """Finds a trunk's factory: a name of NETWORKS, or package.module:factory. Raises UsageError if there is none."""
     if ":" not in name and name not in NETWORKS:
         raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
     return NETWORKS.get(name) or import_name(name, "network")

@@ -12,7 +12,7 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
 from accel_rl.training.finite_guard import FiniteGuard, first_not_finite
 from accel_rl.training.metrics import NotFinite, UpdateStatistics
-from accel_rl.updates import LocalUpdate
+from accel_rl.updates import Update
 from accel_rl.updates.optimizers import Adam
 from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS
@@ -98,7 +98,7 @@ def test_a_failure_that_has_another_cause_is_told_as_it_is(tmp_path: Path) -> No
     assert not (tmp_path / "run" / "not_finite.txt").exists()
 
 
-def guard(folder: Path, layer: torch.nn.Module, statistics: UpdateStatistics, update: LocalUpdate) -> FiniteGuard:
+def guard(folder: Path, layer: torch.nn.Module, statistics: UpdateStatistics, update: Update) -> FiniteGuard:
     from accel_rl.algos import AlgoSettings
 
     checkpoint.save(folder / checkpoint.CHECKPOINT, {"steps": 90})
@@ -108,7 +108,7 @@ def guard(folder: Path, layer: torch.nn.Module, statistics: UpdateStatistics, up
 def test_what_waits_on_the_device_is_looked_at_before_an_environment_is_blamed(tmp_path: Path) -> None:
     """Would catch, on a GPU, a traceback of an environment while the statistic that explains it is still unseen."""
     statistics, layer = UpdateStatistics(), torch.nn.Linear(2, 1)
-    watch = guard(tmp_path, layer, statistics, LocalUpdate(layer, Adam()))
+    watch = guard(tmp_path, layer, statistics, Update(layer, Adam()))
     statistics.add(100, {"loss": torch.tensor(1.0)})
     watch.explain_error(ValueError("of its own"), 100)
     statistics.add(110, {"loss": torch.tensor(-math.inf)})
@@ -123,7 +123,7 @@ def test_what_waits_on_the_device_is_looked_at_before_an_environment_is_blamed(t
 def test_the_state_of_the_update_must_be_finite_too(tmp_path: Path) -> None:
     """Would catch a mean square that has overflowed: parameters stay as they are, finite, and never learn again."""
     layer = torch.nn.Linear(2, 1)
-    update = LocalUpdate(layer, Adam(beta1=0.0))
+    update = Update(layer, Adam(beta1=0.0))
     watch = guard(tmp_path, layer, UpdateStatistics(), update)
     watch.check(10)
     update.step((layer(torch.ones(1, 2)) * 1e25).sum(), torch.tensor(1), 1e-3)
