@@ -3,7 +3,6 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from accel_rl.algos.a2c import A2CSettings
 from accel_rl.algos.schedules import ends, schedule, schedule_setting
 from accel_rl.config.fields import build
 from accel_rl.errors import UsageError
+from tests.helpers.runs import TINY_SERIAL_RUN
 
 PIECEWISE = "1e6:1 2e6:0.5 5e6:0.1"
 
@@ -110,8 +110,7 @@ def test_ends_of_an_algorithms_schedules() -> None:
         build(Clipped, {"clip_schedule": "x"})
 
 
-RUN: dict[str, Any] = {"env": "CartPole-v1", "device": "cpu", "sampler": "serial", "envs": 4, "horizon": 5}
-RUN |= {"eval_interval_steps": 0, "log_interval_steps": 20, "tensorboard": False}
+RUN = {**TINY_SERIAL_RUN, "log_interval_steps": 20}
 
 
 def test_a_resumed_run_beyond_the_end_says_so(tmp_path: Path) -> None:

@@ -10,6 +10,20 @@ import torch
 
 from accel_rl.training import checkpoint
 
+_TINY: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "envs": 4,
+    "horizon": 5,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,  # the machine may be busy
+    "learning_threads": 1,
+}
+# Settings that tests' runs start from: {**TINY_RUN, "algo": "ppo", "steps": 40}.
+TINY_RUN: dict[str, Any] = {**_TINY, "device": "cpu", "workers": 2}
+TINY_SERIAL_RUN: dict[str, Any] = {**_TINY, "device": "cpu", "sampler": "serial"}
+TINY_LEARNERS_RUN: dict[str, Any] = {**_TINY, "devices": "cpu,cpu", "sampler": "serial"}
+
 
 def rows(run: Path) -> list[dict[str, str]]:
     """progress.csv as it is."""
