@@ -479,7 +479,7 @@ def test_a_second_network_sets_no_priorities() -> None:
         make_dqn(prioritized=True, secondary_batch_size=8)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_an_update_does_not_wait_for_the_gpu(prioritized: bool) -> None:
     """Would catch a value that is looked at between two updates, of a network and a replay on the same GPU."""

@@ -317,7 +317,7 @@ def test_nothing_reads_a_value():
     assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_same_on_cuda():
     """Catches a tensor made on the CPU in the middle of a function."""
     expected = every_function(*every_input())

@@ -65,7 +65,7 @@ def check(part: Part) -> None:
 
 
 def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
-    """Reads, or writes, all parts in turns; says how often."""
+    """Reads, or writes, all parts in turns for some seconds, at least once; prints how often."""
     print(flush=True)
     sys.stdin.readline()
     count, end = 0, time.monotonic() + seconds
@@ -76,7 +76,7 @@ def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
             fill(part, part.version + 1)
             part.publish()
 
-    while time.monotonic() < end:
+    while not count or time.monotonic() < end:
         store.each_chunk(lambda chunk: visit(store.chunks[chunk]))
         for part in (store.statistics, store.target):
             with store.holding(part):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tests.helpers.reduce_process import CASES, NUM_UPDATES, Network, alone, run, together, too_many_terms
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 PER_SAMPLE = "errors"  # a term that has an entry for each sample
 
 
@@ -26,6 +25,7 @@ def assert_close(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
             torch.testing.assert_close(one[name], other[name], rtol=1e-8, atol=1e-10, msg=f"{name}, update {index}")
 
 
+@pytest.mark.multiprocess
 @pytest.mark.parametrize("name", CASES)
 def test_two_halves_are_the_whole(ranks: list[Any], name: str) -> None:
     """Would catch a mean of means, a gradient that is clipped before it is summed, a rank that is left out because it
@@ -52,12 +52,13 @@ def test_clipping_cuts_what_it_should() -> None:
         assert clip is not None and max(norms) > 2 * clip
 
 
+@pytest.mark.multiprocess
 def test_more_terms_than_there_is_room_for() -> None:
     """Would catch terms that are written behind the memory that is summed, or a limit that does not say so."""
     assert run(too_many_terms, 1) == ["65 numbers beside the gradient, but there is room for 64: log fewer terms"]
 
 
-@NO_GPU
+@pytest.mark.gpu
 def test_nccl() -> None:
     """Would catch what Gloo allows and NCCL does not: tensors of the wrong device, or updates captured whole."""
     (found,) = run(together, 1, "cuda:0")

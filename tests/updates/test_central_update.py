@@ -17,10 +17,9 @@ from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, Rule, TorchRule
 from tests.helpers.store_process import Process, Weights, learn
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 RULES: list[Rule] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
 # In the store's memory, or through copies as on a GPU.
-PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=NO_GPU)]
+PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
 
 
@@ -104,7 +103,7 @@ def test_alone_it_is_the_local_update(rule: Rule, own_state: bool, device: str, 
         update.close()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=NO_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_a_graph_ends_with_the_gradient(device: str) -> None:
     """Would catch a CUDA graph that keeps the store's memory for itself, or updates before others are looked at. (On
     the CPU: the buffers that a graph would read.)"""
@@ -312,6 +311,7 @@ def test_seconds_are_those_since_the_last_reading() -> None:
     assert update.read_seconds() == {"lock": 0.0}
 
 
+@pytest.mark.multiprocess
 def test_what_two_processes_do_adds_up() -> None:
     """Would catch an update or a statistic that is lost, and learners with different targets of the same count."""
     store = make_store(Weights(1000), SGD(), statistics={"count": torch.zeros((), dtype=torch.float64)})

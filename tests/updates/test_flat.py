@@ -140,7 +140,7 @@ def test_refuses_what_cannot_be_one_vector(module, message):
         FlatParameters(module)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_on_cuda_after_to():
     """Catches a vector on another device than its module."""
     network = make_network().cuda()

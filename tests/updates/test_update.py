@@ -17,8 +17,7 @@ from accel_rl.updates.cuda_graphs import MOST_KINDS, CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, Rule, TorchRule
 from accel_rl.updates.update import slices
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=NO_GPU)]
+DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
 RULES: list[Rule] = [
     RMSProp(),
     RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
@@ -151,7 +150,7 @@ def test_terms_are_means_over_valid_samples(buffers: bool) -> None:
     assert stats["absolute"].item() == pytest.approx(error[valid].abs().mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=NO_GPU)])
+@pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu)])
 def test_entries_for_samples_stay_entries(how: str) -> None:
     """Would catch entries that are added up, divided by the weight, in another order, or overwritten by the next
     update; a replay's priorities are such ones."""
@@ -269,7 +268,7 @@ def test_ever_new_losses_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
     torch.testing.assert_close(learner.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
-@NO_GPU
+@pytest.mark.gpu
 def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch graphs that are captured but not used: Python's share of a replay is no call of the loss."""
     learner = Learner("cuda:0")
@@ -281,7 +280,7 @@ def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 3  # two to warm up, one to capture
 
 
-@NO_GPU
+@pytest.mark.gpu
 def test_a_loss_that_can_not_be_captured(caplog: pytest.LogCaptureFixture) -> None:
     """Would catch a run that ends because of a loss that looks at its values, or one that loses an update."""
     learner, expected = Learner("cuda:0"), Learner("cuda:0", cuda_graphs=False)
