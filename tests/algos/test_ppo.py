@@ -194,8 +194,10 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
 
     What holds exactly: in the batch shapes of acting, log pi is the recorded one, bit for bit; clip_fraction is 0 even
     with a clip of 1e-4. What holds up to rounding: a minibatch is another shape for the matrix products, so its ratio
-    is 1 to 1e-5 and approx_kl, quadratic in that, 0 to 1e-9."""
-    algo = ppo(COUNTING, 8, 16, clip=1e-4, clip_schedule="constant", normalize_observations=normalize, **core)
+    is 1 to 1e-5; approx_kl, half the square of log ratio where expm1 keeps its digits, is 0 to 1e-9. At this learning
+    rate the later ones are far above that."""
+    settings = {"clip": 1e-4, "clip_schedule": "constant", "learning_rate": 1e-2, "normalize_observations": normalize}
+    algo = ppo(COUNTING, 8, 16, **settings, **core)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(8, 16, 2), algo.policy, reset_mode=reset_mode)
     watched, distribution = Watched(algo), algo.policy.distribution
     for index in range(3):
@@ -214,8 +216,8 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
             watched.batches.clear()
             stats = algo.learn(rollout, watched)
             batch, loss = watched.batches[0], stats["clip_fraction"]
-            assert len(loss) == 16 and loss[0] == 0 and abs(stats["approx_kl"][0]) < 1e-9
-            assert stats["approx_kl"][1:].max() > 1e-7  # and later on it is not
+            assert len(loss) == 16 and loss[0] == 0 and 0 <= stats["approx_kl"][0] < 1e-9
+            assert stats["approx_kl"][1:].max() > 1e-5
             old = distribution.log_probability(policy_outputs, rollout.action).flatten().sort().values
             assert torch.isin(batch["old_log_probability"].flatten(), old).all()
         algo.observe(rollout, watched)
