@@ -356,7 +356,7 @@ BAD_ARGUMENTS = [
     ("train --out", "--out: expected one argument"),
     ("train --device cuda:99", "device='cuda:99', but there is no such GPU here; use --device cpu"),
     ("train --device tpu", "must be auto, cpu or cuda:<number>"),
-    ("train --optimizer foo", "'foo' is not an update rule; choose from rmsprop"),
+    ("train --optimizer foo", "optimizer 'foo' is unknown; choose from rmsprop"),
     ("train --optimizer-options '{momentun: 1}'", "momentun"),
     ("train --on-env-error explode", "choose from fail, restart"),
     ("train --frame-shape 84", "frame_shape=.* must be two positive integers"),

@@ -21,7 +21,7 @@ from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.optimizers import Rule, make_rule
+from accel_rl.updates.optimizers import Optimizer, make_optimizer
 
 
 def check(config: Config) -> None:
@@ -72,12 +72,12 @@ def find_network(name: str) -> Network:
     return NETWORKS.get(name) or import_name(name, "network")
 
 
-def build_optimizer(config: Config) -> Rule:
+def build_optimizer(config: Config) -> Optimizer:
     """Raises UsageError for an unknown optimizer or hyperparameter."""
     try:
-        return make_rule(config.algo.optimizer, **config.algo.optimizer_options)
+        return make_optimizer(config.algo.optimizer, **config.algo.optimizer_options)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"optimizer: {error}") from None
+        raise UsageError(str(error)) from None
 
 
 def build_update(

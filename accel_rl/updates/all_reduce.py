@@ -10,7 +10,7 @@ from accel_rl.hardware.timers import GpuClock
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.optimizers import Rule
+from accel_rl.updates.optimizers import Optimizer
 from accel_rl.updates.shared_sum import SharedSum
 
 
@@ -31,7 +31,7 @@ class AllReduce(Exchange):
         self._through_memory = through_memory
 
     def bind(
-        self, module: nn.Module, parameters: FlatParameters, optimizer: Rule, clip_grad_norm: float | None
+        self, module: nn.Module, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None
     ) -> None:
         super().bind(module, parameters, optimizer, clip_grad_norm)
         device = parameters.values.device

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.optimizers import Rule, State
+from accel_rl.updates.optimizers import Optimizer, State
 
 CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
 
@@ -29,13 +29,13 @@ class Exchange:
 
     module: nn.Module
     parameters: FlatParameters
-    optimizer: Rule
+    optimizer: Optimizer
     clip_grad_norm: float | None
     optimizer_state: State
     num_syncs: int  # the count that the target network belongs to
 
     def bind(
-        self, module: nn.Module, parameters: FlatParameters, optimizer: Rule, clip_grad_norm: float | None
+        self, module: nn.Module, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None
     ) -> None:
         """Takes the module whose parameters it is to change, with the same parameters as flat vectors."""
         self.module, self.parameters = module, parameters

@@ -1,27 +1,27 @@
-"""A module's parameters as one flat vector, and their gradients as another."""
+"""A module's parameters as one flat vector, and its gradients as another."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-SPARE = 64  # numbers
+SPARE = 64  # numbers behind the gradient that are summed over learners together with it
 
 
 class FlatParameters:
     """Makes all parameters of `module` views of one vector and their `.grad` views of another.
 
-    So a gradient norm, an all-reduce, an update or a copy is one operation on one vector. Values are kept,
-    gradients start at zero, tied parameters are in it once, the order is that of `module.parameters()`.
+    A gradient norm, an all-reduce, an update or a copy is then one operation on one vector. Values are kept, gradients
+    start at zero, tied parameters occur once, the order is that of `module.parameters()`.
 
         values    [P], on the module's device
         gradient  [P]; `backward` adds to it
-        shared    [P + SPARE]: the gradient, and room for numbers that are summed over learners together with it
+        shared    [P + SPARE]: the gradient, followed by room for numbers to be summed over learners with it
 
-    Move the module to its device first: `module.to(...)` would give it new tensors. For the same reason clear
+    Move the module to its device first: `module.to(...)` would give it new tensors. For the same reason, clear
     gradients with `zero_gradient()`, not with `module.zero_grad()`. `module.load_state_dict` is safe.
-    Raises ValueError for a module without parameters, with any that is not float32 (in tests: with any that is not
-    float64 like the first one), or on several devices.
+    Raises ValueError for a module without parameters, with parameters other than float32 (or all float64, as in tests),
+    or on several devices.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -40,7 +40,7 @@ class FlatParameters:
             parameter.grad = gradient  # backward adds in place to a .grad that is already there
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector [P] like `values` as tensors in the order and the shapes of `module.parameters()`."""
+        """Returns views of a vector [P] in the order and the shapes of `module.parameters()`."""
         pieces = torch.split(vector, self._sizes)
         return [_shaped(piece, shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
@@ -48,14 +48,18 @@ class FlatParameters:
         self.gradient.zero_()
 
     def tail(self, count: int) -> Tensor:
-        """The first numbers [count] behind the gradient. Raises ValueError if there is no room for so many."""
+        """Returns the first `count` numbers behind the gradient. Raises ValueError if there is room for fewer."""
         if count > SPARE:
-            raise ValueError(f"{count} numbers beside the gradient, but there is room for {SPARE}: log fewer terms")
+            raise ValueError(
+                f"{count} numbers do not fit behind the gradient: there is room for {SPARE}; log fewer terms"
+            )
         return self.shared[len(self.gradient) :][:count]
 
     def norms(self, before: Tensor) -> dict[str, Tensor]:
-        """The 2-norms of each parameter tensor, of its gradient and of its change since the values were `before` [P]
-        (Stooke & Abbeel 2018, appendix C), 0-d, as norm/parameter/<name>, norm/gradient/<name>, norm/step/<name>."""
+        """Returns 2-norms, 0-d: of each parameter tensor, of its gradient, and of its change since values `before` [P].
+
+        Their names are norm/parameter/<name>, norm/gradient/<name> and norm/step/<name>.
+        Source: Stooke & Abbeel 2018, appendix C."""
         vectors = {"parameter": self.values, "gradient": self.gradient, "step": self.values - before}
         return {
             f"norm/{kind}/{name}": torch.linalg.vector_norm(piece)
@@ -65,10 +69,10 @@ class FlatParameters:
 
 
 def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
-    """A piece of the vector as a view of the given shape."""
+    """Returns a piece of the vector as a view of the given shape."""
     if len(shape) != 4:
         return flat.view(shape)
-    # Channels-last: the backward pass of a convolution is 1.6 times faster so on a CPU.
+    # Channels-last: this makes the backward pass of a convolution 1.6 times as fast on a CPU.
     outputs, inputs, height, width = shape
     return flat.view(outputs, height, width, inputs).permute(0, 3, 1, 2)
 
@@ -76,11 +80,11 @@ def _shaped(flat: Tensor, shape: torch.Size) -> Tensor:
 def _check(module: nn.Module) -> None:
     parameters = dict(module.named_parameters())
     if not parameters:
-        raise ValueError(f"{type(module).__name__} has no parameters; give a module with at least one")
+        raise ValueError(f"{type(module).__name__} has no parameters; pass a module with at least one")
     first = next(iter(parameters.values()))
     for name, parameter in parameters.items():
         if parameter.dtype not in (torch.float32, torch.float64) or parameter.dtype != first.dtype:
             raise ValueError(f"{name} is {parameter.dtype}, not torch.float32; call module.float() first")
     devices = sorted({str(parameter.device) for parameter in parameters.values()})
     if len(devices) > 1:
-        raise ValueError(f"parameters lie on {' and '.join(devices)}; call module.to(device) first")
+        raise ValueError(f"parameters are on {' and '.join(devices)}; call module.to(device) first")

@@ -1,11 +1,11 @@
-"""Update rules: how a gradient becomes new parameters, in place on one flat vector.
+"""Optimizers: they turn a gradient into new parameters, in place on one flat vector.
 
-A rule holds hyperparameters only and never changes; what it remembers between updates is a plain dict of
-tensors, made by `init` and changed in place by `apply`. So the state can lie in shared memory, there can be
-one per chunk of the vector, and a checkpoint that saves the dict as it is resumes bit for bit.
+An optimizer holds hyperparameters only and never changes. What it remembers between updates is a plain dict of tensors,
+which `init` makes and `apply` changes in place. So the state can be kept in shared memory, there can be one for each
+chunk of the vector, and a checkpoint that saves the dict as it is resumes bit for bit.
 
-Epsilon stands where the papers' code has it, which is not where PyTorch has it; see each rule.
-Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unless said otherwise.
+Epsilon is placed as in the papers' code, which differs from PyTorch; see each optimizer.
+Notation: theta parameters, g gradient, lr learning rate; state starts at 0 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
-class Rule(Protocol):
+class Optimizer(Protocol):
     capturable: ClassVar[bool]
-    """Whether a CUDA graph can repeat `apply`: it then takes the learning rate as a tensor and looks at no value."""
+    """Whether `apply` can be captured in a CUDA graph: it takes the learning rate as a tensor and reads no value."""
 
     def init(self, flat: Tensor) -> State:
-        """The state before the first update of `flat` [P]."""
+        """Returns the state before the first update of parameters `flat` [P]."""
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
-        """Updates parameters [P] and state in place; leaves gradient [P] as it is. learning_rate: number or 0-d."""
+        """Updates parameters [P] and state in place; does not change gradient [P]. learning_rate: number or 0-d."""
 
 
 @dataclass(frozen=True)
 class RMSProp:
-    """s = decay * s + (1 - decay) * g^2;  d = momentum * d + lr * g / sqrt(s + epsilon);  theta -= d.
+    """Computes  s = decay * s + (1 - decay) * g^2;  d = momentum * d + lr * g / sqrt(s + epsilon);  theta -= d.
 
-    Epsilon inside the root. PyTorch's RMSprop adds it outside: with 1e-5 and a gradient of 1e-3 its first
-    step is 29 times as large. s starts at initial_square: 0 in Lasagne, 1 in TensorFlow (GA3C, UNREAL).
+    Epsilon is inside the root. PyTorch's RMSprop adds it outside: with 1e-5 and a gradient of 1e-3, its first step is
+    29 times as large. s starts at initial_square: 0 in Lasagne, 1 in TensorFlow (GA3C, UNREAL).
     Source: Mnih et al. 2016 (A3C), supplement, equations S1 and S2; the momentum is TensorFlow's.
     """
 
@@ -69,10 +69,10 @@ class RMSProp:
 
 @dataclass(frozen=True)
 class Adam:
-    """t += 1;  a = lr * sqrt(1 - beta2^t) / (1 - beta1^t);  m = beta1 * m + (1 - beta1) * g;
+    """Computes  t += 1;  a = lr * sqrt(1 - beta2^t) / (1 - beta1^t);  m = beta1 * m + (1 - beta1) * g;
     v = beta2 * v + (1 - beta2) * g^2;  theta -= a * m / (sqrt(v) + epsilon).
 
-    The epsilon-hat form: PyTorch's Adam with epsilon / sqrt(1 - beta2^t), so gentler in the first updates.
+    This is the epsilon-hat form: PyTorch's Adam with epsilon / sqrt(1 - beta2^t), so with smaller first updates.
     Source: Kingma & Ba 2015, end of section 2; Stooke & Abbeel 2018, appendix A.
     """
 
@@ -90,7 +90,7 @@ class Adam:
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
         count = state["step"].add_(1)
-        step = float(count) if count.device.type == "cpu" else count  # to read it from a GPU would be to wait for it
+        step = float(count) if count.device.type == "cpu" else count  # reading it would wait for the GPU
         step_size = learning_rate * (1 - self.beta2**step) ** 0.5 / (1 - self.beta1**step)
         mean = state["mean"].lerp_(gradient, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
@@ -99,9 +99,9 @@ class Adam:
 
 @dataclass(frozen=True)
 class MomentumSGD:
-    """m = momentum * m + (1 - momentum) * g;  theta -= lr * m.
+    """Computes  m = momentum * m + (1 - momentum) * g;  theta -= lr * m.
 
-    From m = 0; PyTorch's SGD starts from the first gradient instead.
+    m starts at 0; PyTorch's SGD starts from the first gradient instead.
     Source: Mnih et al. 2016 (A3C), supplement, section 1.
     """
 
@@ -118,7 +118,7 @@ class MomentumSGD:
 
 @dataclass(frozen=True)
 class SGD:
-    """theta -= lr * g."""
+    """Computes  theta -= lr * g."""
 
     capturable: ClassVar[bool] = True
 
@@ -130,7 +130,7 @@ class SGD:
 
 
 def _add_ratio(target: Tensor, numerator: Tensor, denominator: Tensor, factor: float | Tensor) -> None:
-    """target += factor * numerator / denominator."""
+    """Computes  target += factor * numerator / denominator."""
     if isinstance(factor, Tensor):
         target.add_(numerator.div(denominator).mul_(factor))
     else:
@@ -138,19 +138,19 @@ def _add_ratio(target: Tensor, numerator: Tensor, denominator: Tensor, factor: f
 
 
 def _subtract(target: Tensor, direction: Tensor, factor: float | Tensor) -> None:
-    """target -= factor * direction."""
+    """Computes  target -= factor * direction."""
     if isinstance(factor, Tensor):
         target.sub_(direction * factor)
     else:
         target.sub_(direction, alpha=factor)
 
 
-class TorchRule:
-    """An optimizer of torch.optim, by class name, with the flat vector as its one parameter.
+class TorchOptimizer:
+    """Applies an optimizer of torch.optim, given by class name, to the flat vector as its only parameter.
 
-    The optimizer object lives for one update only. All that it remembers is the dict it keeps for its
-    parameter: that dict is our state, under PyTorch's own keys, most of which appear with the first update.
-    Raises ValueError for options that the optimizer refuses, and for optimizers that need more than a flat
+    The torch object exists for one update only. All that it remembers is the dict it keeps for its parameter: that dict
+    is the state, with PyTorch's own keys, most of which appear with the first update.
+    Raises ValueError for unknown names, for options that the class refuses, and for classes that need more than a flat
     vector and its gradient (LBFGS, Muon, SparseAdam).
     """
 
@@ -161,16 +161,16 @@ class TorchRule:
             raise _unknown(f"torch.{name}")
         self.name, self.options = name, options
         trial = torch.zeros(1)
-        try:  # now rather than at the first update, which may be minutes of filling a replay later
+        try:  # now rather than at the first update, which may come minutes later, once a replay is filled
             self.apply(trial, torch.zeros(1), 1e-3, self.init(trial))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"torch.optim.{name} with options {options} cannot update a flat vector: {error}; "
-                "change the options (the learning rate is not one) or choose another rule"
+                "change the options (the learning rate is not one of them) or choose another optimizer"
             ) from error
 
     def init(self, flat: Tensor) -> State:
-        # Any rate will do: none enters the state before the first update.
+        # The learning rate does not matter: it does not enter the state before the first update.
         return dict(self._optimizer(flat, 1e-3).state[flat])
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
@@ -185,10 +185,10 @@ class TorchRule:
         return make([vector], lr=learning_rate, **self.options)
 
     def __repr__(self) -> str:
-        return f"TorchRule({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+        return f"TorchOptimizer({', '.join([repr(self.name), *(f'{k}={v!r}' for k, v in self.options.items())])})"
 
 
-RULES: dict[str, type[RMSProp | Adam | MomentumSGD | SGD]] = {
+OPTIMIZERS: dict[str, type[RMSProp | Adam | MomentumSGD | SGD]] = {
     "rmsprop": RMSProp,
     "adam": Adam,
     "momentum_sgd": MomentumSGD,
@@ -196,36 +196,36 @@ RULES: dict[str, type[RMSProp | Adam | MomentumSGD | SGD]] = {
 }
 
 
-def make_rule(name: str, **hyperparameters: Any) -> Rule:
-    """The rule called `name`: rmsprop, adam, momentum_sgd, sgd, or torch.<class name in torch.optim>.
+def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
+    """Returns the optimizer called `name`: rmsprop, adam, momentum_sgd, sgd, or torch.<class name in torch.optim>.
 
-    Raises ValueError for an unknown name or hyperparameter.
+    Raises ValueError for an unknown name, and for an unknown or invalid hyperparameter.
     """
     if name.startswith("torch."):
-        return TorchRule(name.removeprefix("torch."), **hyperparameters)
-    if name not in RULES:
+        return TorchOptimizer(name.removeprefix("torch."), **hyperparameters)
+    if name not in OPTIMIZERS:
         raise _unknown(name)
     for option, value in hyperparameters.items():
-        is_share = option in ("decay", "momentum", "beta1", "beta2")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (is_share and value >= 1):
-            rule = "a number, at least 0 and less than 1" if is_share else "a number, at least 0"
-            raise ValueError(f"{option}={value!r} must be {rule}")
-    known = [field.name for field in fields(RULES[name])]
+        is_decay = option in ("decay", "momentum", "beta1", "beta2")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (is_decay and value >= 1):
+            allowed = "a number, at least 0 and less than 1" if is_decay else "a number, at least 0"
+            raise ValueError(f"optimizer_options: {option}={value!r} must be {allowed}")
+    known = [field.name for field in fields(OPTIMIZERS[name])]
     if unknown := sorted(hyperparameters.keys() - set(known)):
         known_names = ", ".join(known) or "a learning rate"
-        raise ValueError(f"rule {name} has no {', '.join(unknown)}, only {known_names}")
-    return RULES[name](**hyperparameters)
+        raise ValueError(f"optimizer {name!r} has no {', '.join(unknown)}, only {known_names}")
+    return OPTIMIZERS[name](**hyperparameters)
 
 
 def _unknown(name: str) -> ValueError:
-    names = {known.lower(): known for known in [*RULES, *(f"torch.{known}" for known in _torch_names())]}
+    names = {known.lower(): known for known in [*OPTIMIZERS, *(f"torch.{known}" for known in _torch_names())]}
     nearest = [names[match] for match in difflib.get_close_matches(name.lower(), names)]
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"choose from {', '.join(names.values())}"
-    return ValueError(f"rule={name!r} is not an update rule; {hint}")
+    return ValueError(f"optimizer {name!r} is unknown; {hint}")
 
 
 def _torch_names() -> list[str]:
-    """Class names of the optimizers in torch.optim."""
+    """Returns the class names of the optimizers in torch.optim."""
     base = torch.optim.Optimizer
     found = vars(torch.optim).items()
     return sorted(n for n, c in found if isinstance(c, type) and issubclass(c, base) and c is not base)

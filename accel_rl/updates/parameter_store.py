@@ -1,9 +1,9 @@
-"""The central parameter store: what asynchronous learners of one machine share, in memory that all of them map.
+"""The central parameter store, which asynchronous learners of one machine share through memory that all of them map.
 
-Stooke & Abbeel 2018, section 4.3: parameters and the update rule's state lie in CPU memory, in a few chunks, each with
-a lock of its own. A lock is a record lock of the operating system on one byte of the memory's descriptor: it goes with
-the process that holds it, however that ends. What is locked has two buffers and a version; a writer fills the buffer
-that nobody reads and counts the version up as its last act, so that one who dies before has written nothing.
+Stooke & Abbeel 2018, section 4.3: parameters and the optimizer's state are kept in CPU memory, in a few chunks, each
+with a lock of its own. A lock is a record lock of the operating system on one byte of the memory's file descriptor: it
+is released when the process that holds it ends, for whatever reason. Locked tensors have two buffers and a version: a
+writer fills the buffer that is not read and increments the version last, so a writer that dies has changed nothing.
 """
 
 import fcntl
@@ -24,50 +24,50 @@ from accel_rl.hardware.shared_memory import Layout, SharedArrays
 from accel_rl.updates.optimizers import State
 
 NUM_CHUNKS = 3  # Stooke & Abbeel 2018's code, algos/pg/a2c.py
-RETRY_S = 5e-5  # between two rounds over chunks that are all taken
+RETRY_S = 5e-5  # between two rounds over chunks that are all locked
 
-PARAMETERS = "parameters"  # the field of a chunk beside those of the rule's state
+PARAMETERS = "parameters"  # the name of a chunk's parameters among those of the optimizer's state
 
 
 @dataclass(frozen=True)
 class StoreSetup:
-    """What another process needs to open the store, together with the descriptor itself (subprocess: pass_fds)."""
+    """What another process needs to attach to the store, together with the inherited descriptor (pass_fds)."""
 
     layout: Layout
     fd: int
     num_chunks: int
-    counters: tuple[str, ...]  # of the rule's state: one number for each chunk
+    counters: tuple[str, ...]  # names in the optimizer's state that are one number for each chunk
     locks: bool
 
 
-class Part:
-    """Tensors that are read and written together, under one lock.
+class LockedTensors:
+    """Holds tensors that are read and written together, under one lock.
 
-    Only who holds the lock looks at `current` or touches `staging`. With one buffer instead of two both are the same
-    memory.
+    Only the process that holds the lock may read `current` or write `staging`. With one buffer instead of two, both are
+    the same memory.
     """
 
     def __init__(self, buffers: Sequence[dict[str, Tensor]], version: "np.ndarray[Any, Any]", fd: int, byte: int):
         self._buffers, self._version = buffers, version
-        self._fd, self._byte = fd, byte  # fd -1: there is no lock
+        self._fd, self._byte = fd, byte  # fd -1: no lock
 
     @property
     def version(self) -> int:
-        """How often this has been published."""
+        """How often `publish` has been called, by any process."""
         return int(self._version[0])
 
     @property
     def current(self) -> dict[str, Tensor]:
-        """What was published last."""
+        """The tensors as published last."""
         return self._buffers[self.version % len(self._buffers)]
 
     @property
     def staging(self) -> dict[str, Tensor]:
-        """What `publish` will make `current`; until it is filled its values are old ones, or those of a dead writer."""
+        """The tensors that `publish` makes `current`; until filled they hold old values, or those of a dead writer."""
         return self._buffers[(self.version + 1) % len(self._buffers)]
 
     def copy_to_staging(self) -> dict[str, Tensor]:
-        """The staging with the values of `current`."""
+        """Copies the values of `current` to `staging`, and returns the latter."""
         current, staging = self.current, self.staging
         if staging is not current:
             for name, value in staging.items():
@@ -75,45 +75,48 @@ class Part:
         return staging
 
     def publish(self) -> None:
-        self._version[0] += 1  # one store of 8 bytes: there is no half of it
+        """Makes `staging` the `current` tensors."""
+        self._version[0] += 1  # a single store of 8 bytes, hence atomic
 
-    def take(self, wait: bool) -> bool:
-        """Takes the lock; without waiting, returns whether it was free."""
+    def acquire(self, blocking: bool = True) -> bool:
+        """Acquires the lock; returns whether it was free, which is always true if blocking."""
         if self._fd < 0:
             return True
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, self._byte, os.SEEK_SET)
-        except (BlockingIOError, PermissionError):  # which of them is up to the system
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB), 1, self._byte, os.SEEK_SET)
+        except (BlockingIOError, PermissionError):  # which of the two depends on the system
             return False
         return True
 
     def release(self) -> None:
+        """Releases the lock."""
         if self._fd >= 0:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self._byte, os.SEEK_SET)
 
 
 class CentralStore:
-    """Parameters [P] and the rule's state, cut into chunks; statistics that all learners share; a target network.
+    """Holds parameters [P] and the optimizer's state in chunks, statistics of all learners, and a target network.
 
-    parameters: [P] on the CPU; they and rule_state (`rule.init`: vectors [P] and 0-d counters, of which each chunk gets
-        one) are the initial values. rule_state={}: each learner keeps its own.
-    locks: False as Mnih et al. 2016 ran (supplement, section 1): chunks are changed in place without a lock, versions
-        may miss a count. Statistics and target always have a lock and two buffers.
-    statistics: initial values of buffers that `CentralUpdate.exclusive` shares.
+    parameters [P], on the CPU, and optimizer_state, as `Optimizer.init` returns it (vectors [P], and 0-d counters, of
+        which each chunk gets its own): the initial values. optimizer_state={}: each learner keeps its own state.
+    locks: False: as in Mnih et al. 2016 (supplement, section 1), chunks are changed in place without a lock, and
+        versions may miss a count. Statistics and target always have a lock and two buffers.
+    statistics: initial values of running statistics that all learners share.
 
-        chunks      Part with "parameters" and the state's names, of the slices `spans`
-        statistics  Part with their names
-        target      Part with "parameters" [P] and "count" [1] int64, the number of intervals it belongs to
-        waited_s    seconds this process has spent waiting for locks
+        chunks       LockedTensors with "parameters" and the names of the state, for the slices `spans`
+        statistics   LockedTensors with the names of the statistics
+        target       LockedTensors with "parameters" [P] and "count" [1] int64, the number of the interval it belongs to
+        lock_wait_s  seconds that this process has waited for locks
 
-    Record locks are a process's, not a thread's or an object's, and all are lost when the process closes any descriptor
-    of the memory: a process should open the store once, and close it when it needs no lock any more.
+    Record locks belong to a process, not to a thread or an object, and a process loses all of them when it closes any
+    descriptor of the memory: it should open the store once, and close it when it no longer needs any lock.
+    Raises UsageError if there are more chunks than parameters, or none.
     """
 
     def __init__(
         self,
         parameters: Tensor,
-        rule_state: State,
+        optimizer_state: State,
         *,
         num_chunks: int = NUM_CHUNKS,
         locks: bool = True,
@@ -121,31 +124,31 @@ class CentralStore:
     ):
         (size,) = parameters.shape
         if not 1 <= num_chunks <= size:
-            raise UsageError(f"num_chunks={num_chunks} must be at least 1 and at most the {size} parameters")
+            raise UsageError(f"num_chunks={num_chunks} must be at least 1 and at most {size}, the number of parameters")
         statistics = statistics or {}
-        initial = {f"chunk/{PARAMETERS}": parameters}
-        for name, value in rule_state.items():
-            initial[f"chunk/{name}"] = value if value.dim() else value.expand(num_chunks)
-        counters = tuple(name for name, value in rule_state.items() if not value.dim())
-        twice = {f"statistics/{name}": value for name, value in statistics.items()}
-        twice |= {f"target/{PARAMETERS}": parameters, "target/count": torch.zeros(1, dtype=torch.int64)}
-        layout = {name: _layout(value, 2 if locks else 1) for name, value in initial.items()}
-        layout |= {name: _layout(value, 2) for name, value in twice.items()}
+        chunked = {f"chunk/{PARAMETERS}": parameters}
+        for name, value in optimizer_state.items():
+            chunked[f"chunk/{name}"] = value if value.dim() else value.expand(num_chunks)
+        counters = tuple(name for name, value in optimizer_state.items() if not value.dim())
+        whole = {f"statistics/{name}": value for name, value in statistics.items()}
+        whole |= {f"target/{PARAMETERS}": parameters, "target/count": torch.zeros(1, dtype=torch.int64)}
+        layout = {name: _layout(value, 2 if locks else 1) for name, value in chunked.items()}
+        layout |= {name: _layout(value, 2) for name, value in whole.items()}
         layout["versions"] = ((num_chunks + 2,), "int64")
         memory = SharedArrays(layout)
         self._open(memory, StoreSetup(layout, memory.fd, num_chunks, counters, locks))
-        for name, value in (initial | twice).items():
+        for name, value in (chunked | whole).items():
             self._tensors[name][0].copy_(value)
 
     @classmethod
     def attach(cls, setup: StoreSetup) -> "CentralStore":
-        """The same store in a process that has inherited its descriptor."""
+        """Opens the same store in a process that has inherited its descriptor."""
         store = cls.__new__(cls)
         store._open(SharedArrays(setup.layout, setup.fd), setup)
         return store
 
     def _open(self, memory: SharedArrays, setup: StoreSetup) -> None:
-        self.setup, self.memory, self.waited_s = setup, memory, 0.0
+        self.setup, self.memory, self.lock_wait_s = setup, memory, 0.0
         self._tensors = {name: torch.from_numpy(array) for name, array in memory.arrays.items()}
         versions = memory.arrays["versions"]
         num_chunks, size = setup.num_chunks, self._tensors[f"chunk/{PARAMETERS}"].shape[1]
@@ -153,12 +156,12 @@ class CentralStore:
         self.spans = [slice(*pair) for pair in pairwise(bounds)]
         fields = [self._chunk_fields(chunk, span) for chunk, span in enumerate(self.spans)]
         fields += [self._fields("statistics/"), self._fields("target/")]
-        # The byte that stands for a lock is one of the memory's own, whatever lies there.
+        # A lock is on a byte of the memory itself; the contents of that byte do not matter.
         fds = [setup.fd if setup.locks else -1] * num_chunks + [setup.fd, setup.fd]
-        parts = [
-            Part(_buffers(fields[part]), versions[part : part + 1], fds[part], part) for part in range(num_chunks + 2)
+        locked = [
+            LockedTensors(_buffers(fields[i]), versions[i : i + 1], fds[i], byte=i) for i in range(num_chunks + 2)
         ]
-        self.chunks, self.statistics, self.target = parts[:num_chunks], parts[-2], parts[-1]
+        self.chunks, self.statistics, self.target = locked[:num_chunks], locked[-2], locked[-1]
 
     def _fields(self, prefix: str) -> dict[str, Tensor]:
         return {n.removeprefix(prefix): tensor for n, tensor in self._tensors.items() if n.startswith(prefix)}
@@ -168,62 +171,62 @@ class CentralStore:
         return {name: tensor[:, chunk if name in counters else span] for name, tensor in fields.items()}
 
     @contextmanager
-    def holding(self, part: Part) -> Iterator[Part]:
-        """The part, locked; waits for it."""
-        if not part.take(wait=False):
+    def locked(self, tensors: LockedTensors) -> Iterator[LockedTensors]:
+        """Waits for the lock of these tensors, and holds it inside of the `with` block."""
+        if not tensors.acquire(blocking=False):
             start = time.perf_counter()
-            part.take(wait=True)
-            self.waited_s += time.perf_counter() - start
+            tensors.acquire()
+            self.lock_wait_s += time.perf_counter() - start
         try:
-            yield part
+            yield tensors
         finally:
-            part.release()
+            tensors.release()
 
-    def each_chunk(self, visit: Callable[[int], None]) -> None:
-        """Calls visit(chunk) for each chunk while it is locked, whichever is free first."""
-        left = list(range(len(self.chunks)))
-        while left:
-            chunk = next((chunk for chunk in left if self.chunks[chunk].take(wait=False)), None)
+    def for_each_chunk(self, visit: Callable[[int], None]) -> None:
+        """Calls visit(chunk) for each chunk while holding its lock, in the order in which the chunks are free."""
+        remaining = list(range(len(self.chunks)))
+        while remaining:
+            chunk = next((chunk for chunk in remaining if self.chunks[chunk].acquire(blocking=False)), None)
             if chunk is None:
                 start = time.perf_counter()
                 time.sleep(RETRY_S)
-                self.waited_s += time.perf_counter() - start
+                self.lock_wait_s += time.perf_counter() - start
                 continue
             try:
                 visit(chunk)
             finally:
                 self.chunks[chunk].release()
-            left.remove(chunk)
+            remaining.remove(chunk)
 
     def read(self) -> State:
-        """Copies of the parameters [P] and the rule's state, whole vectors; each chunk is of one moment.
+        """Returns copies of the parameters [P] and the optimizer's state, as whole vectors.
 
-        A counter is that of the chunk which has counted furthest."""
-        found: list[State] = [{} for _ in self.chunks]
+        Each chunk is consistent in itself. A counter is that of the chunk with the highest count."""
+        states: list[State] = [{} for _ in self.chunks]
 
         def visit(chunk: int) -> None:
-            found[chunk] = {name: value.clone() for name, value in self.chunks[chunk].current.items()}
+            states[chunk] = {name: value.clone() for name, value in self.chunks[chunk].current.items()}
 
-        self.each_chunk(visit)
-        return join(found)
+        self.for_each_chunk(visit)
+        return join(states)
 
     def write(self, values: State) -> None:
-        """Takes over parameters and state as `read` returns them."""
+        """Sets parameters and state, given as `read` returns them."""
 
         def visit(chunk: int) -> None:
             for name, staging in self.chunks[chunk].staging.items():
                 staging.copy_(values[name][self.spans[chunk]] if values[name].dim() else values[name])
             self.chunks[chunk].publish()
 
-        self.each_chunk(visit)
+        self.for_each_chunk(visit)
 
     def close(self) -> None:
-        """Gives the descriptor back, and with it all locks of this process."""
+        """Closes the descriptor, which releases all locks of this process."""
         self.memory.close()
 
 
 def join(states: Sequence[State]) -> State:
-    """The chunks' tensors as whole ones: vectors one after the other, of a 0-d counter the largest."""
+    """Joins the chunks' tensors: concatenates vectors, and takes the maximum of each 0-d counter."""
     return {
         name: torch.cat([state[name] for state in states])
         if value.dim()
@@ -237,6 +240,6 @@ def _layout(value: Tensor, num_buffers: int) -> tuple[tuple[int, ...], str]:
 
 
 def _buffers(fields: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Tensors [buffers, ...] by name as one dict for each buffer. (None at all: nothing to choose from.)"""
+    """Splits tensors [num_buffers, ...] by name into one dict for each buffer; without tensors, into one empty dict."""
     num_buffers = min((len(tensor) for tensor in fields.values()), default=1)
     return [{name: tensor[buffer] for name, tensor in fields.items()} for buffer in range(num_buffers)]

@@ -1,4 +1,4 @@
-"""Sums over learners on one machine, through memory that they share: quicker than Gloo through the loopback device."""
+"""Sums over learners on one machine through shared memory: faster than Gloo over the loopback device."""
 
 import os
 import secrets
@@ -11,10 +11,10 @@ from accel_rl.hardware.shared_memory import Layout, SharedArrays
 
 
 class SharedSum:
-    """The sum of a vector over all learners of torch.distributed's default group; all make the same calls.
+    """Sums a vector over all learners of torch.distributed's default group; all of them must make the same calls.
 
-    Each writes its vector, adds up its part of all of them, and reads the whole. The result is the same everywhere, bit
-    for bit. A learner that is gone is noticed by the others, as with Gloo, which keeps them in step here.
+    Each learner writes its vector, sums one slice over all learners, and reads the whole sum. Results are equal on all
+    learners, bit for bit. Gloo keeps the learners in step, and so reports a learner that has died.
     """
 
     def __init__(self, memory: SharedArrays):
@@ -25,8 +25,9 @@ class SharedSum:
 
     @classmethod
     def open(cls, vector: Tensor) -> "SharedSum | None":
-        """For vectors like this one [length] or shorter. None if the learners do not share a machine, or its system
-        does not let them share memory."""
+        """Opens a sum for vectors of this one's dtype, of its length or shorter; all learners call it together.
+
+        Returns None if the learners are not on one machine, or cannot open each other's memory."""
         rank, size, dtype = dist.get_rank(), dist.get_world_size(), str(vector.dtype).removeprefix("torch.")
         layout: Layout = {
             "vectors": ((size, len(vector)), dtype),
@@ -34,38 +35,38 @@ class SharedSum:
             "token": ((16,), "|u1"),
         }
         memory = SharedArrays(layout) if rank == 0 else None
-        told = [(os.getpid(), memory.fd if memory else -1, secrets.token_bytes(16))]
-        dist.broadcast_object_list(told)
-        pid, fd, token = told[0]
+        announcement = [(os.getpid(), memory.fd if memory else -1, secrets.token_bytes(16))]
+        dist.broadcast_object_list(announcement)
+        pid, fd, token = announcement[0]
         if memory:
             memory.arrays["token"][:] = list(token)
         dist.barrier()
         if not memory:
-            memory = _of_process(pid, fd, layout)
-        have = torch.tensor([bool(memory and memory.arrays["token"].tobytes() == token)], dtype=torch.int32)
-        dist.all_reduce(have, dist.ReduceOp.MIN)
+            memory = _open_memory(pid, fd, layout)
+        is_shared = torch.tensor([bool(memory and memory.arrays["token"].tobytes() == token)], dtype=torch.int32)
+        dist.all_reduce(is_shared, dist.ReduceOp.MIN)
         if memory:
-            memory.close()  # it is mapped, and needs no descriptor any more
-        return cls(memory) if memory and bool(have) else None
+            memory.close()  # the mapping stays valid without the descriptor
+        return cls(memory) if memory and bool(is_shared) else None
 
     def __call__(self, vector: Tensor) -> None:
-        """In place; vector [n]."""
-        n, (size, _) = len(vector), self._vectors.shape
+        """Replaces vector [n] with its sum over all learners."""
+        n, (num_learners, _) = len(vector), self._vectors.shape
         self._vectors[self._rank, :n].copy_(vector)
         self._wait_for_all()
-        mine = slice(self._rank * n // size, (self._rank + 1) * n // size)
-        total = torch.add(self._vectors[0, mine], self._vectors[1, mine], out=self._sum[mine])
-        for other in self._vectors[2:, mine]:
+        span = slice(self._rank * n // num_learners, (self._rank + 1) * n // num_learners)
+        total = torch.add(self._vectors[0, span], self._vectors[1, span], out=self._sum[span])
+        for other in self._vectors[2:, span]:
             total.add_(other)
         self._wait_for_all()
-        vector.copy_(self._sum[:n])  # nobody writes there before all have come to the next call
+        vector.copy_(self._sum[:n])  # no learner writes there before all are in the next call
 
     def _wait_for_all(self) -> None:
         dist.all_reduce(self._flag)
 
 
-def _of_process(pid: int, fd: int, layout: Layout) -> SharedArrays | None:
-    """Another process's memory; None if it is on another machine, or out of reach."""
+def _open_memory(pid: int, fd: int, layout: Layout) -> SharedArrays | None:
+    """Opens another process's memory; returns None if it is on another machine, or access is denied."""
     try:
         return SharedArrays(layout, os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR))
     except (OSError, ValueError):

@@ -12,8 +12,8 @@ from accel_rl.hardware.devices import pin, unpin
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange, means, to_devices
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.optimizers import Adam, Rule, State, TorchRule
-from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, Part, join
+from accel_rl.updates.optimizers import Adam, Optimizer, State, TorchOptimizer
+from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, LockedTensors, join
 
 
 class StoreExchange(Exchange):
@@ -48,7 +48,7 @@ class StoreExchange(Exchange):
         self._in_place_option = in_place
 
     def bind(
-        self, module: nn.Module, parameters: FlatParameters, optimizer: Rule, clip_grad_norm: float | None
+        self, module: nn.Module, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None
     ) -> None:
         """Raises ValueError for a store of another network or optimizer, UsageError for an optimizer that cannot share
         its state."""
@@ -64,7 +64,7 @@ class StoreExchange(Exchange):
         self._seen = [0] * len(store.chunks)  # versions
         self._missed = [0] * len(store.chunks)  # versions that other learners wrote in between
         self._num_pending = 0  # updates since the last exchange
-        self._read_s = store.waited_s
+        self._read_s = store.lock_wait_s
         # What multi-step Adam exchanges, now and as the last exchange left it: whole vectors.
         self._local: State = {PARAMETERS: values}
         self._base: State = {}
@@ -99,7 +99,7 @@ class StoreExchange(Exchange):
     def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
         grad_norm, values = self._clip(), self.parameters.values
         if self.updates_per_exchange is None:
-            self.store.each_chunk(lambda chunk: self._update(chunk, learning_rate))
+            self.store.for_each_chunk(lambda chunk: self._update(chunk, learning_rate))
         else:
             self.optimizer.apply(values, self.parameters.gradient, learning_rate, self.optimizer_state)
             self._num_pending += 1
@@ -137,7 +137,7 @@ class StoreExchange(Exchange):
     def flush(self) -> None:
         """Exchanges pending updates; without multi-step Adam there are none."""
         if self._num_pending:
-            self.store.each_chunk(self._exchange)
+            self.store.for_each_chunk(self._exchange)
             self._num_pending = 0
 
     def _exchange(self, chunk: int) -> None:
@@ -178,7 +178,7 @@ class StoreExchange(Exchange):
             self._pull_chunks()
 
     def _pull_chunks(self) -> None:
-        self.store.each_chunk(self._pull)
+        self.store.for_each_chunk(self._pull)
 
     def _pull(self, chunk: int) -> None:
         part, span = self.store.chunks[chunk], self.store.spans[chunk]
@@ -192,7 +192,7 @@ class StoreExchange(Exchange):
     # ---- what else learners share ----
 
     def sync_target(self, target: nn.Module, count: int) -> None:
-        with self.store.holding(self.store.target) as part:
+        with self.store.locked(self.store.target) as part:
             if count > int(part.current["count"]):
                 self.flush()
                 self._write_target(part, count)
@@ -205,14 +205,14 @@ class StoreExchange(Exchange):
             for buffer, source in zip(target.buffers(), self.module.buffers(), strict=True):
                 buffer.copy_(source)
 
-    def _write_target(self, part: Part, count: int) -> None:
+    def _write_target(self, part: LockedTensors, count: int) -> None:
         """Makes what the store holds now the target of this count."""
         staging = part.staging
 
         def visit(chunk: int) -> None:
             staging[PARAMETERS][self.store.spans[chunk]].copy_(self.store.chunks[chunk].current[PARAMETERS])
 
-        self.store.each_chunk(visit)
+        self.store.for_each_chunk(visit)
         staging["count"].fill_(count)
         part.publish()
 
@@ -221,7 +221,7 @@ class StoreExchange(Exchange):
         part = self.store.statistics
         if buffers.keys() != part.current.keys():
             raise ValueError(f"the store holds the statistics {sorted(part.current)}, not {sorted(buffers)}")
-        with self.store.holding(part):
+        with self.store.locked(part):
             for name, value in buffers.items():
                 value.copy_(part.current[name])
             yield
@@ -230,7 +230,7 @@ class StoreExchange(Exchange):
             part.publish()
 
     def read_seconds(self) -> dict[str, float]:
-        waited_s, self._read_s = self.store.waited_s - self._read_s, self.store.waited_s
+        waited_s, self._read_s = self.store.lock_wait_s - self._read_s, self.store.lock_wait_s
         return {"lock": waited_s}
 
     # ---- checkpoints ----
@@ -244,7 +244,7 @@ class StoreExchange(Exchange):
             state = join(self._states)
         elif self.updates_per_exchange is not None:
             state["step"] = self.optimizer_state["step"]
-        with self.store.holding(self.store.target) as part:
+        with self.store.locked(self.store.target) as part:
             target = (
                 {name: value.clone() for name, value in part.current.items()} if int(part.current["count"]) else None
             )
@@ -259,7 +259,7 @@ class StoreExchange(Exchange):
             {"optimizer": optimizer, "step": optimizer.get("step"), "num_syncs": state["num_syncs"]}
         )
         if state["target"]:
-            with self.store.holding(self.store.target) as part:
+            with self.store.locked(self.store.target) as part:
                 _copy(state["target"], part.staging)
                 part.publish()
         self.pull()
@@ -296,7 +296,7 @@ class StoreExchange(Exchange):
 
 
 def shared_state(
-    optimizer: Rule, parameters: Tensor, *, own_state: bool = False, updates_per_exchange: int | None = None
+    optimizer: Optimizer, parameters: Tensor, *, own_state: bool = False, updates_per_exchange: int | None = None
 ) -> State:
     """Returns the part of the optimizer's initial state for `parameters` [P] that belongs into the store.
 
@@ -314,7 +314,7 @@ def shared_state(
                 f"updates_per_exchange={updates_per_exchange} exchanges Adam's state, which own_state=True keeps from "
                 "the store; omit one of them"
             )
-    elif isinstance(optimizer, TorchRule) and not own_state:
+    elif isinstance(optimizer, TorchOptimizer) and not own_state:
         raise UsageError(
             f"the state of {optimizer!r} does not exist before the first update, so learners cannot share it; "
             "choose rmsprop, adam, momentum_sgd or sgd, or let each learner keep its own state"

@@ -9,7 +9,7 @@ from accel_rl.hardware.allocator import LARGEST_KEPT
 from accel_rl.updates.cuda_graphs import CudaGraphs, Loss, Terms
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.optimizers import Rule
+from accel_rl.updates.optimizers import Optimizer
 from accel_rl.updates.trees import slices
 
 
@@ -30,7 +30,7 @@ class Update:
     def __init__(
         self,
         module: nn.Module,
-        optimizer: Rule,
+        optimizer: Optimizer,
         clip_grad_norm: float | None = None,
         exchange: Exchange | None = None,
         *,

@@ -21,7 +21,7 @@ from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates import LocalUpdate
-from accel_rl.updates.optimizers import make_rule
+from accel_rl.updates.optimizers import make_optimizer
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
 
@@ -315,7 +315,7 @@ def test_one_batch_is_a2c() -> None:
         make(SerialSampler, COUNTING, SamplerConfig(4, 5, 2, window=window), algo.policy)
         for window, algo in ((5, one), (0, two))
     ]
-    updates = [LocalUpdate(algo.policy, make_rule("sgd")) for algo in (one, two)]
+    updates = [LocalUpdate(algo.policy, make_optimizer("sgd")) for algo in (one, two)]
     before = updates[0].parameters.values.clone()
 
     def on_step(t: int) -> None:

@@ -99,9 +99,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**STORE, **TWO, "updates_per_exchange": 2},
-        "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose rule adam, or exchange every update",
+        "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose optimizer adam, or exchange every update",
     ),
-    ({**STORE, **TWO, "chunks": 10**6}, r"chunks=1000000 must be at least 1 and at most the \d+ parameters"),
+    ({**STORE, **TWO, "chunks": 10**6}, r"chunks=1000000 must be at least 1 and at most \d+, the number of parameters"),
 ]
 
 

@@ -19,7 +19,7 @@ from accel_rl.algos.ppo import standardized
 from accel_rl.models.normalize import RunningMoments
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.all_reduce import AllReduceUpdate
-from accel_rl.updates.optimizers import make_rule
+from accel_rl.updates.optimizers import make_optimizer
 from accel_rl.updates.shared_sum import SharedSum
 
 MODULE = "tests.helpers.reduce_process"
@@ -127,7 +127,7 @@ def learn(update: LocalUpdate, network: Network, case: Case, rank: int, size: in
 def alone(name: str) -> list[dict[str, Tensor]]:
     """What both ranks together should come to."""
     case, network = CASES[name], Network(0)
-    update = LocalUpdate(network, make_rule(case.rule), case.clip)
+    update = LocalUpdate(network, make_optimizer(case.rule), case.clip)
     return learn(update, network, case, 0, 1)
 
 
@@ -137,7 +137,7 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
     for name, case in CASES.items():
         network = Network(rank).to(device)
         options: dict[str, Any] = {"slice_elements": case.slice_elements, "through_memory": case.through_memory}
-        update = AllReduceUpdate(network, make_rule(case.rule), case.clip, **options)
+        update = AllReduceUpdate(network, make_optimizer(case.rule), case.clip, **options)
         if device == "cpu" and sys.platform == "linux":
             assert isinstance(update._sum, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
@@ -148,7 +148,7 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
 def too_many_terms(rank: int, size: int, device: str) -> str:
     """What an update says of a loss with that many terms."""
     network = Network(rank)
-    update = AllReduceUpdate(network, make_rule("sgd"))
+    update = AllReduceUpdate(network, make_optimizer("sgd"))
 
     def loss(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss_sum = network(x)[1].sum()

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from accel_rl.updates.central_update import CentralUpdate
 from torch import Tensor, nn
 
-from accel_rl.updates.central_update import CentralUpdate
 from accel_rl.updates.optimizers import SGD
-from accel_rl.updates.parameter_store import CentralStore, Part
+from accel_rl.updates.parameter_store import CentralStore, LockedTensors
 
 MODULE = "tests.helpers.store_process"
 
@@ -52,12 +52,12 @@ class Process:
         return words.strip()
 
 
-def fill(part: Part, values: float) -> None:
+def fill(part: LockedTensors, values: float) -> None:
     for tensor in part.staging.values():
         tensor.fill_(values)
 
 
-def check(part: Part) -> None:
+def check(part: LockedTensors) -> None:
     """That all of it is what its version has written. A copy is what a learner would go on with."""
     version, copies = part.version, [tensor.clone() for tensor in part.current.values()]
     for copy in copies:
@@ -70,16 +70,16 @@ def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
     sys.stdin.readline()
     count, end = 0, time.monotonic() + seconds
 
-    def visit(part: Part) -> None:
+    def visit(part: LockedTensors) -> None:
         check(part)
         if is_writer:
             fill(part, part.version + 1)
             part.publish()
 
     while not count or time.monotonic() < end:
-        store.each_chunk(lambda chunk: visit(store.chunks[chunk]))
+        store.for_each_chunk(lambda chunk: visit(store.chunks[chunk]))
         for part in (store.statistics, store.target):
-            with store.holding(part):
+            with store.locked(part):
                 visit(part)
         count += 1
     print(count)
@@ -88,7 +88,7 @@ def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
 def hold(store: CentralStore) -> None:
     """Holds chunk 0, the statistics and the target, half rewritten; lets go of the chunk when told to."""
     for part in (store.chunks[0], store.statistics, store.target):
-        part.take(wait=True)
+        part.acquire()
         for tensor in part.staging.values():
             tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(99)
     print("holding", flush=True)

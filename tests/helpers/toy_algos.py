@@ -121,7 +121,7 @@ class Struck(A2C):
                     self.policy.policy_head.bias.add_(1e-3)
             if how == "lock" and mark.with_name("checkpoint.pt").exists():
                 for part in (update.store.chunks[1], update.store.statistics):
-                    part.take(wait=True)
+                    part.acquire()
                     for tensor in part.staging.values():
                         tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(torch.nan)
                 halt(mark)

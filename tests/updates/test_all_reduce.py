@@ -55,7 +55,9 @@ def test_clipping_cuts_what_it_should() -> None:
 @pytest.mark.multiprocess
 def test_more_terms_than_there_is_room_for() -> None:
     """Would catch terms that are written behind the memory that is summed, or a limit that does not say so."""
-    assert run(too_many_terms, 1) == ["65 numbers beside the gradient, but there is room for 64: log fewer terms"]
+    assert run(too_many_terms, 1) == [
+        "65 numbers do not fit behind the gradient: there is room for 64; log fewer terms"
+    ]
 
 
 @pytest.mark.gpu

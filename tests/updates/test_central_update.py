@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from accel_rl.errors import UsageError
 from accel_rl.updates import CentralStore, CentralUpdate, LocalUpdate, shared_state
 from accel_rl.updates.cuda_graphs import CudaGraphs
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, Rule, TorchRule
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 from tests.helpers.store_process import Process, Weights, learn
 
-RULES: list[Rule] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
+RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
 # In the store's memory, or through copies as on a GPU.
 PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
@@ -28,7 +28,9 @@ def make_network(device: str = "cpu") -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3)).to(device)
 
 
-def make_store(network: nn.Module, rule: Rule, *, options: dict[str, Any] | None = None, **more: Any) -> CentralStore:
+def make_store(
+    network: nn.Module, rule: Optimizer, *, options: dict[str, Any] | None = None, **more: Any
+) -> CentralStore:
     """options: those of the update that decide what is shared."""
     values = LocalUpdate(deepcopy(network).cpu(), rule).parameters.values
     return CentralStore(values, shared_state(rule, values, **(options or {})), **more)
@@ -81,7 +83,7 @@ def same(module: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("own_state", [False, True])
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
-def test_alone_it_is_the_local_update(rule: Rule, own_state: bool, device: str, in_place: bool) -> None:
+def test_alone_it_is_the_local_update(rule: Optimizer, own_state: bool, device: str, in_place: bool) -> None:
     """Would catch a chunk left out or updated twice, a state that is not written back, a counter that counts chunks, a
     gradient clipped by chunks, and a learner that is left with something else than the store."""
     for num_chunks, locks in ((1, True), (3, True), (3, False)):
@@ -162,7 +164,7 @@ class Numbers:
         norm = np.linalg.norm(gradient)
         return gradient * min(norm, 0.5) / (norm + 1e-7)
 
-    def update(self, learner: str, goal: np.ndarray[Any, Any], rate: float, rule: Rule) -> None:
+    def update(self, learner: str, goal: np.ndarray[Any, Any], rate: float, rule: Optimizer) -> None:
         g, state = self.gradient(learner, goal), self.state(learner)
         if isinstance(rule, RMSProp):
             state["v"] = rule.decay * state["v"] + (1 - rule.decay) * g**2
@@ -194,7 +196,7 @@ class MultiStepNumbers(Numbers):
         self.n, self.shared = n, {"m": np.zeros_like(start), "v": np.zeros_like(start)}
         self.sums = {name: {"count": 0, "g": 0.0, "g2": 0.0, "s": 0.0} for name in "ab"}
 
-    def update(self, learner: str, goal: np.ndarray[Any, Any], rate: float, rule: Rule) -> None:
+    def update(self, learner: str, goal: np.ndarray[Any, Any], rate: float, rule: Optimizer) -> None:
         assert isinstance(rule, Adam)
         g, sums = self.gradient(learner, goal), self.sums[learner]
         s = adam_step(self.state(learner), g, rate, rule)
@@ -222,7 +224,7 @@ class MultiStepNumbers(Numbers):
 ADAM = Adam(beta1=0.8, beta2=0.9, epsilon=1e-2)
 SCRIPT = ["a", "b", "b", "a", "pull b", "a", "a", "b", "pull a", "b", "a", "b", "b", "b", "a", "a", "a"]
 SCRIPT += ["b", "b", "b", "pull a", "b", "a"]  # pulled when some updates are pending, and others have exchanged theirs
-CASES: dict[str, tuple[Rule, dict[str, Any], Callable[[np.ndarray[Any, Any]], Numbers]]] = {
+CASES: dict[str, tuple[Optimizer, dict[str, Any], Callable[[np.ndarray[Any, Any]], Numbers]]] = {
     "shared rmsprop": (RMSProp(0.9, 1e-2), {}, lambda start: Numbers(start, own_state=False)),
     "own rmsprop": (RMSProp(0.9, 1e-2), {"own_state": True}, lambda start: Numbers(start, own_state=True)),
     "own momentum": (MomentumSGD(0.7), {"own_state": True}, lambda start: Numbers(start, own_state=True)),
@@ -304,9 +306,9 @@ def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
 def test_seconds_are_those_since_the_last_reading() -> None:
     """Would catch waiting that is logged again and again."""
     store = make_store(make_network(), SGD())
-    store.waited_s = 3.0
+    store.lock_wait_s = 3.0
     update = CentralUpdate(make_network(), SGD(), store)
-    store.waited_s += 0.5
+    store.lock_wait_s += 0.5
     assert update.read_seconds() == {"lock": 0.5}
     assert update.read_seconds() == {"lock": 0.0}
 
@@ -403,13 +405,13 @@ def test_a_target_includes_what_is_pending() -> None:
         (RMSProp(), {}),
         (Adam(), {}),
         (Adam(), {"own_state": True}),
-        (TorchRule("Adam"), {"own_state": True}),
+        (TorchOptimizer("Adam"), {"own_state": True}),
         (Adam(), {"updates_per_exchange": 3}),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("in_place", [True, False])
-def test_resumes_bit_for_bit(rule: Rule, options: dict[str, Any], in_place: bool) -> None:
+def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
     """Would catch a state that stays behind, here or in the store, and pending updates that are forgotten; also when
     the store is cut otherwise."""
 
@@ -470,14 +472,14 @@ def test_starts_with_what_is_in_the_store() -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
-        (TorchRule("Adam"), {}, r"state of TorchRule\('Adam'\) is not there .* choose rmsprop"),
+        (TorchOptimizer("Adam"), {}, r"state of TorchOptimizer\('Adam'\) is not there .* choose rmsprop"),
         (RMSProp(), {"updates_per_exchange": 2}, "updates_per_exchange=2 is for Adam, not for RMSProp"),
-        (TorchRule("Adam"), {"updates_per_exchange": 2}, "is for Adam, not for TorchRule"),
+        (TorchOptimizer("Adam"), {"updates_per_exchange": 2}, "is for Adam, not for TorchOptimizer"),
         (Adam(), {"updates_per_exchange": 0}, "updates_per_exchange=0 must be at least 1"),
         (Adam(), {"updates_per_exchange": 2, "own_state": True}, "leave one of them out"),
     ],
 )
-def test_rules_that_cannot_be_shared(rule: Rule, options: dict[str, Any], message: str) -> None:
+def test_rules_that_cannot_be_shared(rule: Optimizer, options: dict[str, Any], message: str) -> None:
     """Would catch a rule that runs, but not as it was meant."""
     store = make_store(make_network(), SGD())
     with pytest.raises(UsageError, match=message):
@@ -494,7 +496,7 @@ def test_rules_that_cannot_be_shared(rule: Rule, options: dict[str, Any], messag
         (make_network(), Adam(), r"holds a rule's \[\], but Adam\(.* shares \['mean', 'square', 'step'\] here"),
     ],
 )
-def test_a_store_for_something_else(network: nn.Module, rule: Rule, message: str) -> None:
+def test_a_store_for_something_else(network: nn.Module, rule: Optimizer, message: str) -> None:
     """Would catch a state that is silently kept from the others, or parameters that are cut off or cast."""
     store = make_store(make_network(), SGD())
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""rules.py against slow loops over single numbers, printed numbers, and PyTorch."""
+"""Optimizers against slow loops over single numbers, printed numbers, and PyTorch."""
 
 import dataclasses
 import io
@@ -7,22 +7,22 @@ import math
 import pytest
 import torch
 
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, TorchRule, make_rule
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, TorchOptimizer, make_optimizer
 
-RULES = [
+OPTIMIZERS = [
     RMSProp(),
     RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
     Adam(),
     MomentumSGD(),
     SGD(),
-    TorchRule("Adam", eps=1e-5),
-    TorchRule("AdamW", weight_decay=0.1),
-    TorchRule("RMSprop", momentum=0.9, centered=True),
-    TorchRule("SGD", momentum=0.9, nesterov=True),
-    TorchRule("Adagrad", initial_accumulator_value=0.1),
-    TorchRule("NAdam"),
+    TorchOptimizer("Adam", eps=1e-5),
+    TorchOptimizer("AdamW", weight_decay=0.1),
+    TorchOptimizer("RMSprop", momentum=0.9, centered=True),
+    TorchOptimizer("SGD", momentum=0.9, nesterov=True),
+    TorchOptimizer("Adagrad", initial_accumulator_value=0.1),
+    TorchOptimizer("NAdam"),
 ]
-each_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 LEARNING_RATES = [1e-2, 7e-3, 5e-3, 4e-3, 1e-3, 5e-4]  # a schedule: it changes with every update
 
 
@@ -33,23 +33,23 @@ def random_problem(size=37, dtype=torch.float64):
     return values[0].clone(), list(values[1:] * torch.logspace(-5, 1, size, dtype=dtype))
 
 
-def run(rule, parameters, gradients, learning_rates=LEARNING_RATES, state=None):
+def run(optimizer, parameters, gradients, learning_rates=LEARNING_RATES, state=None):
     """Updates a copy of parameters; returns it and the state."""
     parameters = parameters.clone()
-    state = rule.init(parameters) if state is None else state
+    state = optimizer.init(parameters) if state is None else state
     for gradient, learning_rate in zip(gradients, learning_rates, strict=True):
-        rule.apply(parameters, gradient, learning_rate, state)
+        optimizer.apply(parameters, gradient, learning_rate, state)
     return parameters, state
 
 
-def trace(rule, gradient, learning_rate, num_steps=3):
+def trace(optimizer, gradient, learning_rate, num_steps=3):
     """A parameter that starts at 0 after 1, 2, 3 updates with the same gradient."""
     parameters = torch.zeros(1, dtype=torch.float64)
     gradient = torch.full_like(parameters, gradient)
-    state = rule.init(parameters)
+    state = optimizer.init(parameters)
     values = []
     for _ in range(num_steps):
-        rule.apply(parameters, gradient, learning_rate, state)
+        optimizer.apply(parameters, gradient, learning_rate, state)
         values.append(float(parameters))
     return values
 
@@ -82,7 +82,7 @@ def slow_momentum_sgd(theta, gradients, momentum):
 
 
 @pytest.mark.parametrize(
-    ("rule", "slow"),
+    ("optimizer", "slow"),
     [
         (RMSProp(), lambda *a: slow_rmsprop(*a, 0.99, 1e-5, 0, 0)),
         (RMSProp(0.95, 0.1, 0.5, 1.0), lambda *a: slow_rmsprop(*a, 0.95, 0.1, 0.5, 1.0)),
@@ -93,29 +93,29 @@ def slow_momentum_sgd(theta, gradients, momentum):
     ],
     ids=lambda value: None if callable(value) else repr(value),
 )
-def test_rule_is_its_equation(rule, slow):
+def test_an_optimizer_is_its_equation(optimizer, slow):
     """Catches a term out of order, a hyperparameter not used, a learning rate remembered too long."""
     start, gradients = random_problem()
-    actual, _ = run(rule, start, gradients)
+    actual, _ = run(optimizer, start, gradients)
     columns = zip(*(gradient.tolist() for gradient in gradients), strict=True)
     expected = [slow(theta, column) for theta, column in zip(start.tolist(), columns, strict=True)]
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(
-    ("rule", "gradient", "learning_rate", "expected"),
+    ("optimizer", "gradient", "learning_rate", "expected"),
     [
         (RMSProp(), 1e-3, 7e-4, [-2.2125e-4, -4.4239e-4, -6.6342e-4]),
-        (TorchRule("RMSprop", alpha=0.99, eps=1e-5), 1e-3, 7e-4, [-6.3636e-3, -1.09973e-2, -1.48363e-2]),
+        (TorchOptimizer("RMSprop", alpha=0.99, eps=1e-5), 1e-3, 7e-4, [-6.3636e-3, -1.09973e-2, -1.48363e-2]),
         (RMSProp(epsilon=0.1, initial_square=1), 0.1, 3e-4, [-2.87335e-5, -5.75970e-5, -8.65910e-5]),
         (Adam(), 1e-4, 1e-3, [-2.4025e-4, -5.4922e-4, -9.0299e-4]),
-        (TorchRule("Adam", eps=1e-5), 1e-4, 1e-3, [-9.0909e-4, -1.81818e-3, -2.72727e-3]),
+        (TorchOptimizer("Adam", eps=1e-5), 1e-4, 1e-3, [-9.0909e-4, -1.81818e-3, -2.72727e-3]),
     ],
     ids=repr,
 )
-def test_printed_numbers(rule, gradient, learning_rate, expected):
+def test_printed_numbers(optimizer, gradient, learning_rate, expected):
     """Catches epsilon on the wrong side of the root and a wrong first accumulator."""
-    assert trace(rule, gradient, learning_rate) == pytest.approx(expected, rel=3e-5)
+    assert trace(optimizer, gradient, learning_rate) == pytest.approx(expected, rel=3e-5)
 
 
 def test_adam_is_torch_adam_with_another_epsilon():
@@ -135,58 +135,64 @@ def test_momentum_sgd_starts_from_zero():
     assert trace(MomentumSGD(0.9), 1.0, 1.0) == pytest.approx([-0.1, -0.29, -0.561])
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if isinstance(rule, TorchRule)], ids=repr)
-def test_torch_rule_is_the_optimizer(rule):
+@pytest.mark.parametrize(
+    "optimizer", [optimizer for optimizer in OPTIMIZERS if isinstance(optimizer, TorchOptimizer)], ids=repr
+)
+def test_a_torch_optimizer_is_the_optimizer_of_torch(optimizer):
     """Catches state lost between updates, and a learning rate that does not arrive."""
     start, gradients = random_problem(dtype=torch.float32)
     expected = start.clone()
-    optimizer = getattr(torch.optim, rule.name)([expected], lr=1.0, **rule.options)
+    torch_optimizer = getattr(torch.optim, optimizer.name)([expected], lr=1.0, **optimizer.options)
     for gradient, learning_rate in zip(gradients, LEARNING_RATES, strict=True):
-        optimizer.param_groups[0]["lr"] = learning_rate
+        torch_optimizer.param_groups[0]["lr"] = learning_rate
         expected.grad = gradient
-        optimizer.step()
-    assert torch.equal(run(rule, start, gradients)[0], expected)
+        torch_optimizer.step()
+    assert torch.equal(run(optimizer, start, gradients)[0], expected)
 
 
-@each_rule
-def test_state_resumes_bit_for_bit(rule):
-    """Catches anything that a rule remembers outside its state."""
+@each_optimizer
+def test_state_resumes_bit_for_bit(optimizer):
+    """Catches anything that an optimizer remembers outside its state."""
     start, gradients = random_problem(dtype=torch.float32)
-    expected, expected_state = run(rule, start, gradients)
-    half, state = run(rule, start, gradients[:3], LEARNING_RATES[:3])
+    expected, expected_state = run(optimizer, start, gradients)
+    half, state = run(optimizer, start, gradients[:3], LEARNING_RATES[:3])
     checkpoint = io.BytesIO()
     torch.save(state, checkpoint)
     checkpoint.seek(0)
     state = torch.load(checkpoint, weights_only=True)
-    # A rule made anew, as a new process would.
-    again = TorchRule(rule.name, **rule.options) if isinstance(rule, TorchRule) else dataclasses.replace(rule)
+    # A new object, as a new process would make.
+    again = (
+        TorchOptimizer(optimizer.name, **optimizer.options)
+        if isinstance(optimizer, TorchOptimizer)
+        else dataclasses.replace(optimizer)
+    )
     actual, state = run(again, half, gradients[3:], LEARNING_RATES[3:], state)
     assert torch.equal(actual, expected)
     assert state.keys() == expected_state.keys()
     assert all(torch.equal(state[key], expected_state[key]) for key in state)
 
 
-@each_rule
-def test_updates_in_place(rule):
+@each_optimizer
+def test_updates_in_place(optimizer):
     """Catches new tensors, which a shared-memory store would not see, and a gradient that is used up."""
     parameters, gradients = random_problem(dtype=torch.float32)
-    state = rule.init(parameters)
-    rule.apply(parameters, gradients[0], 1e-2, state)
+    state = optimizer.init(parameters)
+    optimizer.apply(parameters, gradients[0], 1e-2, state)
     addresses = [tensor.data_ptr() for tensor in (parameters, *state.values())]
     before = gradients[1].clone()
-    rule.apply(parameters, gradients[1], 1e-2, state)
+    optimizer.apply(parameters, gradients[1], 1e-2, state)
     assert [tensor.data_ptr() for tensor in (parameters, *state.values())] == addresses
     assert torch.equal(gradients[1], before)
     assert parameters.grad is None
 
 
-@each_rule
-def test_chunks_update_like_the_whole(rule):
-    """Catches a rule that mixes elements: the central store updates chunk by chunk."""
+@each_optimizer
+def test_chunks_update_like_the_whole(optimizer):
+    """Catches an optimizer that mixes elements: the central store updates chunk by chunk."""
     start, gradients = random_problem()
     chunks = [slice(0, 10), slice(10, 37)]
-    parts = [run(rule, start[chunk], [gradient[chunk] for gradient in gradients])[0] for chunk in chunks]
-    torch.testing.assert_close(torch.cat(parts), run(rule, start, gradients)[0], rtol=1e-12, atol=1e-12)
+    parts = [run(optimizer, start[chunk], [gradient[chunk] for gradient in gradients])[0] for chunk in chunks]
+    torch.testing.assert_close(torch.cat(parts), run(optimizer, start, gradients)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_adam_counts_steps_exactly():
@@ -197,15 +203,15 @@ def test_adam_counts_steps_exactly():
     assert float(state["step"]) == 2**24 + 1
 
 
-def test_make_rule():
-    """Catches a name that leads to the wrong rule, and hyperparameters that get lost."""
-    assert make_rule("rmsprop", decay=0.9, momentum=0.5) == RMSProp(decay=0.9, momentum=0.5)
-    assert make_rule("adam", epsilon=1e-3) == Adam(epsilon=1e-3)
-    assert make_rule("momentum_sgd", momentum=0.5) == MomentumSGD(0.5)
-    assert make_rule("sgd") == SGD()
-    rule = make_rule("torch.AdamW", weight_decay=0.1)
-    assert isinstance(rule, TorchRule)
-    assert (rule.name, rule.options) == ("AdamW", {"weight_decay": 0.1})
+def test_make_optimizer():
+    """Catches a name that leads to the wrong optimizer, and hyperparameters that get lost."""
+    assert make_optimizer("rmsprop", decay=0.9, momentum=0.5) == RMSProp(decay=0.9, momentum=0.5)
+    assert make_optimizer("adam", epsilon=1e-3) == Adam(epsilon=1e-3)
+    assert make_optimizer("momentum_sgd", momentum=0.5) == MomentumSGD(0.5)
+    assert make_optimizer("sgd") == SGD()
+    optimizer = make_optimizer("torch.AdamW", weight_decay=0.1)
+    assert isinstance(optimizer, TorchOptimizer)
+    assert (optimizer.name, optimizer.options) == ("AdamW", {"weight_decay": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -214,16 +220,16 @@ def test_make_rule():
         ("rmsporp", {}, "did you mean rmsprop"),
         ("AdamW", {}, "did you mean .*torch.AdamW"),
         ("torch.adamw", {}, "did you mean torch.AdamW"),
-        ("torch.Optimizer", {}, "not an update rule"),
+        ("torch.Optimizer", {}, "is unknown"),
         ("xyz", {}, "choose from rmsprop, adam, momentum_sgd, sgd, torch.ASGD"),
-        ("adam", {"eps": 1e-5}, "adam has no eps, only beta1, beta2, epsilon"),
+        ("adam", {"eps": 1e-5}, "'adam' has no eps, only beta1, beta2, epsilon"),
         ("torch.Adam", {"epsilon": 1e-5}, "epsilon"),
         ("torch.Adam", {"lr": 1e-3}, "learning rate is not one"),
         ("torch.LBFGS", {}, "closure"),
         ("torch.SparseAdam", {}, "dense gradients"),
     ],
 )
-def test_make_rule_refuses_what_it_cannot_make(name, hyperparameters, message):
+def test_make_optimizer_refuses_what_it_cannot_make(name, hyperparameters, message):
     """Catches a typing error that would show only at the first update, or not at all."""
     with pytest.raises(ValueError, match=message):
-        make_rule(name, **hyperparameters)
+        make_optimizer(name, **hyperparameters)

@@ -48,11 +48,11 @@ def test_the_dead_hold_no_lock_and_have_written_nothing() -> None:
         part.publish()
     process = Process(store, hold)
     assert process.hear() == "holding"
-    assert [part.take(wait=False) for part in (*parts, store.chunks[1])] == [False, False, False, True]
+    assert [part.acquire(blocking=False) for part in (*parts, store.chunks[1])] == [False, False, False, True]
     assert any((part.staging[name] == 99).any() for part in parts for name in part.staging), "nothing was under way"
     process.kill()
     for part in parts:
-        with store.holding(part):
+        with store.locked(part):
             assert part.version == 1
             check(part)
             fill(part, 2)  # over what the dead one has left
@@ -75,10 +75,10 @@ def test_whichever_is_free_first(monkeypatch: pytest.MonkeyPatch) -> None:
         sleep(seconds)
 
     monkeypatch.setattr(time, "sleep", first_sleep)
-    store.each_chunk(order.append)
+    store.for_each_chunk(order.append)
     process.kill()
     assert order == [1, 2, 0]
-    assert store.waited_s > 0
+    assert store.lock_wait_s > 0
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3, 7])
@@ -107,7 +107,7 @@ def test_an_update_that_fails_is_none() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.each_chunk(visit)
+        store.for_each_chunk(visit)
     for part in store.chunks:
         check(part)
 
@@ -115,5 +115,7 @@ def test_an_update_that_fails_is_none() -> None:
 @pytest.mark.parametrize("num_chunks", [0, 10])
 def test_chunks_that_cannot_be(num_chunks: int) -> None:
     """Would catch empty chunks."""
-    with pytest.raises(UsageError, match=f"num_chunks={num_chunks} must be at least 1 and at most the 9 parameters"):
+    with pytest.raises(
+        UsageError, match=f"num_chunks={num_chunks} must be at least 1 and at most 9, the number of parameters"
+    ):
         make_store(size=9, num_chunks=num_chunks)

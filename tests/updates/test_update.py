@@ -14,24 +14,24 @@ from torch import Tensor, nn
 
 from accel_rl.updates import LocalUpdate
 from accel_rl.updates.cuda_graphs import MOST_KINDS, CudaGraphs
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, Rule, TorchRule
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 from accel_rl.updates.update import slices
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
-RULES: list[Rule] = [
+OPTIMIZERS: list[Optimizer] = [
     RMSProp(),
     RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
     Adam(),
     MomentumSGD(),
     SGD(),
-    TorchRule("Adam", eps=1e-5),
+    TorchOptimizer("Adam", eps=1e-5),
 ]
 
 
 class Learner:
     """A small network, its loss, and how it learns: each one starts the same."""
 
-    def __init__(self, device: torch.device | str = "cpu", rule: Rule | None = None, **options: Any):
+    def __init__(self, device: torch.device | str = "cpu", rule: Optimizer | None = None, **options: Any):
         torch.manual_seed(0)
         conv, head = nn.Conv2d(2, 4, 3), nn.Linear(64, 1)
         self.network = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), head).to(device)
@@ -84,13 +84,13 @@ def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
         torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("rule", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize(
     "make",
     [lambda rule: Learner(rule=rule, slice_elements=500), lambda rule: Learner(rule=rule).replay()],
     ids=["slices", "buffers"],
 )
-def test_minimize_is_step(make: Callable[[Rule], Learner], rule: Rule) -> None:
+def test_minimize_is_step(make: Callable[[Optimizer], Learner], rule: Optimizer) -> None:
     """Would catch a slice or sample lost, a gradient left over, a rule that runs twice or never, a frozen step count,
     and statistics that a later update overwrites."""
     expected, actual = Learner(rule=rule), make(rule)
@@ -181,7 +181,7 @@ def test_entries_for_samples_stay_entries(how: str) -> None:
 def test_norms_of_layers_by_hand(how: str) -> None:
     """Would catch a norm of all layers, of the wrong layer, of the gradient before it is clipped, or of a step that has
     not been taken yet."""
-    rule = TorchRule("SGD") if how == "outside" else SGD()
+    rule = TorchOptimizer("SGD") if how == "outside" else SGD()
     learner = Learner(rule=rule, slice_elements=500, layer_norms=True)
     if how == "buffers":
         learner.replay()
@@ -226,8 +226,8 @@ def test_runs_repeat_bit_for_bit(buffers: bool) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_buffers_are_the_direct_path(rule: Rule, device: torch.device) -> None:
+@pytest.mark.parametrize("rule", OPTIMIZERS, ids=repr)
+def test_buffers_are_the_direct_path(rule: Optimizer, device: torch.device) -> None:
     """Would catch a learning rate, setting, weight or sample that a graph has frozen at its capture, and shapes that
     get each other's buffers."""
     direct, replayed = Learner(device, rule, cuda_graphs=False), Learner(device, rule).replay()
