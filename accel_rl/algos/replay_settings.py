@@ -13,8 +13,9 @@ from accel_rl.config.fields import setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device
+from accel_rl.hardware.host_memory import check_fits
 from accel_rl.replay import Replay
-from accel_rl.replay.replay import check_room, needed_bytes
+from accel_rl.replay.replay import replay_bytes
 
 logger = logging.getLogger("accel_rl")
 
@@ -85,7 +86,7 @@ class ReplayPlan:
     @property
     def num_bytes(self) -> int:
         settings = self.settings
-        return needed_bytes(self.spec, self.local_envs, self.replay_size, settings.n_step, settings.prioritized)
+        return replay_bytes(self.spec, self.local_envs, self.replay_size, settings.n_step, settings.prioritized)
 
     @property
     def is_saved(self) -> bool:
@@ -96,7 +97,7 @@ class ReplayPlan:
     def make_replay(self, seed: int) -> Replay:
         """Raises UsageError if the replay does not fit into memory."""
         settings, device = self.settings, self.replay_device
-        free = check_room(self.num_bytes, settings.replay_size, device)
+        free = self._check_fits(self.num_bytes)
         logger.info(
             "replay: %s steps need %.2f GB on %s, where %.2f GB are free",
             f"{self.replay_size:,}", self.num_bytes / 1e9, device, free / 1e9,
@@ -136,7 +137,13 @@ class ReplayPlan:
         if run.devices:
             same = settings.replay_device == "auto"
             num_replays = run.devices.count(str(self.device)) if same else len(run.devices)
-            check_room(self.num_bytes * num_replays, settings.replay_size, self.replay_device)
+            self._check_fits(self.num_bytes * num_replays)
+
+    def _check_fits(self, num_bytes: int) -> int:
+        """Returns the free bytes where the replay is kept. Raises UsageError if num_bytes do not fit."""
+        device = self.replay_device
+        way_out = "--replay-device cpu, or " if device.type != "cpu" else ""
+        return check_fits(num_bytes, self.settings.replay_size, "replay_size", device, way_out)
 
     def _validate_warmup(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
         settings = self.settings

@@ -14,7 +14,7 @@ from accel_rl.algos.base import MakeUpdate, Stats
 from accel_rl.algos.schedules import schedule
 from accel_rl.errors import UsageError
 from accel_rl.replay import Replay
-from accel_rl.replay.replay import set_generator
+from accel_rl.replay.replay import restore_generator
 from accel_rl.replay.ring import TransitionBatch
 
 if TYPE_CHECKING:
@@ -73,4 +73,4 @@ class SecondaryNetwork:
         self.update.load_state_dict(state["update"])
         self.target.load_state_dict(state["target"])
         self.num_behind = state["num_behind"]
-        set_generator(self.generator, state["generator"])
+        restore_generator(self.generator, state["generator"])

@@ -126,12 +126,12 @@ class Training(Repeated):
         assert isinstance(algo, DQN)
         update = build_update(config, algo.policy)
         batch = replay.batch(replay.draw(config.algo.batch_size)[0], torch.device(config.run.device))
-        count = batch["valid"].sum()
+        count = batch.valid.sum()
         steps: int = round(config.algo.batch_size / config.algo.training_intensity)
 
         def learn() -> int:
             torch.set_num_threads(config.plan.learning_threads)
-            update.minimize(algo.loss, batch, count, algo.learning_rate(0))
+            update.minimize(algo.loss, (batch,), count, algo.learning_rate(0))
             return steps
 
         return Repeated("network", learn)

@@ -35,9 +35,10 @@ from accel_rl.bench.timing import Contestant, Repeated, Schedule, Turns, alterna
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.hardware.host_memory import free_bytes
 from accel_rl.hardware.placement import pinned
 from accel_rl.replay import Replay
-from accel_rl.replay.replay import free_bytes, needed_bytes
+from accel_rl.replay.replay import replay_bytes
 from accel_rl.rollout import Rollout
 from accel_rl.training.build import build_algo, build_update
 from accel_rl.training.resolve import resolve
@@ -179,7 +180,7 @@ class Learners:
 
 
 def _check_room(spec: EnvSpec, frames: int, horizon: int, device: torch.device) -> None:
-    needed = needed_bytes(spec, NUM_ENVS, frames, 1, prioritized=True)
+    needed = replay_bytes(spec, NUM_ENVS, frames, 1, prioritized=True)
     filling = (horizon + spec.frame_stack) * NUM_ENVS * int(np.prod(spec.row_shape))
     if device.type == "cpu":
         needed += filling
@@ -254,7 +255,7 @@ def run_stacks(replay: Replay, options: ReplayOptions) -> Result:
 
     def batch() -> int:
         index, _ = replay.draw(BATCH)
-        return len(replay.batch(index, replay.device)["observation"])
+        return len(replay.batch(index, replay.device).observation)
 
     contestants = [Repeated("stacks", stacks), copying("copy", replay, 1), Repeated("batch", batch)]
     contestants.append(copying("copy-2", replay, 2))

@@ -1,8 +1,8 @@
-"""The last steps of every environment, each frame stored once; samples are put together when they are drawn.
+"""A ring of the last steps of every environment. Each frame is stored once; samples are assembled when gathered.
 
-Rows are counted from the start of the run: row t is what was seen before step t. A ring of `num_rows` of them is kept
-for each environment, row t in slot t % num_rows. All environments step together, so one count serves them all.
-Source: Stooke & Abbeel 2018, section 5.3; Mnih et al. 2015 for the stacks.
+Rows are counted from the start of the run: row t holds the observation before step t. The ring keeps `num_rows` of them
+for each environment, row t in slot t % num_rows. All environments step together, so one count serves all.
+Source: Stooke & Abbeel 2018, section 5.3; Mnih et al. 2015 for the frame stacks.
 """
 
 import mmap
@@ -19,12 +19,16 @@ from accel_rl.rollout import Rollout, blank
 
 
 class TransitionBatch(NamedTuple):
-    """K steps, each with what came of it within n steps; on the replay's device, right until the next are drawn.
+    """A minibatch of K transitions over n steps.
 
-    observation, next_observation [K, *O]: before the step, and at the end of the n steps or of the episode.
-    action [K, ...]; return_ [K]: sum of discount^k r over these steps. bootstrap [K]: by what to multiply the value of
-    next_observation, discount^n, less if the episode was cut off before, 0 if it has terminated.
-    valid [K] bool: samples that are not count for nothing.
+    observation, next_observation [K, *O]: before the first step, and after the last one; the last one is the n-th, or
+        the one that ends the episode.
+    action [K, ...]: of the first step.
+    return_ [K]: sum of discount^k r_k over the steps.
+    bootstrap [K]: the factor of next_observation's value in the TD target: discount^n, discount^(number of steps) if
+        the episode was truncated earlier, 0 if it terminated.
+    valid [K] bool: samples that are not valid must not be learned from.
+    importance [K]: weight of each sample's loss; None: all 1.
     """
 
     observation: Tensor
@@ -35,58 +39,64 @@ class TransitionBatch(NamedTuple):
     valid: Tensor
     importance: Tensor | None = None
 
+    def to(self, device: torch.device, non_blocking: bool = False) -> "TransitionBatch":
+        """Returns the batch on another device."""
+        present = {name: value for name, value in self._asdict().items() if value is not None}
+        return TransitionBatch(**{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()})
+
 
 class Ring:
-    """num_rows of num_envs environments on a device. Raises ValueError if n_step does not fit into the rows.
+    """Stores num_rows of each of num_envs environments on a device.
 
-    Samples are known by index = environment x num_rows + slot.
+    A sample's index is environment x num_rows + slot. Raises ValueError if n_step does not fit into the rows.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_rows: int, n_step: int, discount: float, device: torch.device):
         self.history = max(spec.frame_stack - 1, 0)
         if num_rows <= n_step + self.history:
             raise ValueError(
-                f"{num_rows} steps per environment are too few for n_step={n_step}: make the replay larger"
+                f"{num_rows} steps per environment are too few for n_step={n_step}; make the replay larger"
             )
         self.spec, self.num_envs, self.num_rows, self.device = spec, num_envs, num_rows, device
         self.n_step, self.discount = n_step, discount
-        # Of each environment its slots; in front of slot 0 the frames of the last slots once more, so that a stack is
-        # always frames that lie side by side.
-        self.frames = _zeros((num_envs, self.history + num_rows, *spec.row_shape), spec.row_dtype, device)
+        # The frames of the last slots are stored once more in front of slot 0, so that those of a stack are always
+        # adjacent.
+        self.frames = _zero_frames((num_envs, self.history + num_rows, *spec.row_shape), spec.row_dtype, device)
 
         def per_slot(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(num_envs, num_rows, *shape, dtype=dtype, device=device)
 
-        self.age = per_slot(torch.uint8)  # rows since the episode's first one, as far as it decides what is blank
+        self.age = per_slot(torch.uint8)  # rows since the episode's first one, at most `history`
         self.action = per_slot(_action_dtype(spec), *spec.action_shape)
         self.reward = per_slot(torch.float32)
         self.terminated, self.truncated, self.valid = (per_slot(torch.bool) for _ in range(3))
-        # Of n steps from each slot on:
+        # For the n steps from each slot on:
         self.return_, self.bootstrap = per_slot(torch.float32), per_slot(torch.float32)
-        self.length = per_slot(torch.int16)  # steps until the episode's end, at most n
-        self.whole = per_slot(torch.bool)  # all of them are valid
-        self.final_slot = per_slot(torch.int32)  # of `finals`, for steps that were cut off
-        self.finals = torch.zeros(1, *spec.row_shape, dtype=self.frames.dtype, device=device)
-        self._final_rows: deque[int] = deque()  # of those that are kept, oldest first
-        self._next_final = 0
-        self.newest = -1  # the newest row
-        self.first_ever = 0  # the first row of all that the ring has ever been given
+        self.length = per_slot(torch.int16)  # steps until the end of the episode, at most n
+        self.return_valid = per_slot(torch.bool)  # all of these steps are valid
+        # The newest frame of each truncated episode's final observation; a ring of its own that grows as needed.
+        self.final_frames = torch.zeros(1, *spec.row_shape, dtype=self.frames.dtype, device=device)
+        self.final_index = per_slot(torch.int32)  # into final_frames, for truncated steps
+        self._final_rows: deque[int] = deque()  # the rows of stored final frames, oldest first
+        self._num_finals = 0  # the next one goes to this index modulo their room
+        self.newest_row = -1
+        self.first_row_ever = 0  # the first row ever appended
         self._offsets = torch.arange(num_envs, device=device).unsqueeze(1) * num_rows
 
-    # ---- which rows can be sampled ----
+    # ---- which rows can be drawn ----
 
     @property
     def first_row(self) -> int:
-        """The oldest row whose whole stack is still there."""
-        return max(self.first_ever, self.newest - self.num_rows + 1 + self.history)
+        """The oldest row whose whole frame stack is still stored."""
+        return max(self.first_row_ever, self.newest_row - self.num_rows + 1 + self.history)
 
     @property
     def num_steps(self) -> int:
-        """Of each environment, that can be sampled: rows first_row ... first_row + num_steps - 1."""
-        return max(0, self.newest - self.n_step - self.first_row + 1)
+        """Number of steps of each environment that can be drawn: rows first_row ... first_row + num_steps - 1."""
+        return max(0, self.newest_row - self.n_step - self.first_row + 1)
 
     def index_of(self, start: int, stop: int) -> Tensor:
-        """The indices of rows start ... stop - 1 of all environments [B, stop - start]."""
+        """Returns the indices of rows start ... stop - 1 of all environments [B, stop - start]."""
         return self._offsets + self._slots(start, stop)
 
     def _slots(self, start: int, stop: int) -> Tensor:
@@ -95,16 +105,19 @@ class Ring:
     # ---- writing ----
 
     def append(self, rollout: Rollout) -> None:
-        """The rollout's steps follow those that are there. Raises ValueError if it is longer than the ring."""
-        T, is_first = rollout.horizon, self.newest < 0
+        """Stores the steps that follow those stored last. Raises ValueError if the rollout is longer than the ring."""
+        T, is_first = rollout.horizon, self.newest_row < 0
         if T + 1 > self.num_rows - self.history:
-            raise ValueError(f"rollouts of {T} steps do not fit into {self.num_rows} steps per environment")
+            raise ValueError(
+                f"rollouts of {T} steps do not fit into {self.num_rows} steps per environment; make the replay larger"
+            )
         if is_first:
-            self.first_ever = self.newest = self.history
+            self.first_row_ever = self.newest_row = self.history
         else:
-            self._mark_replaced(rollout)
-        start = self.newest
-        unfinished = max(self.first_ever, start - self.n_step)  # and the one before, in which a step may be lost now
+            self._invalidate_replaced(rollout)
+        start = self.newest_row
+        # Rows whose n steps were not complete, and the row before, one of whose steps may have become invalid.
+        first_incomplete = max(self.first_row_ever, start - self.n_step)
         rows = rollout.observation_rows if is_first else rollout.observation_rows[self.history :]
         self._write_frames(start + T + 1 - len(rows), rows)
         self._write(self.age, start, rollout.age.clamp(max=self.history))
@@ -116,113 +129,113 @@ class Ring:
             (self.valid, rollout.valid),
         ):
             self._write(ring, start, steps)
-        self.newest = start + T
-        self._keep_finals(start, rollout)
-        self._look_ahead(unfinished, self.newest - self.n_step + 1)
+        self.newest_row = start + T
+        self._store_finals(start, rollout)
+        self._compute_returns(first_incomplete, self.newest_row - self.n_step + 1)
 
-    def _mark_replaced(self, rollout: Rollout) -> None:
-        """Where an environment was replaced between two rollouts, what came of its last step is not known."""
-        slot = (self.newest - 1) % self.num_rows
-        goes_on = ~(self.terminated[:, slot] | self.truncated[:, slot])
-        self.valid[:, slot] &= ~(rollout.reset[0].to(self.device) & goes_on)
+    def _invalidate_replaced(self, rollout: Rollout) -> None:
+        """Marks the last step of each environment that was replaced between two rollouts: its outcome is unknown."""
+        slot = (self.newest_row - 1) % self.num_rows
+        continues = ~(self.terminated[:, slot] | self.truncated[:, slot])
+        self.valid[:, slot] &= ~(rollout.reset[0].to(self.device) & continues)
 
     def _write(self, ring: Tensor, start: int, rows: Tensor) -> None:
-        """rows [R, B, ...] into slots start ... of all environments."""
+        """Writes rows [R, B, ...] of all environments, the first one being row `start`."""
         rows = rows.transpose(0, 1)
         first = start % self.num_rows
-        fitting = min(rows.shape[1], self.num_rows - first)
-        ring[:, first : first + fitting] = rows[:, :fitting]
-        ring[:, : rows.shape[1] - fitting] = rows[:, fitting:]
+        num_before_wrap = min(rows.shape[1], self.num_rows - first)
+        ring[:, first : first + num_before_wrap] = rows[:, :num_before_wrap]
+        ring[:, : rows.shape[1] - num_before_wrap] = rows[:, num_before_wrap:]
 
     def _write_frames(self, start: int, rows: Tensor) -> None:
         self._write(self.frames[:, self.history :], start, rows)
-        if self.history:  # always: it costs less than to find out whether they have changed
+        if self.history:  # each time: cheaper than finding out whether they have changed
             self.frames[:, : self.history] = self.frames[:, self.num_rows :]
 
-    def _keep_finals(self, start: int, rollout: Rollout) -> None:
-        """The newest frame of what was seen last in episodes that were cut off."""
-        while self._final_rows and self._final_rows[0] <= self.newest - self.num_rows:
+    def _store_finals(self, start: int, rollout: Rollout) -> None:
+        """Stores the newest frame of each truncated episode's final observation."""
+        while self._final_rows and self._final_rows[0] <= self.newest_row - self.num_rows:
             self._final_rows.popleft()
         count = len(rollout.final_step)
         if not count:
             return
-        while len(self._final_rows) + count > len(self.finals):
+        while len(self._final_rows) + count > len(self.final_frames):
             self._grow_finals()
-        where = torch.arange(self._next_final, self._next_final + count, device=self.device) % len(self.finals)
+        index = torch.arange(self._num_finals, self._num_finals + count, device=self.device) % len(self.final_frames)
         steps, envs = rollout.final_step.to(self.device), rollout.final_env.to(self.device)
         newest = rollout.final_observation[:, -1] if self.spec.frame_stack else rollout.final_observation
-        self.finals[where] = newest.to(self.device)
-        self.final_slot[envs, (start + steps) % self.num_rows] = where.int()
+        self.final_frames[index] = newest.to(self.device)
+        self.final_index[envs, (start + steps) % self.num_rows] = index.int()
         self._final_rows.extend((start + rollout.final_step).tolist())
-        self._next_final += count
+        self._num_finals += count
 
     def _grow_finals(self) -> None:
-        """Twice the room; what is kept moves to the front."""
-        kept, size = len(self._final_rows), len(self.finals)
-        slots = torch.arange(self._next_final - kept, self._next_final, device=self.device) % size
-        finals = torch.zeros(2 * size, *self.finals.shape[1:], dtype=self.finals.dtype, device=self.device)
-        finals[:kept] = self.finals[slots]
-        moved_to = torch.zeros(size, dtype=torch.int32, device=self.device)
-        moved_to[slots] = torch.arange(kept, dtype=torch.int32, device=self.device)
-        self.final_slot = moved_to[self.final_slot.long()]
-        self.finals, self._next_final = finals, kept
+        """Doubles the room for final frames; those still needed move to the front."""
+        kept, size = len(self._final_rows), len(self.final_frames)
+        old = torch.arange(self._num_finals - kept, self._num_finals, device=self.device) % size
+        frames = torch.zeros(2 * size, *self.final_frames.shape[1:], dtype=self.frames.dtype, device=self.device)
+        frames[:kept] = self.final_frames[old]
+        new_index = torch.zeros(size, dtype=torch.int32, device=self.device)
+        new_index[old] = torch.arange(kept, dtype=torch.int32, device=self.device)
+        self.final_index = new_index[self.final_index.long()]
+        self.final_frames, self._num_finals = frames, kept
 
-    def _look_ahead(self, start: int, stop: int) -> None:
-        """Return, bootstrap and length of rows start ... stop - 1, whose n steps are all there now."""
+    def _compute_returns(self, start: int, stop: int) -> None:
+        """Computes the n-step returns of rows start ... stop - 1, whose n steps are all stored now."""
         if stop <= start:
             return
         shape = (self.num_envs, stop - start)
         return_, bootstrap = (torch.zeros(shape, device=self.device) for _ in range(2))
         length = torch.zeros(shape, dtype=torch.int16, device=self.device)
-        whole, goes_on = (torch.ones(shape, dtype=torch.bool, device=self.device) for _ in range(2))
+        valid, continues = (torch.ones(shape, dtype=torch.bool, device=self.device) for _ in range(2))
         for k in range(self.n_step):
             slots = self._slots(start + k, stop + k)
-            return_ += goes_on * (self.discount**k * self.reward[:, slots])
-            whole &= self.valid[:, slots] | ~goes_on
-            length += goes_on
-            bootstrap.masked_fill_(goes_on & self.truncated[:, slots], self.discount ** (k + 1))
-            goes_on &= ~(self.terminated[:, slots] | self.truncated[:, slots])
-        bootstrap.masked_fill_(goes_on, self.discount**self.n_step)
+            return_ += continues * (self.discount**k * self.reward[:, slots])
+            valid &= self.valid[:, slots] | ~continues
+            length += continues
+            bootstrap.masked_fill_(continues & self.truncated[:, slots], self.discount ** (k + 1))
+            continues &= ~(self.terminated[:, slots] | self.truncated[:, slots])
+        bootstrap.masked_fill_(continues, self.discount**self.n_step)
         slots = self._slots(start, stop)
         for ring, value in (
             (self.return_, return_),
             (self.bootstrap, bootstrap),
             (self.length, length),
-            (self.whole, whole),
+            (self.return_valid, valid),
         ):
             ring[:, slots] = value
 
     # ---- reading ----
 
-    def samples(self, index: Tensor) -> TransitionBatch:
-        """The steps [K] with these indices."""
+    def gather(self, index: Tensor) -> TransitionBatch:
+        """Returns the transitions with these indices [K]."""
         env, slot = index // self.num_rows, index % self.num_rows
-        slot_after = slot + self.length.flatten()[index]
-        last, after = (env * self.num_rows + slots % self.num_rows for slots in (slot_after - 1, slot_after))
+        next_slot = slot + self.length.flatten()[index]
+        last, next_ = (env * self.num_rows + slots % self.num_rows for slots in (next_slot - 1, next_slot))
         age = self.age.flatten()
-        is_cut = self.truncated.flatten()[last]
-        next_age = age[after].where(~is_cut, (age[last] + 1).clamp(max=max(self.history, 1)))
-        next_observation = self._stacks(after, env, next_age)
-        self._put_finals(next_observation, last, is_cut)
+        truncated = self.truncated.flatten()[last]
+        next_age = age[next_].where(~truncated, (age[last] + 1).clamp(max=max(self.history, 1)))
+        next_observation = self._stacks(next_, env, next_age)
+        self._insert_finals(next_observation, last, truncated)
         return TransitionBatch(
             observation=self._stacks(index, env, age[index]),
-            action=self.action.flatten(0, 1)[index].to(self._wide_action),
+            action=self.action.flatten(0, 1)[index].to(self._network_action_dtype),
             return_=self.return_.flatten()[index],
             next_observation=next_observation,
             bootstrap=self.bootstrap.flatten()[index],
-            valid=self.whole.flatten()[index],
+            valid=self.return_valid.flatten()[index],
         )
 
     @property
-    def _wide_action(self) -> torch.dtype:
+    def _network_action_dtype(self) -> torch.dtype:
         return torch.from_numpy(np.empty(0, self.spec.action_dtype)).dtype
 
     def _stacks(self, index: Tensor, env: Tensor, age: Tensor) -> Tensor:
-        """What the network sees at these rows [K, *O]; age [K] decides what is blank."""
-        start = index + env * self.history  # of the frames of all environments, one after the other
+        """Returns the observations [K, *O] at these indices; age [K] determines which frames of a stack are blank."""
+        start = index + env * self.history  # in the frames of all environments, one environment after the other
         size = self.history + 1
         if self.device.type == "cpu":
-            stacks = torch.from_numpy(_windows(self.frames, size)[start.numpy()])
+            stacks = torch.from_numpy(_sliding_windows(self.frames, size)[start.numpy()])
         else:
             rows = start.unsqueeze(1) + torch.arange(size, device=self.device)
             frames = self.frames.flatten(0, 1).index_select(0, rows.flatten())
@@ -231,84 +244,89 @@ class Ring:
             return stacks.squeeze(1)
         if self.device.type != "cpu":
             return blank(stacks, age)
-        young = (age < self.history).nonzero().squeeze(1)  # few
+        young = (age < self.history).nonzero().squeeze(1)  # few: only these have frames to blank
         stacks[young] = blank(stacks[young], age[young])
         return stacks
 
-    def _put_finals(self, observation: Tensor, last: Tensor, is_cut: Tensor) -> None:
-        """Into the rows after steps that were cut off: the newest frame of what was seen last."""
+    def _insert_finals(self, observation: Tensor, last: Tensor, truncated: Tensor) -> None:
+        """Writes the final frames of truncated episodes into observation [K, *O]; last [K]: index of the last step."""
         if self.device.type == "cpu":
-            rows = is_cut.nonzero().squeeze(1)
+            rows = truncated.nonzero().squeeze(1)
             if not len(rows):
                 return
             last = last[rows]
         else:
-            rows = torch.arange(len(last), device=self.device)  # all: to count them would be to wait for the GPU
+            rows = torch.arange(
+                len(last), device=self.device
+            )  # all of them, since counting them would wait for the GPU
         newest = observation[:, -1] if self.spec.frame_stack else observation
-        finals = self.finals[self.final_slot.flatten()[last].long()]
+        finals = self.final_frames[self.final_index.flatten()[last].long()]
         if self.device.type == "cpu":
             newest[rows] = finals
         else:
             shape = (-1, *[1] * (finals.dim() - 1))
-            newest.copy_(finals.where(is_cut.view(shape), newest))
+            newest.copy_(finals.where(truncated.view(shape), newest))
 
     # ---- checkpoints ----
 
     _PER_SLOT = (
         "frames", "age", "action", "reward", "terminated", "truncated", "valid",
-        "return_", "bootstrap", "length", "whole", "final_slot",
+        "return_", "bootstrap", "length", "return_valid", "final_index",
     )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors that go on changing; of a ring that is less than half full, what has been written."""
-        written = min(self.num_rows, self.newest + 1)
+        """Returns the live tensors, not copies; of a ring less than half full, copies of the part that is written."""
+        num_written = min(self.num_rows, self.newest_row + 1)
         arrays = {name: getattr(self, name) for name in self._PER_SLOT}
-        if 2 * written < self.num_rows:  # else the copy would need more memory than it saves of the disk
+        if 2 * num_written < self.num_rows:  # otherwise copying costs more memory than it saves on disk
             arrays = {
-                name: value[:, : written + (self.history if name == "frames" else 0)].clone()
+                name: value[:, : num_written + (self.history if name == "frames" else 0)].clone()
                 for name, value in arrays.items()
             }
         return {
             "size": (self.num_envs, self.num_rows),
             "arrays": arrays,
-            "finals": self.finals,
+            "final_frames": self.final_frames,
             "final_rows": list(self._final_rows),
-            "next_final": self._next_final,
-            "newest": self.newest,
-            "first_ever": self.first_ever,
+            "num_finals": self._num_finals,
+            "newest_row": self.newest_row,
+            "first_row_ever": self.first_row_ever,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises UsageError for the state of a ring of another size."""
+        """Restores a state. Raises UsageError if it is that of a ring of another size."""
         num_envs, num_rows = state["size"]
         if (num_envs, num_rows) != (self.num_envs, self.num_rows):
             raise UsageError(
                 f"the saved replay has {num_rows} steps of each of {num_envs} environments, but this one has "
-                f"{self.num_rows} of each of {self.num_envs}"
+                f"{self.num_rows} of each of {self.num_envs}; resume with the saved replay_size, envs and n_step"
             )
         for name, value in state["arrays"].items():
             getattr(self, name)[:, : value.shape[1]] = value
-        self.finals = state["finals"].to(self.device).clone()
+        self.final_frames = state["final_frames"].to(self.device).clone()
         self._final_rows = deque(state["final_rows"])
-        self._next_final, self.newest, self.first_ever = state["next_final"], state["newest"], state["first_ever"]
+        self._num_finals = state["num_finals"]
+        self.newest_row, self.first_row_ever = state["newest_row"], state["first_row_ever"]
 
 
 def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int) -> int:
-    """What a ring needs, but for last observations of episodes that are cut off."""
-    row = int(np.prod(spec.row_shape)) * spec.row_dtype.itemsize
+    """Returns the bytes that a ring allocates, without final frames of truncated episodes."""
+    frame = int(np.prod(spec.row_shape)) * spec.row_dtype.itemsize
     action = int(np.prod(spec.action_shape)) * _action_dtype(spec).itemsize
-    others = 1 + action + 4 + 3 + 4 + 4 + 2 + 1 + 4
-    return num_envs * ((num_rows + max(spec.frame_stack - 1, 0)) * row + num_rows * others)
+    # Age, action, reward, three flags, return, bootstrap, length, whether the return is valid, final index.
+    step = 1 + action + 4 + 3 + 4 + 4 + 2 + 1 + 4
+    return num_envs * ((num_rows + max(spec.frame_stack - 1, 0)) * frame + num_rows * step)
 
 
 def _action_dtype(spec: EnvSpec) -> torch.dtype:
-    """Of a stored action: numbers of a choice in 4 bytes instead of 8."""
+    """Returns the dtype in which actions are stored: integers take 4 bytes instead of 8."""
     return torch.float32 if spec.action_dtype == np.float32 else torch.int32
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Tensor:
-    """On the CPU, memory that the system gives when it is written to, in large pages where it can: a sample's frames
-    lie anywhere, and each would miss the table of small ones."""
+def _zero_frames(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Tensor:
+    """Allocates zeros; on a CPU, in huge pages where the system offers them, and committed when first written to.
+
+    The frames of samples lie anywhere in memory: with small pages, each access would miss the TLB."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device=device)
     count = int(np.prod(shape))
@@ -318,8 +336,8 @@ def _zeros(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Tensor:
     return torch.from_numpy(np.frombuffer(memory, dtype, count).reshape(shape))
 
 
-def _windows(frames: Tensor, size: int) -> Any:
-    """A view [B x L - size + 1, size, ...] of frames [B, L, ...]: that many frames from each one on."""
+def _sliding_windows(frames: Tensor, size: int) -> Any:
+    """Returns a view [B x L - size + 1, size, ...] of frames [B, L, ...]: `size` frames from each one on."""
     rows = frames.flatten(0, 1).numpy()
     shape = (len(rows) - size + 1, size, *rows.shape[1:])
     return np.lib.stride_tricks.as_strided(rows, shape, (rows.strides[0], *rows.strides))

@@ -1,8 +1,8 @@
-"""A sum tree: draws leaves in proportion to their values, and changes values, in logarithmic time.
+"""A sum tree: draws leaves with probability proportional to their values, and changes values, in logarithmic time.
 
-Each node sums FAN_OUT children, so that a million leaves are 4 levels deep, and a batch passes each level in a few
-operations on whole vectors, on a CPU as on a GPU. A parent is always summed anew from its children, never corrected by
-a difference: rounding errors do not accumulate, however many updates there are.
+Each node sums FAN_OUT children, so that a million leaves take 4 levels, and a batch passes each level in a few vector
+operations, on a CPU or a GPU. A parent is always recomputed from its children, never corrected by a difference, so that
+rounding errors do not accumulate.
 """
 
 from typing import Any
@@ -14,13 +14,13 @@ FAN_OUT = 64
 
 
 class SumTree:
-    """size leaves with values that are at least 0, float64, 0 at first. Raises ValueError if size is less than 1."""
+    """Holds `size` leaves with float64 values of at least 0, initially 0. Raises ValueError if size is less than 1."""
 
     def __init__(self, size: int, device: str | torch.device = "cpu"):
         if size < 1:
             raise ValueError(f"size={size} must be at least 1")
         self.size = size
-        self._levels: list[Tensor] = []  # leaves first; each a whole number of families, padded by zeros
+        self._levels: list[Tensor] = []  # leaves first; each padded with zeros to whole families of siblings
         while not self._levels or len(self._levels[-1]) > FAN_OUT:
             num_nodes = len(self._levels[-1]) // FAN_OUT if self._levels else size
             num_families = -(-num_nodes // FAN_OUT)
@@ -32,33 +32,34 @@ class SumTree:
         return self._levels[-1].sum()
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """The values of some leaves [K]."""
+        """Returns the values of some leaves [K]."""
         return self._levels[0][: self.size][index]
 
     def update(self, index: Tensor, value: Tensor) -> None:
-        """Gives the leaves index int64 [K] these values [K]; a leaf that is named several times takes the largest."""
+        """Sets the values [K] of leaves index int64 [K]; a leaf that occurs more than once gets the largest."""
         self._levels[0].scatter_reduce_(0, index, value.double(), "amax", include_self=False)
         for children, parents in zip(self._levels, self._levels[1:], strict=False):
             index = index // FAN_OUT
             parents[index] = children.view(-1, FAN_OUT)[index].sum(-1)
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draws count leaves, each time any of them with a probability proportional to its value (with replacement).
+        """Draws `count` leaves with replacement, each with probability proportional to its value.
 
-        Returns their indices int64 and their probabilities float64 [count]. All values being 0 is the caller's error:
-        then the last leaf is drawn, with a probability of nan."""
+        Returns their indices int64 and their probabilities float64 [count]. At least one value must be positive:
+        otherwise the last leaf is drawn, with probability nan."""
         noise = torch.rand(count, dtype=torch.float64, generator=generator, device=self._levels[0].device)
         total = self.total
         index = self.find(noise * total)
         return index, self[index] / total
 
     def find(self, prefix: Tensor) -> Tensor:
-        """The leaves in whose part of the sum, laid end to end from leaf 0 on, these numbers [K] lie: int64 [K].
+        """Returns the leaves int64 [K] at which the cumulative sum first exceeds these prefix sums [K].
 
-        Numbers beyond the last part, which rounding can make, lie in it. A leaf of value 0 is never found."""
+        A prefix at or beyond the total, which rounding can produce, gives the last leaf of positive value. A leaf of
+        value 0 is never returned."""
         node = torch.zeros(prefix.shape, dtype=torch.int64, device=prefix.device)
         for level in reversed(self._levels):
-            ends = _cumulative(level.view(-1, FAN_OUT)[node])  # of the children's parts [K, FAN_OUT]
+            ends = _cumulative(level.view(-1, FAN_OUT)[node])  # cumulative sums of the children [K, FAN_OUT]
             last = ends[:, -1]
             prefix = torch.minimum(prefix, torch.nextafter(last, torch.zeros_like(last)))
             child = (ends <= prefix.unsqueeze(-1)).sum(-1).clamp(max=FAN_OUT - 1)
@@ -77,7 +78,7 @@ class SumTree:
 
 
 def _cumulative(values: Tensor) -> Tensor:
-    """Sums of the first 1, 2, ... values [K, FAN_OUT]; on a GPU by doubling: `cumsum` is not deterministic there."""
+    """Returns cumulative sums [K, FAN_OUT]; on a GPU by doubling, since `cumsum` is not deterministic there."""
     if values.device.type == "cpu":
         return values.cumsum(-1)
     for distance in (1, 2, 4, 8, 16, 32):

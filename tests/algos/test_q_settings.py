@@ -40,8 +40,8 @@ def resolved(settings: dict[str, Any], env: str = "CartPole-v1", **options: Any)
 BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     (
         {"replay_size": 10**12},
-        r"replay_size=1000000000000 needs [\d.]+ GB on cpu, but of [\d.]+ GB that are free it can have [\d.]+: use "
-        r"--replay-size \d+ or less",
+        r"replay_size=1000000000000 needs [\d.]+ GB on cpu, but may use only [\d.]+ GB of the [\d.]+ GB that are "
+        r"free: use --replay-size \d+ or less",
     ),
     ({"replay_device": "cuda:99"}, "replay_device='cuda:99', but there is no such GPU here; use --replay-device cpu"),
     ({"replay_device": "disk"}, "replay_device='disk' must be auto, cpu or cuda:<number>"),
@@ -71,7 +71,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
         {"secondary_batch_size": 8, "prioritized": True},
         "both networks would set the priorities; leave prioritized away",
     ),
-    ({"epsilon_final": [1.2]}, "must be numbers from 0 to 1"),
+    ({"epsilon_final": [1.2]}, "must be one or more numbers from 0 to 1"),
     ({"priority_beta": 1.5}, "priority_beta=1.5 must be at most 1"),
     ({**CATEGORICAL, "v_min": 3, "v_max": 3}, "v_min=3 must be less than v_max=3"),
     ({**CATEGORICAL, "v_min": 3, "v_max": -3}, "v_min=3 must be less than v_max=-3"),
@@ -95,7 +95,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: di
 
 @pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "n_step_q", "one_step_sarsa"])
 def test_actions_that_are_no_choice_are_refused(algo: str) -> None:
-    with pytest.raises(UsageError, match=r"actions of type Box have no table of values; .*policy gradient"):
+    with pytest.raises(UsageError, match=r"actions of type Box have no table of action values; .*policy-gradient"):
         check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
 
 

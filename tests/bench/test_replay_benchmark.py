@@ -54,7 +54,7 @@ def test_both_learn_from_the_same_frames(monkeypatch: pytest.MonkeyPatch) -> Non
     assert prioritized and uniform and uniform.ring is prioritized.ring
     assert prioritized.num_samples == uniform.num_samples == 2048
     assert prioritized.priorities and uniform.priorities is None
-    assert bool(prioritized.ring.whole.any())
+    assert bool(prioritized.ring.return_valid.any())
     assert prioritized.draw(4)[1] is not None and uniform.draw(4)[1] is None
     for index in range(2):
         contestant = learners.contestant("learner", index)

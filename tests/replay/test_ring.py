@@ -1,4 +1,4 @@
-"""The ring against a replay that keeps a list of whole transitions, over streams of random episodes."""
+"""The ring against a replay that assembles transitions step by step, over streams of random episodes."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 
 
 class ListReplay:
-    """Transitions as they are, found by going through the steps one by one."""
+    """Assembles transitions by going through the steps one by one."""
 
     def __init__(self, envs: list[Env], n_step: int):
         self.envs, self.n_step = envs, n_step
@@ -44,7 +44,7 @@ class ListReplay:
 
 
 def assert_all_equal(replay: Replay, reference: ListReplay, shift: int) -> None:
-    """Every step that can be drawn; shift: the ring's number of the streams' first row."""
+    """Compares every step that can be drawn; shift: the ring's number of the streams' first row."""
     ring = replay.ring
     for env in range(ring.num_envs):
         rows = range(ring.first_row, ring.first_row + ring.num_steps)
@@ -52,7 +52,7 @@ def assert_all_equal(replay: Replay, reference: ListReplay, shift: int) -> None:
         batch = replay.batch(index, torch.device("cpu"))
         samples = [reference.sample(env, row - shift) for row in rows]
         for name in samples[0] if samples else ():
-            # Where nothing is bootstrapped, the next observation is of no consequence.
+            # Where nothing is bootstrapped, the next observation has no effect.
             compared = batch.bootstrap.numpy() != 0 if name == "next_observation" else slice(None)
             found, expected = (
                 getattr(batch, name).numpy()[compared],
@@ -72,7 +72,7 @@ def assert_all_equal(replay: Replay, reference: ListReplay, shift: int) -> None:
     prioritized=st.booleans(),
     seed=st.integers(0, 2**20),
 )
-def test_every_sample_is_that_of_a_list(
+def test_every_transition_is_that_of_a_list(
     frame_stack: int,
     n_step: int,
     num_envs: int,
@@ -82,6 +82,7 @@ def test_every_sample_is_that_of_a_list(
     prioritized: bool,
     seed: int,
 ) -> None:
+    """Would catch frames of another step or game, a wrong return, and drawable steps that have been overwritten."""
     spec = make_spec(frame_stack)
     num_rollouts = 4 * steps_kept // horizon  # several times around
     envs = streams(spec, num_envs, num_rollouts * horizon, longest, seed)
@@ -97,12 +98,13 @@ def test_every_sample_is_that_of_a_list(
             ring = replay.ring
             drawable = ring.index_of(ring.first_row, ring.first_row + ring.num_steps)
             expected = torch.zeros(num_envs * ring.num_rows, dtype=torch.float64)
-            expected[drawable.flatten()] = 2.0 * ring.whole.flatten()[drawable.flatten()].double()
+            expected[drawable.flatten()] = 2.0 * ring.return_valid.flatten()[drawable.flatten()].double()
             assert torch.equal(replay.priorities.tree[:], expected)
     assert replay.num_samples == steps_kept * num_envs
 
 
 def test_uniform_draws_are_uniform() -> None:
+    """Would catch steps at either end of the ring drawn too often or never."""
     spec = make_spec(2)
     envs = streams(spec, 3, 60, 9, seed=1)
     replay = Replay(spec, 3, 36, 2, DISCOUNT)
@@ -114,12 +116,12 @@ def test_uniform_draws_are_uniform() -> None:
     counts = torch.bincount(index, minlength=3 * replay.ring.num_rows)
     assert counts[drawable].sum() == 36_000 and len(drawable) == 36
     chi_square = ((counts[drawable] - 1000) ** 2 / 1000).sum()
-    assert chi_square < 73  # 35 degrees of freedom: exceeded once in 5,000 times
+    assert chi_square < 73  # 35 degrees of freedom: exceeded once in 5,000 seeds
 
 
 @pytest.mark.parametrize("steps_before", [7, 41])
-def test_a_restored_replay_goes_on_the_same(steps_before: int) -> None:
-    """Before the ring is full, and after."""
+def test_a_restored_replay_continues_identically(steps_before: int) -> None:
+    """Would catch anything missing from a checkpoint, before the ring is full and after."""
     spec = make_spec(4)
     envs = streams(spec, 2, 100, 9, seed=3)
 
@@ -138,12 +140,12 @@ def test_a_restored_replay_goes_on_the_same(steps_before: int) -> None:
         drawn, again = replay.draw(16), other.draw(16)
         assert torch.equal(drawn[0], again[0])
         batches = [each.batch(drawn[0], torch.device("cpu")) for each in (replay, other)]
-        for name, value in batches[0].items():
-            assert torch.equal(value, batches[1][name]), name
+        for name in batches[0]._fields[:-1]:  # without importance weights
+            assert torch.equal(getattr(batches[0], name), getattr(batches[1], name)), name
 
 
-def test_what_a_replaced_environment_did_last_is_not_valid() -> None:
-    """A game that starts anew between two rollouts, without the last one having ended."""
+def test_the_last_steps_of_a_replaced_environment_are_invalid() -> None:
+    """Would catch a return across a game that was replaced between two rollouts without having ended."""
     spec = make_spec(0)
     envs = streams(spec, 2, 12, longest=100, seed=5)
     for env in envs:
@@ -154,14 +156,15 @@ def test_what_a_replaced_environment_did_last_is_not_valid() -> None:
     envs[1].resets[6] = True
     replay.append(rollout_of(envs, 6, 6, spec))
     batch = replay.batch(replay.ring.index_of(0, 9).flatten(), torch.device("cpu"))
-    valid = batch["valid"].view(2, 9)
+    valid = batch.valid.view(2, 9)
     assert valid[0].all()
     assert valid[1].tolist() == [True, True, True, False, False, False, True, True, True]
     assert replay.priorities is not None
-    assert replay.priorities.tree[replay.ring.index_of(0, 9).flatten()].tolist() == batch["valid"].double().tolist()
+    assert replay.priorities.tree[replay.ring.index_of(0, 9).flatten()].tolist() == batch.valid.double().tolist()
 
 
-def test_rollouts_and_returns_must_fit() -> None:
+def test_rollouts_longer_than_the_ring_are_refused() -> None:
+    """Would catch steps that overwrite those of the same rollout."""
     spec = make_spec(0)
     envs = streams(spec, 1, 30, 9, seed=0)
     with pytest.raises(ValueError, match="rollouts of 12 steps do not fit"):
@@ -170,7 +173,7 @@ def test_rollouts_and_returns_must_fit() -> None:
 
 @pytest.mark.parametrize(("num_envs", "size"), [(2, 30), (2, 50), (4, 40)])
 def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
-    """Would catch steps that come to lie in the wrong rows, or an error that speaks of tensors."""
+    """Would catch steps restored to the wrong rows, or an error about tensors."""
     spec = make_spec(0)
     saved, other = Replay(spec, 2, 40), Replay(spec, num_envs, size)
     saved.append(rollout_of(streams(spec, 2, 6, 9, seed=0), 0, 5, spec))
@@ -179,8 +182,8 @@ def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
         other.load_state_dict(saved.state_dict())
 
 
-def test_another_generator_draws_otherwise_and_leaves_the_replays_own() -> None:
-    """Would catch draws for a second learner that change those for the first."""
+def test_another_generator_leaves_the_replays_own_unchanged() -> None:
+    """Would catch draws for a second network that change those for the first."""
     spec = make_spec(0)
     replay = Replay(spec, 2, 40)
     replay.append(rollout_of(streams(spec, 2, 20, 9, seed=0), 0, 15, spec))

@@ -1,4 +1,4 @@
-"""The sum tree against cumulative sums, and what is drawn by priority."""
+"""The sum tree against cumulative sums, and prioritized draws."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from accel_rl.replay import SumTree
-from accel_rl.replay.replay import Priorities, importance
+from accel_rl.replay.replay import PrioritizedDistribution, importance_weights
 
-SIZES = [1, 63, 64, 65, 5000]  # on both sides of a family of 64, and several levels deep
+SIZES = [1, 63, 64, 65, 5000]  # around a family of 64 siblings, and several levels deep
 
 
 def filled(values: Any) -> SumTree:
@@ -22,26 +22,26 @@ def filled(values: Any) -> SumTree:
     return tree
 
 
-def assert_whole(tree: SumTree) -> None:
-    """Every parent is the sum of its children."""
+def assert_consistent(tree: SumTree) -> None:
+    """Checks that every parent is the sum of its children."""
     for children, parents in zip(tree._levels, tree._levels[1:], strict=False):
         sums = children.view(-1, 64).sum(-1)
         assert torch.equal(parents[: len(sums)], sums) and not parents[len(sums) :].any()
 
 
 def leaf_of(values: np.ndarray[Any, Any], prefix: np.ndarray[Any, Any]) -> Any:
-    """By the definition: the first leaf whose cumulative sum is greater."""
+    """Returns the first leaf whose cumulative sum is greater, by definition."""
     return np.searchsorted(np.cumsum(values), prefix, side="right")
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_draws_are_proportional(size: int) -> None:
-    """Would catch leaves that are drawn too often, as the last ones by a clamp, or the first ones by a rounded prefix;
-    and leaves of value 0 that are drawn at all."""
+    """Would catch leaves drawn too often (the last ones by a clamp, the first ones by a rounded prefix), and leaves of
+    value 0 drawn at all."""
     rng = np.random.default_rng(size)
     values = rng.integers(1, 6, size).astype(float)
     values[rng.random(size) < 0.3] = 0
-    values[-1] = 3.0  # the last one has its part
+    values[-1] = 3.0  # the last leaf can be drawn
     tree = filled(values)
     count = 20 * size + 1000
     index, probability = tree.sample(count, torch.Generator().manual_seed(1))
@@ -53,11 +53,11 @@ def test_draws_are_proportional(size: int) -> None:
     expected = count * share[values > 0]
     chi_square = ((drawn[values > 0] - expected) ** 2 / expected).sum()
     freedom = len(expected) - 1
-    assert chi_square <= freedom + 4 * (2 * freedom) ** 0.5  # its mean and four deviations
+    assert chi_square <= freedom + 4 * (2 * freedom) ** 0.5  # the mean plus four stds
 
 
-def test_the_last_leaves_have_their_part() -> None:
-    """Would catch a bias that a test over all leaves is too coarse for."""
+def test_the_last_leaves_are_drawn_as_often_as_the_first() -> None:
+    """Would catch a bias that a test over all leaves is too coarse to show."""
     tree = filled(torch.ones(5000))
     index, _ = tree.sample(200_000, torch.Generator().manual_seed(0))
     for part in (index < 50, index >= 4950):
@@ -67,8 +67,8 @@ def test_the_last_leaves_have_their_part() -> None:
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), size=st.sampled_from([*SIZES, 2, 128, 4096, 4097]))
 def test_find_is_a_search_in_the_cumulative_sum(data: st.DataObject, size: int) -> None:
-    """Would catch a child taken for its neighbour at the border of two parts, on any level. Whole numbers: sums are
-    exact, and every border is hit."""
+    """Would catch a child taken for its neighbour where their ranges meet, on any level. Values are integers, so that
+    sums are exact and every boundary is hit."""
     seed = data.draw(st.integers(0, 2**20))
     rng = np.random.default_rng(seed)
     values = rng.integers(0, data.draw(st.sampled_from([2, 3, 10])), size).astype(float)
@@ -81,8 +81,8 @@ def test_find_is_a_search_in_the_cumulative_sum(data: st.DataObject, size: int) 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_number_at_the_end_lies_in_the_last_leaf_that_has_a_part(size: int) -> None:
-    """Would catch a leaf of value 0, or one that is not there, where rounding makes the number as large as the sum."""
+def test_a_prefix_at_the_end_finds_the_last_leaf_of_positive_value(size: int) -> None:
+    """Would catch a leaf of value 0, or one that does not exist, if rounding makes the prefix as large as the total."""
     values = np.full(size, 0.1)
     last = size - 1 - size // 3
     values[last + 1 :] = 0
@@ -93,7 +93,7 @@ def test_a_number_at_the_end_lies_in_the_last_leaf_that_has_a_part(size: int) ->
 
 
 def test_updates_do_not_drift() -> None:
-    """Would catch parents that are corrected by differences: after so many, they are no sums any more."""
+    """Would catch parents corrected by differences, which drift away from the sums."""
     rng = np.random.default_rng(0)
     size = 1024
     tree, values = SumTree(size), np.zeros(size)
@@ -104,13 +104,13 @@ def test_updates_do_not_drift() -> None:
         tree.update(torch.from_numpy(index), torch.from_numpy(new))
     assert np.array_equal(tree[:].numpy(), values)
     assert tree.total.item() == pytest.approx(values.sum(), rel=1e-12)
-    assert_whole(tree)
+    assert_consistent(tree)
     tree.update(torch.arange(size), torch.zeros(size))
     assert tree.total.item() == 0
 
 
-def test_of_a_leaf_that_is_named_twice_the_largest_value_counts() -> None:
-    """Would catch a last value that wins, two differences that add up, or an old value that counts as one of them."""
+def test_the_largest_value_counts_where_a_leaf_occurs_more_than_once() -> None:
+    """Would catch the last value winning, two differences adding up, or the old value counting as one of them."""
     tree = filled([1.0] * 100 + [9.0] * 100)
     tree.update(torch.tensor([150, 3, 150, 3, 150]), torch.tensor([2.0, 0.5, 5.0, 0.25, 4.0]))
     expected = [1.0] * 100 + [9.0] * 100
@@ -118,10 +118,10 @@ def test_of_a_leaf_that_is_named_twice_the_largest_value_counts() -> None:
     assert tree[:].tolist() == expected
     assert tree[torch.tensor([150, 3])].tolist() == [5.0, 0.5]
     assert tree.total.item() == sum(expected)
-    assert_whole(tree)
+    assert_consistent(tree)
 
 
-def test_a_restored_tree_is_the_same() -> None:
+def test_a_restored_tree_is_equal() -> None:
     """Would catch parents that are not restored with their leaves."""
     rng = np.random.default_rng(0)
     tree, other = filled(rng.random(5000)), filled(rng.random(5000))
@@ -133,12 +133,13 @@ def test_a_restored_tree_is_the_same() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -3])
-def test_a_tree_has_leaves(size: int) -> None:
+def test_a_tree_without_leaves_is_refused(size: int) -> None:
+    """Would catch a tree from which nothing can be drawn."""
     with pytest.raises(ValueError, match=f"size={size} must be at least 1"):
         SumTree(size)
 
 
-# ---- what is drawn by priority ----
+# ---- prioritized draws ----
 
 
 def valid(size: int) -> Tensor:
@@ -147,25 +148,25 @@ def valid(size: int) -> Tensor:
 
 def test_probabilities_and_weights_by_hand() -> None:
     """Would catch an exponent left out or applied twice, and weights that grow with the priority."""
-    priorities = Priorities(4, 0.6, None, torch.device("cpu"))
+    priorities = PrioritizedDistribution(4, 0.6, None, torch.device("cpu"))
     priorities.update(torch.arange(4), torch.tensor([1.0, 2.0, 4.0, 1.0]), valid(4))
     index, probability = priorities.tree.sample(1000, torch.Generator().manual_seed(0))
     by_leaf = torch.zeros(4, dtype=torch.float64)
     by_leaf[index] = probability
     assert by_leaf.tolist() == pytest.approx([0.17202, 0.26074, 0.39521, 0.17202], abs=1e-5)
-    weight = importance(by_leaf, 4, 0.4)
+    weight = importance_weights(by_leaf, 4, 0.4)
     assert weight.dtype == torch.float32
     assert (weight / weight.max()).tolist() == pytest.approx([1, 0.84675, 0.71698, 1], abs=1e-5)
     assert weight.tolist() == pytest.approx([(4 * p) ** -0.4 for p in by_leaf.tolist()], rel=1e-6)
-    assert torch.equal(importance(by_leaf, 4, 0.0), torch.ones(4))
+    assert torch.equal(importance_weights(by_leaf, 4, 0.0), torch.ones(4))
 
 
 @pytest.mark.parametrize(("new_priority", "first", "later"), [(None, 1.0, 7.0), (0.25, 0.25, 0.25)])
-def test_new_samples_have_the_largest_priority_or_one_of_their_own(
+def test_new_samples_have_the_largest_priority_or_a_given_one(
     new_priority: float | None, first: float, later: float
 ) -> None:
-    """Would catch new samples that are never drawn, a maximum of the stored powers, or one that falls again."""
-    priorities = Priorities(6, 0.5, new_priority, torch.device("cpu"))
+    """Would catch new samples that are never drawn, a maximum of stored powers, or a maximum that falls again."""
+    priorities = PrioritizedDistribution(6, 0.5, new_priority, torch.device("cpu"))
     is_valid = torch.tensor([1, 1, 0, 1, 1, 1]).bool()
     priorities.add(torch.tensor([[0, 1], [2, 3]]), is_valid)
     assert priorities.tree[:].tolist() == [first**0.5, first**0.5, 0, first**0.5, 0, 0]
@@ -177,7 +178,8 @@ def test_new_samples_have_the_largest_priority_or_one_of_their_own(
 
 
 def test_the_largest_priority_is_restored() -> None:
-    priorities, other = (Priorities(4, 0.5, None, torch.device("cpu")) for _ in range(2))
+    """Would catch new samples with priority 1 after a resume."""
+    priorities, other = (PrioritizedDistribution(4, 0.5, None, torch.device("cpu")) for _ in range(2))
     priorities.update(torch.tensor([0]), torch.tensor([9.0]), valid(4))
     other.load_state_dict(priorities.state_dict())
     other.add(torch.tensor([1]), valid(4))

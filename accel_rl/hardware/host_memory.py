@@ -1,0 +1,66 @@
+"""How much memory is free, on the host within its control group or on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel_rl.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+USABLE_SHARE = 0.95  # of free memory; the rest is left for whatever else grows
+
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = (  # folder, limit, usage, and the field of memory.stat that counts reclaimable files: versions 2 and 1
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def check_fits(num_bytes: int, size: int, setting: str, device: torch.device, way_out: str = "") -> int:
+    """Returns the free bytes of the device. Raises UsageError if num_bytes do not fit into the usable share of them.
+
+    The bytes are those that `size` entries need, the value of `setting`: the error names it, the largest value that
+    fits, and way_out, as in "--replay-device cpu, or "."""
+    free = free_bytes(device)
+    usable = free * USABLE_SHARE
+    if num_bytes > usable:
+        raise UsageError(
+            f"{setting}={size} needs {num_bytes / 1e9:.2f} GB on {device}, but may use only {usable / 1e9:.2f} GB of "
+            f"the {free / 1e9:.2f} GB that are free: use {way_out}--{setting.replace('_', '-')} "
+            f"{int(size * usable / num_bytes)} or less"
+        )
+    return free
+
+
+def free_bytes(device: torch.device) -> int:
+    """Returns how many bytes can still be allocated on a GPU or on the host, within the process's control group."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
+
+
+def free_host_bytes() -> int:
+    """Returns the smaller of what the system has available and what the control group still allows."""
+    free = [2**62]
+    for line in _read(MEMINFO).splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    for folder, limit_name, usage_name, cache_field in CGROUPS:
+        limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
+        if limit.isdigit() and usage.isdigit():
+            # Cached files count as used, but give way when memory is needed.
+            stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            free.append(int(limit) - int(usage) + int(stat.get(cache_field, 0)))
+    return max(0, min(free))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
