@@ -50,7 +50,7 @@ class CategoricalDQN(DQN):
         with torch.no_grad():
             logits = target(batch.next_observation)  # [N, A, K]
             chooser = network(batch.next_observation) if self.settings.double else logits
-            best = network.values(chooser).argmax(-1)
+            best = network.q_values(chooser).argmax(-1)
             target_support = batch.return_.unsqueeze(-1) + batch.bootstrap.unsqueeze(-1) * support  # [N, K]
             probabilities = _of_action(logits, best).softmax(-1)
             td_target = project_distribution(probabilities, support, target_support)

@@ -18,7 +18,7 @@ from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
-from accel_rl.replay.replay import importance
+from accel_rl.replay.replay import importance_weights
 from accel_rl.replay.ring import TransitionBatch
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
@@ -84,7 +84,7 @@ class DQN(Algo):
 
     def before_rollout(self, step: int) -> None:
         self._is_warm = self._is_warm or self.num_stored >= self.settings.warmup_steps
-        self.policy.exploration = self.exploration.at(step) if self._is_warm else 1.0
+        self.policy.epsilon = self.exploration.at(step) if self._is_warm else 1.0
         self._step = step
 
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
@@ -111,7 +111,7 @@ class DQN(Algo):
         batch = self.replay.batch(index, self.device)
         if probability is not None:
             beta = self.settings.importance_exponent(self._step)
-            weight = importance(probability, self.replay.num_samples, beta).to(self.device)
+            weight = importance_weights(probability, self.replay.num_samples, beta).to(self.device)
             batch = batch._replace(importance=weight / update.max(weight.max()))
         stats = update.minimize(self.loss, (batch,), batch.valid.sum(), self.learning_rate(self._step))
         self.replay.update_priorities(index, stats.pop("priority"))

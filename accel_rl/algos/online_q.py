@@ -61,7 +61,7 @@ class OnlineQ(Algo):
     _last: _LastStep | None = None  # of the rollout before
 
     def build_policy(self, network: Network | None) -> QNetwork:
-        return QNetwork(self.spec, network, exploration_eval=self.settings.epsilon_eval)
+        return QNetwork(self.spec, network, epsilon_eval=self.settings.epsilon_eval)
 
     def validate(self, run: RunInfo) -> None:
         Exploration(self.settings, self.local_envs)
@@ -71,7 +71,7 @@ class OnlineQ(Algo):
         self.target = frozen_copy(self.policy)
 
     def before_rollout(self, step: int) -> None:
-        self.policy.exploration = self.exploration.at(step)
+        self.policy.epsilon = self.exploration.at(step)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         rollout = replace(rollout, reward=self._bootstrap_truncated(rollout))

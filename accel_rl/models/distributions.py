@@ -1,10 +1,16 @@
-"""Action distributions as functions of a network's output. A sample is a function of given noise, so that acting is
-reproducible whatever the order in which environments are served.
+"""Action distributions, parameterized by a network's output.
 
-All have: `num_outputs` of the linear layer before; `parameters_of(output)`, which are policy_outputs and learned from;
-`sample`, `mode`, `log_probability`, `entropy` of parameters; `num_previous` and `encode`, an action as a network's
-input. Probabilities and entropies are those of actions as they were chosen. What the environment is sent may be clipped
-to its bounds (envs/spaces.py: to_env); that changes nothing here.
+A sample is a function of given noise, so that acting is reproducible in whatever order environments are served.
+
+Every distribution has
+    num_outputs               the size of the linear layer that feeds it
+    to_parameters(output)     the parameters, which are stored with the rollout and learned from
+    draw_noise                noise to sample from, for many steps at once
+    sample, mode, log_probability, entropy      functions of the parameters
+    encoded_size, encode      an action as input of a network
+
+Probabilities and entropies are those of actions as they were chosen: what is sent to the environment may be clipped to
+its bounds (envs/spaces.py: to_env), which changes nothing here.
 """
 
 import math
@@ -16,27 +22,27 @@ from torch import Tensor, nn
 
 from accel_rl.errors import UsageError, unknown
 
-MIN_VARIANCE = 1e-4  # of the spherical Gaussian: what softplus gives underflows to 0
+MIN_VARIANCE = 1e-4  # of the spherical Gaussian, since softplus underflows to 0
 
 
 class Categorical(nn.Module):
-    """One of A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...]."""
+    """Chooses one of A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...]."""
 
     def __init__(self, num_actions: int):
         super().__init__()
-        self.num_outputs = self.num_previous = num_actions
+        self.num_outputs = self.encoded_size = num_actions
         self.noise_shape: tuple[int, ...] = ()
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand(shape, generator=generator, device=generator.device)
 
-    def parameters_of(self, output: Tensor) -> Tensor:
+    def to_parameters(self, output: Tensor) -> Tensor:
         return output
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
-        """The action whose interval of the cumulative distribution holds the noise."""
+        """Returns the action whose interval of the cumulative distribution contains the noise."""
         cumulative = logits.softmax(-1).cumsum(-1)
-        # Rounding can leave the last sum below 1 and the noise above it: that noise means the last action.
+        # Rounding can leave the last cumulative sum below the noise, which then selects the last action.
         return (cumulative[..., :-1] <= noise.unsqueeze(-1)).sum(-1)
 
     def mode(self, logits: Tensor) -> Tensor:
@@ -46,94 +52,95 @@ class Categorical(nn.Module):
         return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """-sum p log p [...], in nats; finite where p underflows to 0."""
+        """Returns -sum p log p [...], in nats; finite where p underflows to 0."""
         log_p = logits.log_softmax(-1)
         return -(log_p.exp() * log_p).sum(-1)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Actions [N] as a network's input: one-hot [N, A] float32."""
+        """Returns actions [N] one-hot, float32 [N, A]."""
         return (action.unsqueeze(-1) == torch.arange(self.num_outputs, device=action.device)).float()
 
 
 class MultiCategorical(nn.Module):
-    """D independent choices, the d-th one of A_d actions, for MultiDiscrete and MultiBinary.
+    """Makes D independent choices, the d-th one among A_d actions; for MultiDiscrete and MultiBinary spaces.
 
-    Parameters are the choices' logits one after the other [..., sum A_d], actions int64 [..., D], noise uniform
+    Parameters are the concatenated logits of all choices [..., sum A_d], actions int64 [..., D], noise uniform
     [..., D]. Log-probability and entropy are sums over the choices.
     """
 
     def __init__(self, nums_actions: list[int]):
         super().__init__()
-        self.num_outputs = self.num_previous = sum(nums_actions)
+        self.num_outputs = self.encoded_size = sum(nums_actions)
         self.noise_shape: tuple[int, ...] = (len(nums_actions),)
-        count = torch.tensor(nums_actions)
-        choice = torch.arange(int(count.max()))
-        first = count.cumsum(0) - count
-        exists = choice < count.unsqueeze(-1)  # [D, max A_d]
-        self._where: Tensor  # of each choice's logits among all of them [D, max A_d]
-        self._pads: Tensor
-        self._last: Tensor
-        self._owner: Tensor  # d of each logit, and its action [sum A_d]
-        self._action: Tensor
-        self.register_buffer("_where", torch.where(exists, first.unsqueeze(-1) + choice, 0), persistent=False)
-        self.register_buffer("_pads", ~exists, persistent=False)
-        self.register_buffer("_last", count - 1, persistent=False)
-        self.register_buffer("_owner", torch.arange(len(count)).repeat_interleave(count), persistent=False)
-        self.register_buffer("_action", choice.expand(exists.shape)[exists], persistent=False)
+        num_actions = torch.tensor(nums_actions)  # [D]
+        action = torch.arange(int(num_actions.max()))
+        first = num_actions.cumsum(0) - num_actions
+        exists = action < num_actions.unsqueeze(-1)  # [D, max A_d]
+        self._logit_index: Tensor  # position of each choice's logits among all of them [D, max A_d]
+        self._is_padding: Tensor  # [D, max A_d]
+        self._last_action: Tensor  # [D]
+        self._choice_of_logit: Tensor  # d [sum A_d]
+        self._action_of_logit: Tensor  # [sum A_d]
+        self.register_buffer("_logit_index", torch.where(exists, first.unsqueeze(-1) + action, 0), persistent=False)
+        self.register_buffer("_is_padding", ~exists, persistent=False)
+        self.register_buffer("_last_action", num_actions - 1, persistent=False)
+        choice_of_logit = torch.arange(len(num_actions)).repeat_interleave(num_actions)
+        self.register_buffer("_choice_of_logit", choice_of_logit, persistent=False)
+        self.register_buffer("_action_of_logit", action.expand(exists.shape)[exists], persistent=False)
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.rand((*shape, *self.noise_shape), generator=generator, device=generator.device)
 
-    def parameters_of(self, output: Tensor) -> Tensor:
+    def to_parameters(self, output: Tensor) -> Tensor:
         return output
 
     def _choices(self, logits: Tensor) -> Tensor:
-        """The logits of each choice [..., D, max A_d], -inf where there is no such action."""
-        return logits[..., self._where].masked_fill(self._pads, -math.inf)
+        """Returns the logits by choice [..., D, max A_d], -inf for actions that a choice does not have."""
+        return logits[..., self._logit_index].masked_fill(self._is_padding, -math.inf)
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
-        """Of each choice, the action whose interval of the cumulative distribution holds the noise."""
+        """Returns, for each choice, the action whose interval of the cumulative distribution contains the noise."""
         cumulative = self._choices(logits).softmax(-1).cumsum(-1)
-        # Rounding can leave the last sum below 1 and the noise above it: that noise means the last action.
-        return torch.minimum((cumulative <= noise.unsqueeze(-1)).sum(-1), self._last)
+        # Rounding can leave the last cumulative sum below the noise, which then selects the last action.
+        return torch.minimum((cumulative <= noise.unsqueeze(-1)).sum(-1), self._last_action)
 
     def mode(self, logits: Tensor) -> Tensor:
         return self._choices(logits).argmax(-1)
 
     def log_probability(self, logits: Tensor, action: Tensor) -> Tensor:
-        """action [..., D], or in the action space's own shape."""
+        """Returns log p(action) [...]; action [..., D], or in the action space's own shape."""
         log_p = self._choices(logits).log_softmax(-1)
         chosen = action.reshape(log_p.shape[:-1])
         return log_p.gather(-1, chosen.unsqueeze(-1)).squeeze(-1).sum(-1)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """-sum p log p [...] over all choices, in nats."""
-        log_p = self._choices(logits).log_softmax(-1).masked_fill(self._pads, 0.0)
-        p = log_p.exp().masked_fill(self._pads, 0.0)
+        """Returns -sum p log p [...] over all choices, in nats."""
+        log_p = self._choices(logits).log_softmax(-1).masked_fill(self._is_padding, 0.0)
+        p = log_p.exp().masked_fill(self._is_padding, 0.0)
         return -(p * log_p).sum((-1, -2))
 
     def encode(self, action: Tensor) -> Tensor:
-        """Actions [N, D] as a network's input: one-hot, one choice after the other [N, sum A_d] float32."""
-        return (action.flatten(1)[:, self._owner] == self._action).float()
+        """Returns actions [N, D] as concatenated one-hot vectors, float32 [N, sum A_d]."""
+        return (action.flatten(1)[:, self._choice_of_logit] == self._action_of_logit).float()
 
 
 class DiagonalGaussian(nn.Module):
-    """D independent normals. Parameters are means and log standard deviations [..., 2D], noise is normal [..., D].
+    """Samples D independent normals. Parameters are means and log stds [..., 2D], noise is normal [..., D].
 
-    The log standard deviations are learned, but do not depend on the observation. Actions are not clipped here: the
-    environment clips what it is sent to its bounds, the probability is that of the action before.
+    The log stds are learned, but do not depend on the observation. Actions are not clipped here: the environment clips
+    them to its bounds, and probabilities are those of the unclipped actions.
     """
 
     def __init__(self, num_dimensions: int, initial_log_std: float = 0.0):
         super().__init__()
-        self.num_outputs = self.num_previous = num_dimensions
+        self.num_outputs = self.encoded_size = num_dimensions
         self.noise_shape: tuple[int, ...] = (num_dimensions,)
         self.log_std = nn.Parameter(torch.full((num_dimensions,), initial_log_std))
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn((*shape, *self.noise_shape), generator=generator, device=generator.device)
 
-    def parameters_of(self, output: Tensor) -> Tensor:
+    def to_parameters(self, output: Tensor) -> Tensor:
         return torch.cat([output, self.log_std.expand_as(output)], -1)
 
     def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
@@ -144,7 +151,7 @@ class DiagonalGaussian(nn.Module):
         return parameters.chunk(2, -1)[0]
 
     def log_probability(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """action [..., D], or in the action space's own shape."""
+        """Returns log p(action) [...]; action [..., D], or in the action space's own shape."""
         mean, log_std = parameters.chunk(2, -1)
         z = (action.reshape(mean.shape) - mean) / log_std.exp()
         return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -154,28 +161,29 @@ class DiagonalGaussian(nn.Module):
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Actions [N, ...] as a network's input: the numbers, not clipped [N, D] float32."""
-        return action.reshape(len(action), self.num_previous).float()
+        """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
+        return action.reshape(len(action), self.encoded_size).float()
 
 
 class SphericalGaussian(nn.Module):
-    """D independent normals of one variance, both of the observation (Mnih et al. 2016, supplement, section 3).
+    """Samples D independent normals of one variance; means and variance depend on the observation.
 
         sigma^2 = softplus(x) + MIN_VARIANCE,    parameters: means and sigma^2 [..., D + 1], noise normal [..., D]
 
-    The paper has no least variance; without one, a softplus that underflows makes infinite densities. Actions are not
-    clipped here: the environment clips what it is sent to its bounds, the probability is that of the action before.
+    Source: Mnih et al. 2016, supplement, section 3. The paper has no minimum variance; without one, a softplus that
+    underflows yields infinite densities. Actions are not clipped here: the environment clips them to its bounds, and
+    probabilities are those of the unclipped actions.
     """
 
     def __init__(self, num_dimensions: int):
         super().__init__()
-        self.num_outputs, self.num_previous = num_dimensions + 1, num_dimensions
+        self.num_outputs, self.encoded_size = num_dimensions + 1, num_dimensions
         self.noise_shape: tuple[int, ...] = (num_dimensions,)
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn((*shape, *self.noise_shape), generator=generator, device=generator.device)
 
-    def parameters_of(self, output: Tensor) -> Tensor:
+    def to_parameters(self, output: Tensor) -> Tensor:
         variance = nn.functional.softplus(output[..., -1:]) + MIN_VARIANCE
         return torch.cat([output[..., :-1], variance], -1)
 
@@ -186,22 +194,24 @@ class SphericalGaussian(nn.Module):
         return parameters[..., :-1]
 
     def log_probability(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """-1/2 (|a - mu|^2 / sigma^2 + D log(2 pi sigma^2)); action [..., D], or in the action space's own shape."""
+        """Returns -1/2 (|a - mu|^2 / sigma^2 + D log(2 pi sigma^2)) [...].
+
+        action: [..., D], or in the action space's own shape."""
         mean, variance = parameters[..., :-1], parameters[..., -1]
         distance = (action.reshape(mean.shape) - mean).square().sum(-1)
-        return -0.5 * (distance / variance + self.num_previous * (2 * math.pi * variance).log())
+        return -0.5 * (distance / variance + self.encoded_size * (2 * math.pi * variance).log())
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """D/2 (log(2 pi sigma^2) + 1), the differential entropy of all D dimensions.
+        """Returns D/2 (log(2 pi sigma^2) + 1) [...], the differential entropy of all D dimensions.
 
         The paper prints 1/2 (log(2 pi sigma^2) + 1), the entropy of one dimension. Here it is that of the whole
-        distribution, as the log-probability is that of the whole action, and as the other distributions have it. With
-        the entropy's weight divided by D it is the paper's to the letter."""
-        return 0.5 * self.num_previous * ((2 * math.pi * parameters[..., -1]).log() + 1)
+        distribution, just as the log-probability is that of the whole action, and as in the other distributions. With
+        the entropy weight divided by D it equals the paper's."""
+        return 0.5 * self.encoded_size * ((2 * math.pi * parameters[..., -1]).log() + 1)
 
     def encode(self, action: Tensor) -> Tensor:
-        """Actions [N, ...] as a network's input: the numbers, not clipped [N, D] float32."""
-        return action.reshape(len(action), self.num_previous).float()
+        """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
+        return action.reshape(len(action), self.encoded_size).float()
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian | SphericalGaussian
@@ -210,9 +220,9 @@ GAUSSIANS = ("diagonal", "spherical")
 
 
 def make_distribution(action_space: gymnasium.Space[Any], gaussian: str = "diagonal") -> Distribution:
-    """The distribution over an action space. gaussian: diagonal | spherical, for Box.
+    """Returns the distribution over an action space. gaussian: diagonal | spherical, for Box spaces.
 
-    Raises UsageError for an unknown Gaussian, and a space other than Discrete, MultiDiscrete, MultiBinary and Box."""
+    Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box."""
     if gaussian not in GAUSSIANS:
         raise unknown("gaussian", gaussian, GAUSSIANS, f"(there are {', '.join(GAUSSIANS)})")
     if isinstance(action_space, gymnasium.spaces.Discrete):

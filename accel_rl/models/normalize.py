@@ -1,7 +1,8 @@
-"""Observations and rewards brought to the scale of 1 by their own running moments.
+"""Normalization of observations and rewards by their running moments.
 
-Nothing here makes a GPU wait. What is summed over learners goes through a function Tensor -> Tensor, the update's `sum`
-(the identity when alone); moments are float64, so that they are sums of the same numbers wherever these were seen.
+Nothing here makes a GPU wait. Sums over learners are taken by a function Tensor -> Tensor, the update's `sum` (the
+identity for a single learner). Moments are float64, so that rounding does not depend on how samples are split over
+learners.
 """
 
 from collections.abc import Callable
@@ -14,15 +15,15 @@ from accel_rl.errors import UsageError
 
 Sum = Callable[[Tensor], Tensor]
 
-LIMIT = 10.0  # of normalised values, in standard deviations
+LIMIT = 10.0  # of normalized values, in stds
 EPSILON = 1e-8  # added to the variance
 
 
 class RunningMoments(nn.Module):
-    """Count, mean and variance (that of a population) of all samples so far, elementwise.
+    """Tracks the count, mean and population variance of all samples so far, elementwise.
 
-    Batches merge by the formula of Chan, Golub & LeVeque 1979: with n, m, S the count, the mean and the sum of squared
-    deviations of what came before, and b for the batch,
+    Batches are merged by the formula of Chan, Golub & LeVeque 1979: with n, m, S the count, the mean and the sum of
+    squared differences from the mean so far, and n_b, m_b, S_b those of the batch,
 
         m' = m + (m_b - m) * n_b / (n + n_b),    S' = S + S_b + (m_b - m)^2 * n * n_b / (n + n_b)
     """
@@ -35,37 +36,37 @@ class RunningMoments(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("square", torch.zeros(shape, dtype=torch.float64))  # sum of squared deviations
+        self.register_buffer("square", torch.zeros(shape, dtype=torch.float64))  # sum of (x - mean)^2
 
     @property
     def variance(self) -> Tensor:
-        """0 while there are no samples."""
+        """The population variance [...]; 0 while there are no samples."""
         return self.square / self.count.clamp(min=1)
 
     @torch.no_grad()
     def update(self, samples: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
-        """samples [N, ...]; valid [N] bool: which of them count (all), whatever the others hold."""
+        """Adds samples [N, ...]; valid [N] bool: which of them count (None: all). The others may hold anything."""
         values = samples.to(torch.float64)
         valid = torch.ones(len(values), dtype=torch.bool, device=values.device) if valid is None else valid
         valid = valid.reshape(-1, *[1] * self.mean.dim())  # [N, 1, ...]
-        # Not only by their weight: samples that are not valid may be nan, and 0 * nan is nan.
+        # A weight of 0 is not enough: invalid samples may be nan, and 0 * nan is nan.
         values, weight = values.masked_fill(~valid, 0.0), valid.to(torch.float64)
-        # Two rounds: deviations are from the mean of the batch over all learners, so that squares do not cancel.
+        # Two sums: differences are from the batch mean over all learners, so that squares do not cancel.
         total = sum_over_learners(torch.cat([weight.sum().reshape(1), values.sum(0).flatten()]))
         count, batch_mean = total[0], (total[1:] / total[0].clamp(min=1)).reshape(self.mean.shape)
         square = sum_over_learners((weight * (values - batch_mean).square()).sum(0))
-        whole = (self.count + count).clamp(min=1)
+        total_count = (self.count + count).clamp(min=1)
         difference = batch_mean - self.mean
-        # In place: a captured graph goes on reading these tensors.
-        self.square.add_(square + difference.square() * (self.count * count / whole))
-        self.mean.add_(difference * (count / whole))
+        # In place, since a captured graph keeps reading these tensors.
+        self.square.add_(square + difference.square() * (self.count * count / total_count))
+        self.mean.add_(difference * (count / total_count))
         self.count.add_(count)
 
 
 class ObservationNorm(nn.Module):
-    """(observation - mean) / sqrt(variance + 1e-8), within +-10; the observation itself before the first update.
+    """Computes (observation - mean) / sqrt(variance + 1e-8), clipped to +-10; the identity before the first update.
 
-    Raises UsageError for pictures, whose scale is known, and for observations that are no vectors of numbers.
+    Raises UsageError for images, whose scale is known, and for observations that are not vectors of numbers.
     """
 
     def __init__(self, spec: EnvSpec):
@@ -73,28 +74,28 @@ class ObservationNorm(nn.Module):
         space = spec.observation_space
         if not spec.is_numbers:
             raise UsageError(
-                f"normalize_observations: observations are {spec.nested_space or space}; only vectors of numbers can "
-                "be normalised: leave it switched off"
+                f"normalize_observations=True: observations are {spec.nested_space or space}; only vectors of numbers "
+                "can be normalized; switch it off"
             )
         self.moments = RunningMoments(spec.observation_shape)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation [N, ...] -> float32 [N, ...]."""
+        """Returns the normalized observations float32 [N, ...] of observation [N, ...]."""
         moments = self.moments
         scaled = (observation - moments.mean) / (moments.variance + EPSILON).sqrt()
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
-        """observation [N, ...]; valid [N] bool: which of them count (all)."""
+        """Adds observation [N, ...] to the moments; valid [N] bool: which of them count (None: all)."""
         self.moments.update(observation, sum_over_learners, valid)
 
 
 class ReturnScale(nn.Module):
-    """Divides rewards by the standard deviation of the running discounted return, within +-10; no mean is subtracted.
+    """Divides rewards by the std of the running discounted return, clipped to +-10; no mean is subtracted.
 
-        G_t = discount * (1 - done_{t-1}) * G_{t-1} + r_t,  from 0, of each environment
+        G_t = discount * (1 - done_{t-1}) * G_{t-1} + r_t,    from 0, for each environment
 
-    Rewards stay as they are before the first update, or while all returns were the same.
+    Rewards are unchanged before the first update, and as long as all returns are equal.
     """
 
     running: Tensor
@@ -106,7 +107,7 @@ class ReturnScale(nn.Module):
         self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))  # G after the last step [B]
 
     def scale(self, reward: Tensor) -> Tensor:
-        """reward [...] -> the same shape and dtype."""
+        """Returns the scaled reward [...], with the shape and dtype of reward [...]."""
         variance = self.moments.variance
         scaled = (reward / (variance + EPSILON).sqrt()).clamp(-LIMIT, LIMIT)
         return torch.where(variance > 0, scaled, reward).to(reward.dtype)
@@ -115,9 +116,10 @@ class ReturnScale(nn.Module):
     def update(
         self, reward: Tensor, done: Tensor, valid: Tensor, sum_over_learners: Sum, is_first: Tensor | None = None
     ) -> None:
-        """The next steps of all environments, unscaled; all [T, B]. Steps that are not valid add nothing to returns.
+        """Adds the next steps of all environments; reward [T, B] unscaled, done, valid, is_first [T, B] bool.
 
-        is_first: a new game starts before this step, whatever the step before was (an environment was replaced)."""
+        Invalid steps add nothing to returns. is_first: a new game starts with this step, even if the previous step was
+        not done (an environment was replaced)."""
         reward = reward.to(torch.float64).masked_fill(~valid, 0.0)
         return_ = torch.empty_like(reward)  # G [T, B]
         running = self.running.clone()

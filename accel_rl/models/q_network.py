@@ -1,4 +1,4 @@
-"""Action values: what the Q-learning family acts with and learns."""
+"""The network of the Q-learning family: action values, and epsilon-greedy actions from them."""
 
 import gymnasium
 import torch
@@ -6,22 +6,23 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.models.actor_critic import Body, Network
+from accel_rl.models.actor_critic import Encoder, Network
 from accel_rl.models.linear import WideLinear
 from accel_rl.models.trunks import ConvNet, linear
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 
 HEAD_NORM = 0.1  # of the last layer's weight vectors: values begin near 0
-DUELING_SCALE = 0.5**0.5  # of the gradient that comes back from two streams
+DUELING_SCALE = 0.5**0.5  # of the gradient that comes back from the two streams
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of a Discrete space's A actions; acts by epsilon-greedy.
+    """Estimates Q(s, a) for the A actions of a Discrete space; acts epsilon-greedily.
 
-    support [K]: each action's value is a distribution over these, its expectation is Q (Bellemare et al. 2017).
-    dueling: from two streams, the state's value and the actions' advantages (Wang et al. 2016).
-    exploration_eval: the share of random actions in evaluation mode (`eval()`). In training mode it is `exploration`,
-    a share for all environments or [B], one for each, that may be set at any time.
+    network: builds the trunk; None: `make_trunk`.
+    support [K]: the atoms of a distribution over each action's return, whose expectation is Q (Bellemare et al. 2017).
+    dueling: computes Q from two streams, the state's value and the actions' advantages (Wang et al. 2016).
+    epsilon_eval: the probability of a random action in evaluation mode (`eval()`). In training mode it is the attribute
+        `epsilon`, one for all environments or one for each [B], which may be set at any time.
     Raises UsageError for other action spaces.
     """
 
@@ -33,57 +34,61 @@ class QNetwork(nn.Module):
         network: Network | None = None,
         support: Tensor | None = None,
         dueling: bool = False,
-        exploration_eval: float = 0.0,
+        epsilon_eval: float = 0.0,
     ):
         super().__init__()
         self.num_actions = _num_actions(spec)
-        self.exploration: float | Tensor = 1.0
-        self.exploration_eval = exploration_eval
+        self.epsilon: float | Tensor = 1.0
+        self.epsilon_eval = epsilon_eval
         self.bf16 = False
         self.support: Tensor | None
         self.register_buffer("support", support, persistent=False)
-        self.body = Body(spec, network, core="none", core_size=0, num_more=0)
+        self.encoder = Encoder(spec, network, core="none", core_size=0, num_extra_inputs=0)
         num_atoms = 1 if support is None else len(support)
-        trunk, num_features = self.body.trunk, self.body.num_outputs
-        make_head = Dueling if dueling else Head
-        # On convolutions, each of the two streams has a hidden layer of its own.
+        trunk, num_features = self.encoder.trunk, self.encoder.num_outputs
+        make_head = DuelingHead if dueling else LinearHead
+        # After convolutions, each of the two streams has a hidden layer of its own.
         num_hidden = 0
         if dueling and isinstance(trunk, ConvNet):
             num_hidden, num_features = num_features, trunk.hidden.in_features
-            self.body.trunk = trunk.convolutions
+            self.encoder.trunk = trunk.convolutions
         self.head = make_head(num_features, num_hidden, self.num_actions, num_atoms)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation [N, *O] -> Q [N, A], or with a support the logits of the distributions [N, A, K]."""
-        # Without the cache of converted weights: it would not outlive the capture of a CUDA graph.
+        """Returns Q [N, A] of observation [N, *O]; with a support, the logits of the distributions [N, A, K]."""
+        # No cache of converted weights: it would not outlive the capture of a CUDA graph.
         with torch.autocast(observation.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            features = self.head.hidden(self.body.trunk(observation))
-        output = self.head(*(each.float() for each in features))
+            hidden = self.head.hidden(self.encoder.trunk(observation))
+        output = self.head(*(features.float() for features in hidden))
         return output if self.support is not None else output.squeeze(-1)  # type: ignore[no-any-return]
 
-    def values(self, output: Tensor) -> Tensor:
-        """Q [N, A] from what `forward` returned."""
+    def q_values(self, output: Tensor) -> Tensor:
+        """Returns Q [N, A] from the output of `forward`."""
         return output if self.support is None else output.softmax(-1) @ self.support
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """For every step and environment the random action that it takes, or -1 [T, B]."""
-        share, device = self.exploration if self.training else self.exploration_eval, generator.device
-        if isinstance(share, Tensor):
-            share = share.to(device)
-        explores = torch.rand(num_steps, num_envs, generator=generator, device=device) < share
+        """Draws, for every step and environment, a random action, or -1 for the greedy one: int64 [T, B]."""
+        epsilon, device = self.epsilon if self.training else self.epsilon_eval, generator.device
+        if isinstance(epsilon, Tensor):
+            epsilon = epsilon.to(device)
+        explores = torch.rand(num_steps, num_envs, generator=generator, device=device) < epsilon
         return torch.randint(self.num_actions, explores.shape, generator=generator, device=device).where(explores, -1)
 
     @torch.inference_mode()
     def act(
         self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
     ) -> PolicyStep:
-        """Actions [b]: those of the noise, where it has any, else those of the highest value."""
-        best = self.values(self(observation)).argmax(-1)
-        return best if noise is None else noise.where(noise >= 0, best), {}, None
+        """Returns actions [b], no policy outputs and no state.
+
+        Actions are those of noise [b] where it is not negative; elsewhere, and without noise, the greedy ones."""
+        greedy = self.q_values(self(observation)).argmax(-1)
+        return greedy if noise is None else noise.where(noise >= 0, greedy), {}, None
 
 
-class Head(nn.Module):
-    """One linear layer on the features [N, F] -> [N, A, K]. (num_hidden: as for Dueling, which it stands in for.)"""
+class LinearHead(nn.Module):
+    """Computes [N, A, K] from features [N, F] with one linear layer.
+
+    num_hidden is ignored: the constructor takes the same arguments as `DuelingHead`."""
 
     def __init__(self, num_features: int, num_hidden: int, num_actions: int, num_atoms: int):
         super().__init__()
@@ -91,17 +96,18 @@ class Head(nn.Module):
         self.output = linear(num_features, num_actions * num_atoms, HEAD_NORM)
 
     def hidden(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Returns the input of the last layer."""
         return (features,)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.output(features).unflatten(-1, (-1, self.num_atoms))  # type: ignore[no-any-return]
 
 
-class Dueling(nn.Module):
-    """features [N, F] -> V + A - mean of A over the actions [N, A, K], for each of K atoms before the softmax.
+class DuelingHead(nn.Module):
+    """Computes V + A - mean_a A [N, A, K] from features [N, F], for each of K atoms before the softmax.
 
-    num_hidden: units of a hidden layer with ReLU in each stream; 0: none. The gradient by the features is multiplied by
-    sqrt(1/2), since two streams add to it (Wang et al. 2016, section 4.2)."""
+    num_hidden: units of a hidden layer with ReLU in each stream; 0: none. The gradient with respect to the features is
+    multiplied by sqrt(1/2), since two streams add to it (Wang et al. 2016, section 4.2)."""
 
     def __init__(self, num_features: int, num_hidden: int, num_actions: int, num_atoms: int):
         super().__init__()
@@ -110,18 +116,18 @@ class Dueling(nn.Module):
         self.advantage = _stream(num_features, num_hidden, num_actions * num_atoms)
 
     def hidden(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last layers of both streams see."""
+        """Returns the inputs of both streams' last layers."""
         features = _ScaledGradient.apply(features, DUELING_SCALE)  # type: ignore[no-untyped-call]
         return self.value[:-1](features), self.advantage[:-1](features)
 
-    def forward(self, of_value: Tensor, of_advantage: Tensor) -> Tensor:
-        value = self.value[-1](of_value).unsqueeze(1)
-        advantage = self.advantage[-1](of_advantage).unflatten(-1, (-1, self.num_atoms))
+    def forward(self, value_hidden: Tensor, advantage_hidden: Tensor) -> Tensor:
+        value = self.value[-1](value_hidden).unsqueeze(1)
+        advantage = self.advantage[-1](advantage_hidden).unflatten(-1, (-1, self.num_atoms))
         return value + (advantage - advantage.mean(1, keepdim=True))  # type: ignore[no-any-return]
 
 
 class _ScaledGradient(torch.autograd.Function):
-    """The same numbers; their gradient times a factor."""
+    """Returns its input unchanged and multiplies the gradient by a factor."""
 
     @staticmethod
     def forward(context, x: Tensor, factor: float) -> Tensor:  # type: ignore[no-untyped-def]
@@ -141,7 +147,7 @@ def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequenti
 def _num_actions(spec: EnvSpec) -> int:
     if not isinstance(spec.action_space, gymnasium.spaces.Discrete):
         raise UsageError(
-            f"actions of type {type(spec.action_space).__name__} have no table of values; Q-learning takes Discrete "
-            "ones, a policy gradient (a2c, ppo, vtrace) the others"
+            f"actions of type {type(spec.action_space).__name__} have no table of action values; Q-learning needs a "
+            "Discrete action space; use a policy-gradient method (a2c, ppo, vtrace)"
         )
     return int(spec.action_space.n)

@@ -1,8 +1,8 @@
-"""Recurrent cores: what a policy carries from step to step. Between two games it forgets all.
+"""Recurrent cores: they carry a state from step to step, which is reset where a new game starts.
 
-Time first: x [T, B, F], state [B, S] before the first step, is_first [T, B] bool: a new game starts here. Returns
-output [T, B, H], and the state after the last step. A step alone is a sequence of T = 1, so that acting and learning
-run the same code. Biases and first states are zero, as in the code of Stooke & Abbeel.
+Time comes first: x [T, B, F], state [B, S] before the first step, is_first [T, B] bool: a new game starts here. A core
+returns its output [T, B, H] and the state after the last step. A single step is a sequence of T = 1, so acting and
+learning run the same code. Biases and first states are zero, as in the code of Stooke & Abbeel.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class LSTM(nn.Module):
-    """i, f, g, o = x W + h U + b;  c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(c').
+    """Computes  i, f, g, o = x W + h U + b;  c' = sigmoid(f) c + sigmoid(i) tanh(g);  h' = sigmoid(o) tanh(c').
 
     State: h and c, S = 2H. Source: Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000.
     """
@@ -23,8 +23,8 @@ class LSTM(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
-        for x_t, kept in zip(self.input(x).unbind(), (~is_first).unsqueeze(-1).unbind(), strict=True):
-            h, c = (state * kept).chunk(2, -1)
+        for x_t, continues in zip(self.input(x).unbind(), (~is_first).unsqueeze(-1).unbind(), strict=True):
+            h, c = (state * continues).chunk(2, -1)
             i, f, g, o = (x_t + h @ self.recurrent.T).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
@@ -34,9 +34,9 @@ class LSTM(nn.Module):
 
 
 class GRU(nn.Module):
-    """r, z = sigmoid(x W + h U + b);  n = tanh(x W_n + b_n + r (h U_n));  h' = (1 - z) n + z h.
+    """Computes  r, z = sigmoid(x W + h U + b);  n = tanh(x W_n + b_n + r (h U_n));  h' = (1 - z) n + z h.
 
-    State: h, S = H. Source: Cho et al. 2014, in the form that cuDNN and PyTorch have made common.
+    State: h, S = H. Source: Cho et al. 2014, in the form that cuDNN and PyTorch use.
     """
 
     def __init__(self, num_inputs: int, num_units: int):
@@ -47,8 +47,8 @@ class GRU(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> tuple[Tensor, Tensor]:
         outputs = []
-        for x_t, kept in zip(self.input(x).unbind(), (~is_first).unsqueeze(-1).unbind(), strict=True):
-            state = state * kept
+        for x_t, continues in zip(self.input(x).unbind(), (~is_first).unsqueeze(-1).unbind(), strict=True):
+            state = state * continues
             x_r, x_z, x_n = x_t.chunk(3, -1)
             h_r, h_z, h_n = (state @ self.recurrent.T).chunk(3, -1)
             z, n = (x_z + h_z).sigmoid(), (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
@@ -62,7 +62,7 @@ CORES: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
 
 
 def _gates(num_inputs: int, num_units: int, num_gates: int) -> nn.Linear:
-    """The inputs' part of all gates, each Glorot-uniform, with the biases."""
+    """Returns the input weights of all gates, each Glorot-uniform, with zero biases."""
     layer = nn.Linear(num_inputs, num_gates * num_units)
     for weight in layer.weight.chunk(num_gates):
         nn.init.xavier_uniform_(weight)
@@ -71,7 +71,7 @@ def _gates(num_inputs: int, num_units: int, num_gates: int) -> nn.Linear:
 
 
 def _orthogonal(num_units: int, num_gates: int) -> nn.Parameter:
-    """The recurrent part of all gates [gates H, H], each an orthogonal matrix."""
+    """Returns the recurrent weights of all gates [num_gates H, H], each an orthogonal matrix."""
     weight = torch.empty(num_gates * num_units, num_units)
     for gate in weight.chunk(num_gates):
         nn.init.orthogonal_(gate)

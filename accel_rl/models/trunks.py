@@ -1,4 +1,4 @@
-"""Trunks: observation [N, ...] -> features [N, F]. Initialised as in the code of Stooke & Abbeel."""
+"""Trunks: observation [N, ...] -> features [N, F]. Initialized as in the code of Stooke & Abbeel."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,19 +15,21 @@ from accel_rl.envs.spaces import Part, is_channels_last, is_picture, parts_of
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.linear import WideLinear
 
-A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # filters, kernel, stride, padding; pictures of 20 x 20 or more
+A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # filters, kernel, stride, padding; for images of at least 20 x 20
 
 
 def make_trunk(spec: EnvSpec) -> nn.Module:
-    """The default network for these observations: A3C-Net for pictures, a small MLP for everything else, and both for
-    a Dict or Tuple that has pictures in it."""
+    """Returns the default trunk for an observation space.
+
+    This is A3C-Net for images, both A3C-Net and a small MLP for a Dict or Tuple that contains images, and a small MLP
+    for everything else."""
     if spec.is_pixels:
         return a3c_net(spec)
     return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
 def linear(num_inputs: int, num_outputs: int, norm: float = 1.0, layer_class: type[nn.Linear] = nn.Linear) -> nn.Linear:
-    """A linear layer whose units' weight vectors have the given norm, in random directions, and zero biases."""
+    """Returns a linear layer whose weight vectors have random directions and the given norm; biases are zero."""
     layer = layer_class(num_inputs, num_outputs)
     with torch.no_grad():
         layer.weight.normal_()
@@ -37,48 +39,48 @@ def linear(num_inputs: int, num_outputs: int, norm: float = 1.0, layer_class: ty
 
 
 def conv(
-    num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0, of_picture: bool = False
+    num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0, takes_bytes: bool = False
 ) -> nn.Conv2d:
-    """A convolution with Glorot-uniform weights and zero biases."""
-    layer = (PictureConv if of_picture else nn.Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
+    """Returns a convolution with Glorot-uniform weights and zero biases; takes_bytes: a `ByteConv`."""
+    layer = (ByteConv if takes_bytes else nn.Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
 
 
-class PictureConv(nn.Conv2d):
-    """A convolution of pixels / 255, given as they are: uint8 [N, C, H, W]; not differentiated by them.
+class ByteConv(nn.Conv2d):
+    """Convolves pixels / 255, given as bytes uint8 [N, C, H, W].
 
-    The division is done on the weights, which are fewer. Bytes are exact in bfloat16, their 255ths are not.
+    The weights are divided instead, since they are fewer. Besides, bytes are exact in bfloat16, their 255ths are not.
     """
 
-    def forward(self, picture: Tensor) -> Tensor:
-        x = interleaved(picture).to(torch.float32, memory_format=torch.channels_last)
+    def forward(self, image: Tensor) -> Tensor:
+        x = interleaved(image).to(torch.float32, memory_format=torch.channels_last)
         return self._conv_forward(x, self.weight * (1 / 255), self.bias)  # type: ignore[no-any-return]
 
 
-def interleaved(picture: Tensor) -> Tensor:
-    """The same picture, uint8 [N, C, H, W], channels-last in memory if it is a stack of 4 on a CPU.
+def interleaved(image: Tensor) -> Tensor:
+    """Returns the same image uint8 [N, C, H, W], in channels-last memory layout if it is a stack of 4 on a CPU.
 
-    Four bytes of one pixel are one integer, little-endian: a few additions over whole planes, several times as fast as
-    moving each byte."""
-    if picture.dtype != torch.uint8 or picture.shape[1] != 4 or picture.device.type != "cpu":
-        return picture
-    pixels = picture[:, 0].to(torch.int32, memory_format=torch.contiguous_format)  # [N, H, W]
+    The four bytes of a pixel form one little-endian integer: adding up whole planes is several times as fast as moving
+    each byte."""
+    if image.dtype != torch.uint8 or image.shape[1] != 4 or image.device.type != "cpu":
+        return image
+    pixels = image[:, 0].to(torch.int32, memory_format=torch.contiguous_format)  # [N, H, W]
     for channel in range(1, 4):
-        pixels.add_(picture[:, channel], alpha=1 << 8 * channel)
+        pixels.add_(image[:, channel], alpha=1 << 8 * channel)
     return pixels.view(torch.uint8).view(*pixels.shape, 4).permute(0, 3, 1, 2)
 
 
 class _Flatten(nn.Module):
-    """[N, C, H, W] -> [N, H x W x C]: of a tensor that is channels-last in memory, nothing moves."""
+    """Flattens [N, C, H, W] to [N, H x W x C], a view where memory is channels-last."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(0, 2, 3, 1).flatten(1)
 
 
 class ConvNet(nn.Module):
-    """Convolutions and one hidden layer, ReLU after each; pictures [N, C, H, W] uint8 -> [N, num_features].
+    """Applies convolutions and one hidden layer, with ReLU after each: images uint8 [N, C, H, W] -> [N, num_features].
 
     layers: (filters, kernel, stride, padding) of each convolution.
     """
@@ -87,7 +89,7 @@ class ConvNet(nn.Module):
         super().__init__()
         num_inputs, modules = shape[0], list[nn.Module]()
         for num_filters, kernel, stride, padding in layers:
-            layer = conv(num_inputs, num_filters, kernel, stride, padding, of_picture=not modules)
+            layer = conv(num_inputs, num_filters, kernel, stride, padding, takes_bytes=not modules)
             modules += [layer, nn.ReLU()]
             num_inputs = num_filters
         self.convolutions = nn.Sequential(*modules, _Flatten())
@@ -96,17 +98,17 @@ class ConvNet(nn.Module):
         self.hidden = linear(num_outputs, num_features, layer_class=WideLinear)
         self.num_features = num_features
 
-    def forward(self, picture: Tensor) -> Tensor:
-        return torch.relu(self.hidden(self.convolutions(picture)))
+    def forward(self, image: Tensor) -> Tensor:
+        return torch.relu(self.hidden(self.convolutions(image)))
 
 
 def _half_size(spec: EnvSpec) -> bool:
-    """Frames of 104x80, with which Stooke & Abbeel (5.1) pad every convolution but the first by 1."""
+    """Returns whether frames are 104x80; for these, Stooke & Abbeel (5.1) pad every convolution but the first by 1."""
     return spec.observation_shape[1:] == (104, 80)
 
 
 def a3c_net(spec: EnvSpec) -> ConvNet:
-    """Two convolutions and 256 hidden units (Mnih et al. 2016).
+    """Returns a trunk of two convolutions and 256 hidden units (Mnih et al. 2016).
 
     4x104x80 -> 16x25x19 -> 32x12x9 -> 256;  4x84x84 -> 16x20x20 -> 32x9x9 -> 256.
     """
@@ -116,7 +118,9 @@ def a3c_net(spec: EnvSpec) -> ConvNet:
 
 
 def nature_cnn(spec: EnvSpec) -> ConvNet:
-    """Three convolutions and 512 hidden units (Mnih et al. 2015); Stooke & Abbeel's DQN-Net on their frames.
+    """Returns a trunk of three convolutions and 512 hidden units (Mnih et al. 2015).
+
+    On frames of 104x80 it is Stooke & Abbeel's DQN-Net.
 
     4x104x80 -> 32x25x19 -> 64x12x9 -> 64x12x9 -> 512;  4x84x84 -> 32x20x20 -> 64x9x9 -> 64x7x7 -> 512.
     """
@@ -125,12 +129,12 @@ def nature_cnn(spec: EnvSpec) -> ConvNet:
 
 
 def cule_net(spec: EnvSpec) -> ConvNet:
-    """The network of CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512."""
+    """Returns the trunk of CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512."""
     return ConvNet(spec.observation_shape, [(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512)
 
 
 class MLP(nn.Module):
-    """Hidden layers for observations without spatial structure; Discrete ones become one-hot."""
+    """Applies hidden layers to observations without spatial structure; Discrete ones become one-hot."""
 
     def __init__(self, spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh):
         super().__init__()
@@ -152,35 +156,35 @@ class MLP(nn.Module):
 
 
 class NestedNet(nn.Module):
-    """For a Dict or Tuple with pictures: an A3C-Net for each, an MLP for all other parts; their features side by side.
+    """Applies an A3C-Net to each image of a Dict or Tuple, an MLP to all other entries, and concatenates the features.
 
-    observation: flat rows [N, F] of spec.nested_space. Pictures that are too small for the convolutions go into the
-    MLP, scaled to 1 like the others.
+    Observations are flat rows [N, F] of spec.nested_space. Images too small for the convolutions go into the MLP, also
+    divided by 255.
     """
 
     def __init__(self, spec: EnvSpec):
         super().__init__()
         parts = _parts(spec)
-        self.pictures = [part for part in parts if _is_large_picture(part.space)]
-        self.nets = nn.ModuleList(ConvNet(_channels_first(part.space), A3C_LAYERS, 256) for part in self.pictures)
-        others = [part for part in parts if not _is_large_picture(part.space)]
-        columns = [torch.arange(part.columns.start, part.columns.stop) for part in others]
+        self.images = [part for part in parts if _is_large_image(part.space)]
+        self.nets = nn.ModuleList(ConvNet(_channels_first(part.space), A3C_LAYERS, 256) for part in self.images)
+        flat_parts = [part for part in parts if not _is_large_image(part.space)]
+        columns = [torch.arange(part.columns.start, part.columns.stop) for part in flat_parts]
         scales = [
             torch.full((len(column),), 1 / 255 if is_picture(part.space) else 1.0)
-            for part, column in zip(others, columns, strict=True)
+            for part, column in zip(flat_parts, columns, strict=True)
         ]
         self._columns: Tensor
         self._scale: Tensor
         self.register_buffer("_columns", torch.cat([torch.arange(0), *columns]), persistent=False)
         self.register_buffer("_scale", torch.cat([torch.ones(0), *scales]), persistent=False)
-        rest = gymnasium.spaces.Box(-math.inf, math.inf, self._columns.shape, np.float32)
-        self.mlp = MLP(replace(spec, observation_space=rest)) if len(self._columns) else None
+        flat_space = gymnasium.spaces.Box(-math.inf, math.inf, self._columns.shape, np.float32)
+        self.mlp = MLP(replace(spec, observation_space=flat_space)) if len(self._columns) else None
         self.num_features = sum(net.num_features for net in [*self.nets, self.mlp] if net)
 
     def forward(self, observation: Tensor) -> Tensor:
         features = [
-            net(_as_picture(observation[:, part.columns], part.space))
-            for part, net in zip(self.pictures, self.nets, strict=True)
+            net(_to_image(observation[:, part.columns], part.space))
+            for part, net in zip(self.images, self.nets, strict=True)
         ]
         if self.mlp:
             features.append(self.mlp(observation[:, self._columns] * self._scale))
@@ -191,8 +195,8 @@ def _parts(spec: EnvSpec) -> list[Part]:
     return [] if spec.nested_space is None else parts_of(spec.nested_space)
 
 
-def _is_large_picture(space: gymnasium.Space[Any]) -> bool:
-    """Large enough for A3C-Net's convolutions."""
+def _is_large_image(space: gymnasium.Space[Any]) -> bool:
+    """Returns whether this is an image large enough for A3C-Net's convolutions."""
     return is_picture(space) and min(_channels_first(space)[1:]) >= 20
 
 
@@ -201,14 +205,14 @@ def _channels_first(space: gymnasium.Space[Any]) -> tuple[int, ...]:
     return (shape[2], *shape[:2]) if is_channels_last(space) else shape
 
 
-def _as_picture(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
-    """A picture's numbers in flat rows [N, F] as [N, C, H, W]."""
-    picture = rows.reshape(len(rows), *(space.shape or ()))
-    return picture.permute(0, 3, 1, 2) if is_channels_last(space) else picture
+def _to_image(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
+    """Returns the images [N, C, H, W] that flat rows [N, F] hold."""
+    image = rows.reshape(len(rows), *(space.shape or ()))
+    return image.permute(0, 3, 1, 2) if is_channels_last(space) else image
 
 
 def a3c_mlp(spec: EnvSpec) -> MLP:
-    """One layer of 200 ReLU units, for continuous control from states (Mnih et al. 2016, supplement, section 3)."""
+    """Returns one layer of 200 ReLU units, for control from state vectors (Mnih et al. 2016, supplement, section 3)."""
     return MLP(spec, (200,), nn.ReLU)
 
 

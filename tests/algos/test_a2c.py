@@ -210,7 +210,7 @@ class TestDistributions:
         distribution = DiagonalGaussian(3)
         with torch.no_grad():
             distribution.log_std.copy_(torch.tensor([0.1, -0.5, 0.3]))
-        parameters = distribution.parameters_of(torch.randn(5, 3))
+        parameters = distribution.to_parameters(torch.randn(5, 3))
         mean, log_std = parameters.chunk(2, -1)
         reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
         action = distribution.sample(parameters, torch.randn(5, 3))

@@ -351,7 +351,7 @@ def test_random_until_warm_then_by_schedule() -> None:
     algo, _, _ = make_run(warmup_steps=100, epsilon_final=(0.2,), epsilon_steps=400)
     for step, expected in ((0, 1.0), (99, 1.0), (100, 0.8), (200, 0.6), (400, 0.2), (900, 0.2)):
         algo.prepare(step)
-        assert torch.as_tensor(algo.policy.exploration).tolist() == pytest.approx(1.0 if step < 100 else [expected] * 4)
+        assert torch.as_tensor(algo.policy.epsilon).tolist() == pytest.approx(1.0 if step < 100 else [expected] * 4)
 
 
 def test_the_target_is_renewed_when_a_multiple_is_crossed() -> None:
@@ -393,7 +393,7 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
         expected = (1 / leaves[drawn]) ** beta
         torch.testing.assert_close(weight.double(), expected / expected.max(), rtol=1e-5, atol=1e-6)
         batch = algo.replay.batch(drawn, CPU)
-        for name, value in batch.items():
+        for name, value in batch.tensors().items():
             assert torch.equal(value, update.batches[-1][name])
 
 

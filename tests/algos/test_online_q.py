@@ -182,5 +182,5 @@ def test_exploration_is_each_environments_own() -> None:
     """Would catch one share for all of them."""
     algo, _ = make("n_step_q", 5, epsilon_final=(0.1, 0.5), epsilon_steps=100)
     algo.prepare(50)
-    assert torch.equal(algo.policy.exploration, algo.exploration.at(50))
-    assert algo.policy.exploration.shape == (NUM_ENVS,)  # type: ignore[union-attr]
+    assert torch.equal(algo.policy.epsilon, algo.exploration.at(50))
+    assert algo.policy.epsilon.shape == (NUM_ENVS,)  # type: ignore[union-attr]

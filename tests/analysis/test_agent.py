@@ -42,7 +42,7 @@ def remembers(tmp_path_factory: pytest.TempPathFactory) -> Player:
     player = accel_rl.load(folder)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in (*player.policy.body.core.parameters(), *player.policy.policy_head.parameters()):
+        for parameter in (*player.policy.encoder.core.parameters(), *player.policy.policy_head.parameters()):
             if parameter.dim() > 1:
                 parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
     return player

@@ -1,4 +1,4 @@
-"""Action distributions against torch's own, by sampling, and where numbers become extreme."""
+"""Action distributions against torch's own, by sampling, and for extreme numbers."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ KINDS: dict[str, Any] = {
 
 
 def reference(distribution: Any, parameters: Tensor) -> list[Any]:
-    """torch's distributions, whose log-probabilities and entropies are to be added; one for each choice."""
+    """Returns torch's distribution of each choice; their log-probabilities and entropies are to be summed."""
     if isinstance(distribution, Categorical):
         return [TorchCategorical(logits=parameters)]
     if isinstance(distribution, MultiCategorical):
@@ -43,18 +43,18 @@ def reference(distribution: Any, parameters: Tensor) -> list[Any]:
 
 
 def make(kind: str, shape: tuple[int, ...] = (50,), scale: float = 2.0) -> tuple[Any, Tensor, Tensor]:
-    """A distribution, random parameters of it, and actions sampled from these."""
+    """Returns a distribution, random parameters of it, and actions sampled from these."""
     generator = torch.Generator().manual_seed(4)
     distribution = KINDS[kind]()
     output = scale * torch.randn((*shape, distribution.num_outputs), generator=generator)
-    parameters = distribution.parameters_of(output)
+    parameters = distribution.to_parameters(output)
     return distribution, parameters, distribution.sample(parameters, distribution.draw_noise(shape, generator))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(50,), (3, 7)])
-def test_against_torch(kind: str, shape: tuple[int, ...]) -> None:
-    """Would catch a wrong formula, a mean in place of a sum over dimensions, or logits of a neighbour's choice."""
+def test_log_probabilities_and_entropies_are_those_of_torch(kind: str, shape: tuple[int, ...]) -> None:
+    """Would catch a wrong formula, a mean instead of a sum over dimensions, or logits of another choice."""
     distribution, parameters, action = make(kind, shape)
     references = reference(distribution, parameters)
     actions = action.unbind(-1) if isinstance(distribution, MultiCategorical) else [action]
@@ -65,8 +65,8 @@ def test_against_torch(kind: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_entropy_is_that_of_samples(kind: str) -> None:
-    """Would catch an entropy, a log-probability and samples that do not belong together: H = -E[log p]."""
+def test_entropy_is_the_samples_mean_of_minus_log_p(kind: str) -> None:
+    """Would catch an entropy, a log-probability and samples that do not agree: H = -E[log p]."""
     distribution, parameters, _ = make(kind, (1,), scale=0.7)
     generator = torch.Generator().manual_seed(1)
     many = parameters.expand(200_000, -1)
@@ -76,8 +76,8 @@ def test_entropy_is_that_of_samples(kind: str) -> None:
     assert -log_p.mean().item() == pytest.approx(distribution.entropy(parameters).item(), abs=error + 1e-6)
 
 
-def test_frequencies() -> None:
-    """Would catch choices that follow another's probabilities, or one another."""
+def test_choices_are_sampled_independently() -> None:
+    """Would catch choices with another one's probabilities, or choices that depend on each other."""
     distribution, parameters, _ = make("multi_categorical", (1,), scale=1.0)
     generator = torch.Generator().manual_seed(2)
     num = 200_000
@@ -91,10 +91,10 @@ def test_frequencies() -> None:
     torch.testing.assert_close(joint, first.probs[0, :, None] * second.probs[0], rtol=0, atol=0.005)
 
 
-def test_gaussian_moments() -> None:
-    """Would catch a variance that is taken for a standard deviation, or one that differs between dimensions."""
+def test_moments_of_the_spherical_gaussian() -> None:
+    """Would catch a variance taken for a std, or one that differs between dimensions."""
     distribution = SphericalGaussian(3)
-    parameters = distribution.parameters_of(torch.tensor([[1.0, -2.0, 0.0, 3.0]]))
+    parameters = distribution.to_parameters(torch.tensor([[1.0, -2.0, 0.0, 3.0]]))
     variance = math.log1p(math.exp(3.0)) + MIN_VARIANCE
     num = 200_000
     noise = distribution.draw_noise((num,), torch.Generator().manual_seed(3))
@@ -105,29 +105,29 @@ def test_gaussian_moments() -> None:
     assert distribution.entropy(parameters).item() == pytest.approx(1.5 * (math.log(2 * math.pi * variance) + 1))
 
 
-def test_noise_at_its_ends() -> None:
-    """Would catch a choice that does not exist, where rounding leaves the sum of probabilities below the noise."""
+def test_extreme_noise_gives_existing_actions() -> None:
+    """Would catch an action that does not exist, where rounding leaves the sum of probabilities below the noise."""
     distribution = MultiCategorical([2, 5, 1, 3])
     logits = torch.randn(1000, distribution.num_outputs, generator=torch.Generator().manual_seed(0))
     last = distribution.sample(logits, torch.full((1000, 4), 1 - 2**-24))
     assert (last == torch.tensor([1, 4, 0, 2])).all()
     assert not distribution.sample(logits, torch.zeros(1000, 4)).any()
-    sure = torch.zeros(1, 11)
-    sure[0, [0, 6, 7, 9]] = 50.0
-    assert distribution.sample(sure, torch.full((1, 4), 0.5)).tolist() == [[0, 4, 0, 1]]
-    assert distribution.mode(sure).tolist() == [[0, 4, 0, 1]]
+    certain = torch.zeros(1, 11)
+    certain[0, [0, 6, 7, 9]] = 50.0
+    assert distribution.sample(certain, torch.full((1, 4), 0.5)).tolist() == [[0, 4, 0, 1]]
+    assert distribution.mode(certain).tolist() == [[0, 4, 0, 1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("extreme", [1e4, -1e4, 1e6])
 def test_extreme_outputs_stay_finite(kind: str, extreme: float) -> None:
-    """Would catch nan in a gradient: 0 * log 0, the logits of actions that do not exist, a variance of 0."""
+    """Would catch nan in a gradient: from 0 * log 0, the logits of actions that do not exist, or a variance of 0."""
     distribution = KINDS[kind]()
     output = torch.zeros(2, distribution.num_outputs)
     output[0, -1] = output[1, 0] = extreme
     output[1, -1] = -extreme
     output.requires_grad_()
-    parameters = distribution.parameters_of(output)
+    parameters = distribution.to_parameters(output)
     noise = distribution.draw_noise((2,), torch.Generator().manual_seed(0))
     action = distribution.sample(parameters, noise).detach()
     log_p, entropy = distribution.log_probability(parameters, action), distribution.entropy(parameters)
@@ -137,18 +137,18 @@ def test_extreme_outputs_stay_finite(kind: str, extreme: float) -> None:
 
 
 def test_the_variance_depends_on_the_observation_and_has_a_gradient() -> None:
-    """Would catch a variance that is cut off from what it is learned from, or 0 where softplus underflows."""
+    """Would catch a variance without a gradient, or of 0 where softplus underflows."""
     distribution = SphericalGaussian(2)
     output = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -200.0]], requires_grad=True)
-    parameters = distribution.parameters_of(output)
+    parameters = distribution.to_parameters(output)
     assert parameters[0, -1].item() == pytest.approx(math.log1p(math.e) + MIN_VARIANCE)
     assert parameters[1, -1].item() == pytest.approx(MIN_VARIANCE)
     distribution.entropy(parameters).sum().backward()
     assert output.grad is not None and output.grad[0, -1] > 0
 
 
-def test_encode() -> None:
-    """Would catch one-hots in a neighbour's columns, and actions of several axes that are torn apart."""
+def test_encoded_actions() -> None:
+    """Would catch one-hot vectors in another choice's columns, and actions of several axes in the wrong order."""
     assert Categorical(3).encode(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
     multi = MultiCategorical([2, 3])
     assert multi.encode(torch.tensor([[1, 0], [0, 2]])).tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
@@ -159,11 +159,11 @@ def test_encode() -> None:
     for kind in KINDS:
         distribution, _, action = make(kind)
         code = distribution.encode(action)
-        assert code.shape == (50, distribution.num_previous) and code.dtype == torch.float32
+        assert code.shape == (50, distribution.encoded_size) and code.dtype == torch.float32
 
 
-def test_make_distribution() -> None:
-    """Would catch a space whose distribution has the wrong size, and a misspelt Gaussian that is ignored."""
+def test_every_space_has_its_distribution() -> None:
+    """Would catch a distribution of the wrong size, and a misspelt Gaussian that is ignored."""
     box = spaces.Box(-1, 1, (2, 3))
     assert make_distribution(spaces.Discrete(5, start=3)).num_outputs == 5
     assert make_distribution(spaces.MultiDiscrete([[2, 3], [4, 5]])).num_outputs == 14
@@ -182,9 +182,9 @@ def test_make_distribution() -> None:
 )
 @pytest.mark.parametrize("gaussian", ["diagonal", "spherical"])
 def test_actions_in_the_shape_of_their_space(space: Any, gaussian: str) -> None:
-    """Would catch a log-probability that only takes flat actions, though rollouts hold them in the space's shape."""
+    """Would catch a log-probability of flat actions only, since rollouts hold them in the space's shape."""
     distribution = make_distribution(space, gaussian)
-    parameters = distribution.parameters_of(torch.randn(6, distribution.num_outputs))
+    parameters = distribution.to_parameters(torch.randn(6, distribution.num_outputs))
     action = distribution.sample(parameters, distribution.draw_noise((6,), torch.Generator()))
     shaped = distribution.log_probability(parameters, action.reshape(6, *space.shape))
     assert shaped.shape == (6,) and torch.equal(shaped, distribution.log_probability(parameters, action))

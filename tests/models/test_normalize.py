@@ -1,4 +1,4 @@
-"""Running moments, and what is normalised by them, against numpy over all the data at once."""
+"""Running moments, and normalization by them, against NumPy over all the data at once."""
 
 import io
 import threading
@@ -22,29 +22,29 @@ def alone(value: Tensor) -> Tensor:
     return value
 
 
-class SyncCoordinator:
-    """The sum over learners that are threads: each gets the sum of what all have given."""
+class ThreadedSum:
+    """Sums values over learners that are threads; all of them get the sum."""
 
     def __init__(self, num_learners: int):
-        self._given: list[Any] = [None] * num_learners
-        self._barrier = threading.Barrier(num_learners, timeout=20)
+        self._values: list[Any] = [None] * num_learners
+        self._barrier = threading.Barrier(num_learners, timeout=60)
 
     def of(self, learner: int) -> Callable[[Tensor], Tensor]:
         def total(value: Tensor) -> Tensor:
-            self._given[learner] = value
+            self._values[learner] = value
             self._barrier.wait()
-            result = torch.stack(self._given).sum(0)
+            result = torch.stack(self._values).sum(0)
             self._barrier.wait()
             return result
 
         return total
 
     def run(self, work: Callable[[int], None]) -> None:
-        threads = [threading.Thread(target=work, args=(learner,)) for learner in range(len(self._given))]
+        threads = [threading.Thread(target=work, args=(learner,)) for learner in range(len(self._values))]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -66,7 +66,7 @@ def batches(seed: int, *shape: int) -> list[Tensor]:
 
 
 def copy_of(module: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Through a file, as a checkpoint goes."""
+    """Copies a state through a file, as a checkpoint does."""
     buffer = io.BytesIO()
     torch.save(module.state_dict(), buffer)
     buffer.seek(0)
@@ -75,8 +75,8 @@ def copy_of(module: torch.nn.Module, other: torch.nn.Module) -> None:
 
 class TestRunningMoments:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
-    def test_against_numpy(self, shape: tuple[int, ...]) -> None:
-        """Would catch a wrong merge, the variance of a sample, or squares that cancel in float32."""
+    def test_moments_are_those_of_numpy(self, shape: tuple[int, ...]) -> None:
+        """Would catch a wrong merge, the sample variance, or squares that cancel in float32."""
         moments, seen = RunningMoments(shape), []
         for batch in batches(0, *shape):
             moments.update(batch, alone)
@@ -87,7 +87,7 @@ class TestRunningMoments:
             np.testing.assert_allclose(moments.variance.numpy(), data.var(0), rtol=1e-11, atol=1e-9)
         assert {value.dtype for value in moments.state_dict().values()} == {torch.float64}
 
-    def test_a_mean_far_from_zero(self) -> None:
+    def test_a_mean_far_from_zero_does_not_cancel_the_variance(self) -> None:
         """Would catch E[x^2] - E[x]^2, which is 0 or negative here."""
         moments = RunningMoments()
         data = 1e9 + np.random.default_rng(0).normal(0, 1, 10_000)
@@ -95,8 +95,8 @@ class TestRunningMoments:
             moments.update(torch.from_numpy(part), alone)
         np.testing.assert_allclose(moments.variance.item(), data.var(), rtol=1e-6)
 
-    def test_what_is_not_valid_does_not_count(self) -> None:
-        """Would catch a nan that gets in through a weight of 0, or a batch of nothing that divides by it."""
+    def test_invalid_samples_do_not_count(self) -> None:
+        """Would catch nan from a weight of 0, or an empty batch that divides by its count."""
         moments, seen = RunningMoments((2,)), []
         for index, batch in enumerate(batches(1, 2)):
             valid = torch.arange(len(batch)) % 3 != index % 3
@@ -113,9 +113,9 @@ class TestRunningMoments:
         empty.update(nothing, alone, torch.zeros(4, dtype=torch.bool))
         assert empty.count.item() == 0 and not empty.mean.any() and not empty.variance.any()
 
-    def test_two_learners_are_one(self) -> None:
-        """Would catch moments that differ between learners, or that unequal parts of a batch distort."""
-        whole, halves, together = RunningMoments((3,)), [RunningMoments((3,)) for _ in range(2)], SyncCoordinator(2)
+    def test_two_learners_equal_one(self) -> None:
+        """Would catch moments that differ between learners, or that depend on the sizes of their parts."""
+        whole, halves, together = RunningMoments((3,)), [RunningMoments((3,)) for _ in range(2)], ThreadedSum(2)
         data = batches(2, 3)
         for batch in data:
             whole.update(batch, alone, torch.arange(len(batch)) != 5)
@@ -133,8 +133,8 @@ class TestRunningMoments:
 
 
 class TestObservationNorm:
-    def test_against_numpy(self) -> None:
-        """Would catch a wrong moment, a missing clip, or an identity that is none."""
+    def test_moments_are_those_of_numpy(self) -> None:
+        """Would catch a wrong moment, a missing clip, or a change before the first update."""
         norm, data = ObservationNorm(vectors(3)), batches(3, 3)
         assert torch.equal(norm(data[1]), data[1])
         for batch in data:
@@ -147,14 +147,14 @@ class TestObservationNorm:
         np.testing.assert_allclose(seen.numpy(), expected, rtol=1e-6)
         assert not list(norm.parameters())
 
-    def test_what_never_varies_is_finite(self) -> None:
+    def test_constant_entries_stay_finite(self) -> None:
         """Would catch a division by zero for a constant entry."""
         norm = ObservationNorm(vectors(2))
         norm.update(torch.tensor([[1.0, 5.0], [2.0, 5.0]]), alone)
         assert norm(torch.tensor([[1.5, 5.0], [1.5, 6.0]])).tolist() == [[0, 0], [0, 10]]
 
-    def test_resume(self) -> None:
-        """Would catch anything that a checkpoint forgets."""
+    def test_a_restored_state_continues_identically(self) -> None:
+        """Would catch anything missing from a checkpoint."""
         norm, other = ObservationNorm(vectors(3)), ObservationNorm(vectors(3))
         first, *rest = batches(4, 3)
         norm.update(first, alone)
@@ -164,8 +164,8 @@ class TestObservationNorm:
             other.update(batch, alone)
         assert torch.equal(norm(rest[0]), other(rest[0]))
 
-    def test_values_are_read_when_they_are_used(self) -> None:
-        """Would catch buffers that an update replaces: a captured graph would go on with the old ones."""
+    def test_updates_are_in_place(self) -> None:
+        """Would catch buffers that an update replaces: a captured graph would keep reading the old ones."""
         norm = ObservationNorm(vectors(3))
         before = [value.data_ptr() for value in norm.buffers()]
         norm.update(batches(5, 3)[2], alone)
@@ -179,20 +179,20 @@ class TestObservationNorm:
             (spec(gymnasium.spaces.Discrete(5)), r"Discrete\(5\)"),
         ],
     )
-    def test_pictures_are_refused(self, of: EnvSpec, what: str) -> None:
-        """Would catch moments of every pixel, or of the number of a state."""
+    def test_images_and_discrete_states_are_refused(self, of: EnvSpec, what: str) -> None:
+        """Would catch moments of every pixel, or of a state's index."""
         with pytest.raises(UsageError, match=f"observations are {what}; only vectors"):
             ObservationNorm(of)
 
-    def test_bytes_are_numbers(self) -> None:
-        """Would catch a vector of bytes, such as Atari's memory, that is taken for a picture."""
+    def test_vectors_of_bytes_are_numbers(self) -> None:
+        """Would catch a vector of bytes, such as Atari's RAM, taken for an image."""
         norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 255, (2,), np.uint8)))
         norm.update(torch.tensor([[0, 250], [10, 254]], dtype=torch.uint8), alone)
         assert norm(torch.tensor([[0, 254]], dtype=torch.uint8)).tolist() == [[-1, 1]]
 
 
 def rollouts(seed: int, num_envs: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """reward, done, valid of several rollouts of unequal length."""
+    """Returns reward, done, valid [T, B] of several rollouts of different lengths."""
     random = np.random.default_rng(seed)
     made = []
     for horizon in (5, 1, 8, 20):
@@ -203,7 +203,7 @@ def rollouts(seed: int, num_envs: int) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def returns_of(data: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
-    """Every valid step's discounted return since its episode began, by plain loops."""
+    """Returns every valid step's discounted return since its episode began, by plain loops."""
     reward, done, valid = (torch.cat([part[i] for part in data]).numpy() for i in range(3))
     found = []
     for env in range(reward.shape[1]):
@@ -218,25 +218,25 @@ def returns_of(data: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
 
 
 class TestReturnScale:
-    def test_against_plain_loops(self) -> None:
-        """Would catch a return across an episode's end, one that a rollout's end cuts, or a step that is not valid."""
+    def test_returns_are_those_of_plain_loops(self) -> None:
+        """Would catch a return across the end of an episode, one cut at the end of a rollout, or an invalid step."""
         scale, data = ReturnScale(3, DISCOUNT), rollouts(0, 3)
         reward = torch.tensor([[1.0, -2.0, 1e6]])
         assert torch.equal(scale.scale(reward), reward)
         for part in data:
             scale.update(*part, alone)
-        deviation = returns_of(data).std()
-        np.testing.assert_allclose(scale.scale(reward).numpy(), [[1 / deviation, -2 / deviation, 10]], rtol=1e-6)
+        std = returns_of(data).std()
+        np.testing.assert_allclose(scale.scale(reward).numpy(), [[1 / std, -2 / std, 10]], rtol=1e-6)
         assert scale.moments.count.item() == sum(part[2].sum().item() for part in data)
 
-    def test_returns_that_are_all_the_same_scale_nothing(self) -> None:
-        """Would catch rewards that become 10 because none has come so far."""
+    def test_equal_returns_leave_rewards_unchanged(self) -> None:
+        """Would catch rewards that become 10 because all returns so far were 0."""
         scale, nothing = ReturnScale(2, DISCOUNT), torch.zeros(4, 2)
         scale.update(nothing, nothing.bool(), ~nothing.bool(), alone)
         assert scale.scale(torch.tensor([0.5])).tolist() == [0.5]
 
-    def test_resume(self) -> None:
-        """Would catch running returns that start anew, and anything else that a checkpoint forgets."""
+    def test_a_restored_state_continues_identically(self) -> None:
+        """Would catch running returns that restart from 0, and anything else missing from a checkpoint."""
         scale, other = ReturnScale(3, DISCOUNT), ReturnScale(3, DISCOUNT)
         first, *rest = rollouts(1, 3)
         scale.update(*first, alone)
@@ -247,9 +247,9 @@ class TestReturnScale:
         for name, value in scale.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
 
-    def test_two_learners_are_one(self) -> None:
-        """Would catch a deviation of a learner's own returns only."""
-        whole, together = ReturnScale(5, DISCOUNT), SyncCoordinator(2)
+    def test_two_learners_equal_one(self) -> None:
+        """Would catch the std of a single learner's returns."""
+        whole, together = ReturnScale(5, DISCOUNT), ThreadedSum(2)
         halves, columns = [ReturnScale(2, DISCOUNT), ReturnScale(3, DISCOUNT)], [slice(0, 2), slice(2, 5)]
         data = rollouts(2, 5)
         for part in data:
@@ -266,8 +266,8 @@ class TestReturnScale:
         assert torch.equal(torch.cat([half.running for half in halves]), whole.running)
 
 
-def test_no_value_is_asked_for() -> None:
-    """Would catch what makes a GPU wait: on the device `meta` there are shapes only, asking for a value fails."""
+def test_no_value_is_read() -> None:
+    """Would catch reads that make a GPU wait: on the device `meta`, which has shapes only, reading a value fails."""
     norm, scale = ObservationNorm(vectors(3)).to("meta"), ReturnScale(4, DISCOUNT).to("meta")
     norm.update(torch.ones(8, 3, device="meta"), alone, torch.ones(8, dtype=torch.bool, device="meta"))
     assert norm(torch.ones(8, 3, device="meta")).shape == (8, 3)

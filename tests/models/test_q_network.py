@@ -1,4 +1,4 @@
-"""Action values: two streams and how they are joined, distributions, and actions by epsilon-greedy."""
+"""Action values: dueling streams, distributions, and epsilon-greedy actions."""
 
 import gymnasium
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.models.q_network import Dueling, QNetwork
+from accel_rl.models.q_network import DuelingHead, QNetwork
 from accel_rl.models.trunks import NETWORKS
 
 VECTORS = EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(3))
@@ -17,8 +17,8 @@ PIXELS = EnvSpec(Box(0, 255, (84, 84), np.uint8), Discrete(6), frame_stack=4)
 SUPPORT = torch.linspace(-2, 2, 9)
 
 
-class Shared(nn.Module):
-    """A trunk of one layer, whose gradient is easily asked for."""
+class OneLayer(nn.Module):
+    """A trunk of one layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Shared(nn.Module):
 
 
 def randomized(network: QNetwork, seed: int = 0) -> QNetwork:
-    """With weights as large after training as they are not at the start."""
+    """Draws all weights anew, larger than initial ones."""
     torch.manual_seed(seed)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -38,24 +38,24 @@ def randomized(network: QNetwork, seed: int = 0) -> QNetwork:
 
 
 def dueling(support: Tensor | None) -> QNetwork:
-    return randomized(QNetwork(VECTORS, lambda spec: Shared(), support, dueling=True))
+    return randomized(QNetwork(VECTORS, lambda spec: OneLayer(), support, dueling=True))
 
 
-def plainly(network: QNetwork, observation: Tensor) -> Tensor:
-    """The same function of the same parameters, without anything done to its gradient [N, A, K]."""
-    features, head = network.body.trunk(observation), network.head
+def reference(network: QNetwork, observation: Tensor) -> Tensor:
+    """Computes the same function of the same parameters [N, A, K], without scaling its gradient."""
+    features, head = network.encoder.trunk(observation), network.head
     value = features @ head.value[-1].weight.T + head.value[-1].bias  # [N, K]
     advantage = (features @ head.advantage[-1].weight.T + head.advantage[-1].bias).view(len(features), 3, -1)
     return value[:, None] + advantage - advantage.mean(1, keepdim=True)
 
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
-def test_two_streams_are_joined_for_each_action_and_atom(support: Tensor | None) -> None:
-    """Would catch a mean over atoms, over samples, or one that is not subtracted; and actions and atoms mixed up."""
+def test_dueling_streams_are_combined_for_each_action_and_atom(support: Tensor | None) -> None:
+    """Would catch a mean over atoms or samples, a mean that is not subtracted, and actions mixed up with atoms."""
     network, K = dueling(support), 1 if support is None else 9
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        output, features = network(x), network.body.trunk(x)
+        output, features = network(x), network.encoder.trunk(x)
         value, advantage = network.head.value(features).tolist(), network.head.advantage(features).tolist()
     assert output.shape == ((4, 3) if support is None else (4, 3, 9))
     for n in range(4):
@@ -67,29 +67,29 @@ def test_two_streams_are_joined_for_each_action_and_atom(support: Tensor | None)
 
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
-def test_the_trunks_gradient_is_less_by_the_root_of_two(support: Tensor | None) -> None:
-    """Would catch a factor that changes the values, that reaches the streams, or that is applied twice or not."""
+def test_the_trunks_gradient_is_divided_by_the_root_of_two(support: Tensor | None) -> None:
+    """Would catch a factor that changes the values, reaches the streams, or is applied twice or not at all."""
     network = dueling(support)
     x, slope = (torch.randn(shape, generator=torch.Generator().manual_seed(2)) for shape in ((4, 5), (4, 3, 9)))
     slope = slope[..., : 1 if support is None else 9]
     gradients = []
-    outputs = [network(x).view(4, 3, -1), plainly(network, x)]
+    outputs = [network(x).view(4, 3, -1), reference(network, x)]
     torch.testing.assert_close(*outputs)
     for output in outputs:
         network.zero_grad()
         (output * slope).sum().backward()
         gradients.append({name: parameter.grad.clone() for name, parameter in network.named_parameters()})
-    assert {name.split(".")[0] for name in gradients[0]} == {"body", "head"}
+    assert {name.split(".")[0] for name in gradients[0]} == {"encoder", "head"}
     for name, plain in gradients[1].items():
-        factor = 0.5**0.5 if name.startswith("body") else 1.0
+        factor = 0.5**0.5 if name.startswith("encoder") else 1.0
         assert plain.abs().max() > 1e-3
         torch.testing.assert_close(gradients[0][name], factor * plain, rtol=1e-4, atol=1e-5)
 
 
 def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
-    """Would catch streams that share their hidden layer, or see the frames after one. The sizes are Wang et al.'s."""
+    """Would catch streams that share a hidden layer. The sizes are those of Wang et al."""
     network = QNetwork(PIXELS, NETWORKS["nature"], SUPPORT, dueling=True)
-    assert isinstance(network.head, Dueling)
+    assert isinstance(network.head, DuelingHead)
     shapes = {
         stream: [tuple(m.weight.shape) for m in getattr(network.head, stream) if isinstance(m, nn.Linear)]
         for stream in ("value", "advantage")
@@ -97,20 +97,20 @@ def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
     num_flat = shapes["value"][0][1]
     assert num_flat == 64 * 7 * 7
     assert shapes == {"value": [(512, num_flat), (9, 512)], "advantage": [(512, num_flat), (6 * 9, 512)]}
-    assert not any(isinstance(m, nn.Linear) for m in network.body.modules())
+    assert not any(isinstance(m, nn.Linear) for m in network.encoder.modules())
     frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     with torch.no_grad():
         assert network(frames).shape == (2, 6, 9)
-        hidden = network.head.value[0](network.body.trunk(frames))
+        hidden = network.head.value[0](network.encoder.trunk(frames))
         assert (hidden < 0).any() and network.head.value[1](hidden).min() == 0  # ReLU between the layers
     plain = QNetwork(PIXELS, NETWORKS["nature"])
     num_plain = sum(p.numel() for p in plain.parameters())
-    assert num_plain == 1_687_206  # of Mnih et al. 2015, for 6 actions
+    assert num_plain == 1_687_206  # as in Mnih et al. 2015, for 6 actions
 
 
 @pytest.mark.parametrize("is_dueling", [False, True])
 def test_values_begin_near_zero(is_dueling: bool) -> None:
-    """Would catch a last layer as large as the others: its first errors would be, too."""
+    """Would catch a last layer with weights as large as the others', whose first errors would be large, too."""
     torch.manual_seed(0)
     network = QNetwork(PIXELS, NETWORKS["nature"], dueling=is_dueling)
     frames = torch.randint(0, 256, (16, 4, 84, 84), dtype=torch.uint8)
@@ -118,16 +118,16 @@ def test_values_begin_near_zero(is_dueling: bool) -> None:
         assert 0 < network(frames).abs().max() < 0.5
 
 
-def test_values_of_distributions_by_hand() -> None:
+def test_q_values_of_distributions_by_hand() -> None:
     """Would catch logits taken for probabilities, or a softmax over the actions."""
     network = QNetwork(EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(2)), None, torch.tensor([-1.0, 0.0, 3.0]))
     logits = torch.tensor([[[0.2, 0.3, 0.5], [0.25, 0.75, 1e-30]]]).log() + torch.tensor([[[5.0], [-2.0]]])
-    assert network.values(logits).tolist()[0] == pytest.approx([-0.2 + 1.5, -0.25], abs=1e-5)
+    assert network.q_values(logits).tolist()[0] == pytest.approx([-0.2 + 1.5, -0.25], abs=1e-5)
     values = torch.tensor([[1.0, -2.0]])
-    assert QNetwork(VECTORS).values(values) is values
+    assert QNetwork(VECTORS).q_values(values) is values
 
 
-def test_a_support_is_no_parameter_and_not_saved() -> None:
+def test_a_support_is_neither_learned_nor_saved() -> None:
     """Would catch atoms that are learned, or a checkpoint that cannot be read with another range."""
     network = QNetwork(VECTORS, None, SUPPORT)
     assert not any("support" in name for name in network.state_dict())
@@ -138,42 +138,42 @@ def test_a_support_is_no_parameter_and_not_saved() -> None:
 
 
 def frequencies(noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of random actions of each environment, and the share of each action among all of these."""
+    """Returns each environment's frequency of random actions, and the frequency of each action among them."""
     drawn = noise[noise >= 0]
     return (noise >= 0).float().mean(0), torch.bincount(drawn, minlength=3) / len(drawn)
 
 
 @pytest.mark.parametrize(
-    "share", [0.3, torch.tensor([0.0, 0.1, 0.5, 1.0]), torch.full((4,), 0.3)], ids=["one", "several", "equal"]
+    "epsilon", [0.3, torch.tensor([0.0, 0.1, 0.5, 1.0]), torch.full((4,), 0.3)], ids=["one", "several", "equal"]
 )
-def test_the_share_of_random_actions(share: float | Tensor) -> None:
-    """Would catch environments that get each other's share, and random actions that are not equally likely."""
-    network = QNetwork(VECTORS, exploration_eval=0.05)
-    network.exploration = share
+def test_the_frequency_of_random_actions(epsilon: float | Tensor) -> None:
+    """Would catch environments with each other's epsilon, and random actions that are not equally likely."""
+    network = QNetwork(VECTORS, epsilon_eval=0.05)
+    network.epsilon = epsilon
     generator = torch.Generator().manual_seed(0)
     noise = network.draw_noise(20_000, 4, generator)
     assert noise.shape == (20_000, 4) and noise.dtype == torch.int64
     assert set(noise.unique().tolist()) == {-1, 0, 1, 2}
-    shares, actions = frequencies(noise)
-    torch.testing.assert_close(shares, torch.as_tensor(share).expand(4), rtol=0, atol=0.015)  # four deviations
+    random, actions = frequencies(noise)
+    torch.testing.assert_close(random, torch.as_tensor(epsilon).expand(4), rtol=0, atol=0.015)  # more than four stds
     torch.testing.assert_close(actions, torch.full((3,), 1 / 3), rtol=0, atol=0.015)
     network.eval()
-    shares, actions = frequencies(network.draw_noise(20_000, 4, generator))
-    torch.testing.assert_close(shares, torch.full((4,), 0.05), rtol=0, atol=0.007)
+    random, actions = frequencies(network.draw_noise(20_000, 4, generator))
+    torch.testing.assert_close(random, torch.full((4,), 0.05), rtol=0, atol=0.007)
     torch.testing.assert_close(actions, torch.full((3,), 1 / 3), rtol=0, atol=0.03)
     network.train()
     torch.testing.assert_close(
         frequencies(network.draw_noise(20_000, 4, generator))[0],
-        torch.as_tensor(share).expand(4),
+        torch.as_tensor(epsilon).expand(4),
         rtol=0,
         atol=0.015,
     )
 
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
-def test_actions_are_those_of_the_noise_or_the_best(support: Tensor | None) -> None:
-    """Would catch the likeliest atom taken for the best action, and a random action 0 that counts as none."""
-    network = randomized(QNetwork(VECTORS, lambda spec: Shared(), support), seed=3)
+def test_actions_are_random_or_greedy(support: Tensor | None) -> None:
+    """Would catch the most likely atom taken for the best action, and a random action 0 taken for none."""
+    network = randomized(QNetwork(VECTORS, lambda spec: OneLayer(), support), seed=3)
     x = torch.randn(50, 5, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         output = network(x)
@@ -193,6 +193,7 @@ def test_actions_are_those_of_the_noise_or_the_best(support: Tensor | None) -> N
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), gymnasium.spaces.MultiDiscrete([2, 3])])
-def test_other_actions_are_refused(space: gymnasium.Space[object]) -> None:
-    with pytest.raises(UsageError, match=f"{type(space).__name__} have no table of values.*policy gradient"):
+def test_other_action_spaces_are_refused(space: gymnasium.Space[object]) -> None:
+    """Would catch an error that does not say which algorithms take such actions."""
+    with pytest.raises(UsageError, match=f"{type(space).__name__} have no table of action values.*policy-gradient"):
         QNetwork(EnvSpec(Box(-1, 1, (5,), np.float32), space))

@@ -1,4 +1,4 @@
-"""Recurrent cores against torch's own, and episodes in one sequence against each one alone."""
+"""Recurrent cores against torch's own, and episodes within one sequence against each one alone."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SPACES: dict[str, Any] = {
 
 
 def random_core(name: str) -> Any:
-    """With all its numbers drawn anew, biases too, in float64."""
+    """Returns a core with all parameters drawn anew, biases too, in float64."""
     core = CORES[name](5, 4).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -34,7 +34,7 @@ def random_core(name: str) -> Any:
 
 
 def twin(core: Any) -> Any:
-    """torch's core of the same kind with the same weights."""
+    """Returns torch's core of the same kind with the same weights."""
     kind = torch.nn.LSTM if isinstance(core, LSTM) else torch.nn.GRU
     other = kind(5, 4).double()
     with torch.no_grad():
@@ -50,7 +50,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_against_torch(name: str) -> None:
+def test_outputs_and_gradients_are_those_of_torch(name: str) -> None:
     """Would catch gates in another order, a bias in the wrong place, or a gradient that does not reach back in time."""
     core = random_core(name)
     other, x, state = twin(core), numbers(7, 3, 5), numbers(3, core.state_size, seed=1)
@@ -68,12 +68,12 @@ def test_against_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_episodes_are_apart(name: str) -> None:
+def test_episodes_are_independent(name: str) -> None:
     """Would catch a state or a gradient that crosses the beginning of a game, or a reset one step late."""
     core, x, T = random_core(name), numbers(9, 2, 5).requires_grad_(), 9
     is_first = torch.zeros(T, 2, dtype=torch.bool)
     is_first[[0, 4], 0] = True
-    is_first[[3, 4, 8], 1] = True  # this one begins in the middle of a game
+    is_first[[3, 4, 8], 1] = True  # this sequence begins in the middle of a game
     state = numbers(2, core.state_size, seed=1)
     output, last = core(x, state, is_first)
     for env, starts in enumerate(([0, 4], [0, 3, 4, 8])):
@@ -88,7 +88,7 @@ def test_episodes_are_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_sequence_in_parts_is_the_whole(name: str) -> None:
+def test_a_sequence_in_parts_equals_the_whole(name: str) -> None:
     """Would catch a returned state that is not the one after the last step."""
     core, x, state = random_core(name), numbers(6, 2, 5), numbers(2, random_core(name).state_size, seed=1)
     is_first = torch.zeros(6, 2, dtype=torch.bool)
@@ -101,8 +101,8 @@ def test_a_sequence_in_parts_is_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_initialisation(name: str) -> None:
-    """Would catch one matrix drawn for all gates together, whose scale is another."""
+def test_initialization(name: str) -> None:
+    """Would catch a single matrix drawn for all gates, which has another scale."""
     core = CORES[name](200, 32)
     bound = (6 / (200 + 32)) ** 0.5
     for gate in core.input.weight.chunk(len(core.input.weight) // 32):
@@ -114,9 +114,9 @@ def test_initialisation(name: str) -> None:
 
 @pytest.mark.parametrize("separate_value", [False, True])
 @pytest.mark.parametrize("space", SPACES)
-def test_sequences_are_steps(space: str, separate_value: bool) -> None:
-    """Would catch previous actions of other environments or in another order, states of policy and value mixed up,
-    and inputs of the game before."""
+def test_a_sequence_equals_its_steps(space: str, separate_value: bool) -> None:
+    """Would catch previous actions of other environments or in the wrong order, mixed up states of policy and value,
+    and inputs of the previous game."""
     torch.manual_seed(0)
     spec = EnvSpec(VECTOR, SPACES[space])
     policy = ActorCritic(spec, core="gru", core_size=6, previous_inputs=True, separate_value=separate_value)
@@ -128,13 +128,13 @@ def test_sequences_are_steps(space: str, separate_value: bool) -> None:
     observation = torch.randn(T, B, 3)
     with torch.no_grad():
         parameters, value, last = policy.unroll(observation, recurrent_inputs)
-        again = policy.evaluate(observation, **recurrent_inputs._asdict())
+        again = policy.evaluate(observation, recurrent_inputs)
         assert torch.equal(again[0], parameters) and torch.equal(again[1], value)
         for env in range(B):
             state = recurrent_inputs.state[env : env + 1]
             for t in range(T):
                 now = RecurrentInputs(state, *(rows[t, env : env + 1] for rows in recurrent_inputs[1:]))
-                if is_first[t, env]:  # what came before may be anything
+                if is_first[t, env]:  # previous inputs may be anything
                     before = torch.zeros_like(now.previous_action)
                     now = RecurrentInputs(torch.zeros_like(state), before, torch.full((1,), 1e3), now.is_first)
                 one, its_value, after = policy.step(observation[t, env : env + 1], now)
@@ -143,7 +143,7 @@ def test_sequences_are_steps(space: str, separate_value: bool) -> None:
                 torch.testing.assert_close(its_value[0], value[t, env])
                 state = after
             torch.testing.assert_close(state[0], last[env])
-        # The previous action and reward, each, change what is done, but in a new game.
+        # Previous action, reward and state each change the output, except where a new game starts.
         for name in ("previous_action", "previous_reward", "state"):
             changed = (
                 getattr(recurrent_inputs, name).roll(1, 0)

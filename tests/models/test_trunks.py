@@ -1,4 +1,4 @@
-"""Shapes, sizes and initialisation of the networks, as the papers print them."""
+"""Shapes, sizes and initialization of the networks, as given in the papers."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
 
 def flat(nested: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> EnvSpec:
-    """The specification of an environment with such observations."""
+    """Returns the spec of an environment with flattened nested observations."""
     return EnvSpec(row_space(nested), action_space, nested_space=nested)
 
 
@@ -30,7 +30,7 @@ def atari(height: int, width: int) -> EnvSpec:
     [
         ("a3c", (104, 80), 899_127),
         ("a3c", (84, 84), 677_943),
-        ("nature", (104, 80), 3_620_518 + 513),  # a Q network's, and the value head
+        ("nature", (104, 80), 3_620_518 + 513),  # a Q-network's, and the value head's
         ("nature", (84, 84), 1_687_206 + 513),
         ("cule", (84, 84), 866_439),
     ],
@@ -43,29 +43,29 @@ def test_networks_have_the_papers_number_of_parameters(
     assert sum(p.numel() for p in policy.parameters()) == num_parameters
 
 
-def test_pictures_are_scaled_to_one() -> None:
-    """Would catch bytes that reach the network as 0 ... 255, or are divided twice."""
-    trunk = ActorCritic(atari(104, 80)).body.trunk
+def test_pixels_are_divided_by_255() -> None:
+    """Would catch bytes that reach the network as 0 ... 255, or that are divided twice."""
+    trunk = ActorCritic(atari(104, 80)).encoder.trunk
     layer = trunk.convolutions[0]
-    picture = torch.randint(0, 256, (2, 4, 104, 80), dtype=torch.uint8)
-    expected = torch.nn.functional.conv2d(picture / 255, layer.weight, layer.bias, layer.stride)
-    torch.testing.assert_close(layer(picture), expected, atol=1e-5, rtol=1e-5)
+    image = torch.randint(0, 256, (2, 4, 104, 80), dtype=torch.uint8)
+    expected = torch.nn.functional.conv2d(image / 255, layer.weight, layer.bias, layer.stride)
+    torch.testing.assert_close(layer(image), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [4, 3])
-def test_interleaving_moves_pixels_only_in_memory(channels: int) -> None:
-    """Would catch an overflow, a swapped channel, or views of overlapping stacks that are read wrongly."""
+def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
+    """Would catch an overflow, a swapped channel, or overlapping stacks that are misread."""
     rows = torch.randint(0, 256, (9, 5, 7, 6), dtype=torch.uint8)
     rows[0] = 255
-    stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlapping, as rollouts give them
-    for picture in (stacks, stacks.contiguous(), stacks.to(memory_format=torch.channels_last), stacks[3:4]):
-        assert torch.equal(interleaved(picture), picture)
+    stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlapping, as in rollouts
+    for image in (stacks, stacks.contiguous(), stacks.to(memory_format=torch.channels_last), stacks[3:4]):
+        assert torch.equal(interleaved(image), image)
     if channels == 4:
         assert interleaved(stacks).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_initialisation() -> None:
-    """Would catch another gain than the original's: units of norm 1, Glorot convolutions, zero biases."""
+def test_initialization() -> None:
+    """Would catch a scale that differs from the original code: units of norm 1, Glorot convolutions, zero biases."""
     layer = linear(50, 7, norm=0.01)
     torch.testing.assert_close(layer.weight.norm(dim=1), torch.full((7,), 0.01))
     assert not layer.bias.any()
@@ -86,10 +86,10 @@ def test_initialisation() -> None:
         flat(spaces.Dict({"a": Box(0, 255, (24, 32, 3), np.uint8)}), spaces.MultiBinary([2, 3])),
         flat(spaces.Tuple((Discrete(2), Box(-1, 1, (2,)))), Box(-np.inf, np.inf, ())),
     ],
-    ids=["vector", "matrix", "discrete", "picture", "binary", "only_a_picture", "tuple"],
+    ids=["vector", "matrix", "discrete", "image", "binary", "only_an_image", "tuple"],
 )
-def test_every_space_can_be_acted_in(spec: EnvSpec) -> None:
-    """Would catch spaces for which no network or no action of the right shape comes out."""
+def test_there_is_a_policy_for_every_space(spec: EnvSpec) -> None:
+    """Would catch spaces without a network, or with actions of the wrong shape."""
     policy = ActorCritic(spec)
     observation = np.stack([spec.observation_space.sample() for _ in range(5)])
     noise = policy.draw_noise(1, 5, torch.Generator())[0]
@@ -99,23 +99,23 @@ def test_every_space_can_be_acted_in(spec: EnvSpec) -> None:
         assert policy_outputs["value"].shape == (5,)
 
 
-def test_a_network_without_num_features_is_tried_out() -> None:
-    """Would catch a demand on users' networks that the documentation doesn't make."""
+def test_the_features_of_a_network_without_num_features_are_counted() -> None:
+    """Would catch a requirement for users' networks that is not documented."""
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, lambda spec: torch.nn.Sequential(torch.nn.Linear(3, 17), torch.nn.ReLU()))
     assert policy.policy_head.in_features == 17
 
 
-def test_separate_value_shares_nothing() -> None:
-    """Would catch a value loss that still reaches the policy's layers."""
+def test_a_separate_value_shares_no_layers() -> None:
+    """Would catch a value loss whose gradient still reaches the policy's layers."""
     spec = EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2))
     policy = ActorCritic(spec, separate_value=True)
     policy(torch.randn(4, 3))[1].sum().backward()
-    assert all(p.grad is None for p in policy.body.trunk.parameters())
+    assert all(p.grad is None for p in policy.encoder.trunk.parameters())
 
 
-def test_nested_observations_are_taken_apart() -> None:
-    """Would catch a picture whose axes are mixed up, a part that is left out, or one that goes to the wrong network."""
+def test_nested_observations_are_split_by_entry() -> None:
+    """Would catch mixed up axes of an image, an entry that is left out, or one that goes to the wrong network."""
     nested = spaces.Dict(
         {
             "back": Box(0, 255, (2, 20, 21), np.uint8),  # channels first
@@ -146,8 +146,8 @@ def test_nested_observations_are_taken_apart() -> None:
         assert rows.grad[:, part.columns].any(), part.name
 
 
-def test_flat_spaces_need_no_convolutions() -> None:
-    """Would catch a Dict of numbers that is not simply one vector."""
+def test_nested_spaces_without_images_need_no_convolutions() -> None:
+    """Would catch a Dict of numbers that is not treated as one vector."""
     nested = spaces.Dict({"a": Box(-1, 1, (2,)), "b": spaces.MultiDiscrete([2, 3])})
     net = make_trunk(flat(nested, Discrete(2)))
     assert isinstance(net, MLP) and net.layers[0].in_features == 7
