@@ -1,4 +1,4 @@
-"""Epsilon-greedy exploration: the share of random actions, over the run's steps and over the environments."""
+"""Epsilon-greedy exploration: epsilon as a function of the run's agent step, for each environment."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,30 +13,32 @@ from accel_rl.errors import UsageError
 @dataclass(frozen=True)
 class ExplorationSettings:
     epsilon_final: tuple = setting(  # type: ignore[type-arg]
-        (0.1,), "share of random actions in the end; several: each environment draws one of them for itself"
+        (0.1,), "final probability of a random action; of several values, each environment draws its own"
     )
     epsilon_odds: tuple | None = setting(  # type: ignore[type-arg]
-        None, "probabilities of these, as in 0.4,0.3,0.3; null: equal ones"
+        None, "probabilities of these values, as in 0.4,0.3,0.3; null: equal ones"
     )
-    epsilon_steps: int = setting(1_000_000, "agent steps until then, from 1 at step 0, linearly", least=1)
-    epsilon_eval: float = setting(0.05, "share of random actions in evaluations", least=0, most=1)
+    epsilon_steps: int = setting(
+        1_000_000, "agent steps in which epsilon falls linearly from 1 to its final value", least=1
+    )
+    epsilon_eval: float = setting(0.05, "probability of a random action in evaluations", least=0, most=1)
 
 
 class Exploration:
-    """The share of random actions of each environment; where there are several final ones, each draws one by the seed.
+    """Gives each environment's epsilon, which falls linearly from 1 to a final value.
 
-    device: where noise is drawn, so that no rollout waits for it. Raises UsageError for shares and odds that are not
-    numbers from 0 to 1, or not equally many."""
+    device: where noise is drawn, so that no rollout waits for a copy. seed: of the draws of final values.
+    Raises UsageError for epsilons and odds that are not probabilities, or that differ in number."""
 
     def __init__(self, settings: Any, num_envs: int, device: torch.device | str = "cpu", seed: int = 0):
         finals, odds = settings.epsilon_final, settings.epsilon_odds or (1,) * len(settings.epsilon_final)
         for name, values in (("epsilon_final", finals), ("epsilon_odds", odds)):
             if not values or not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
-                raise UsageError(f"{name}={list(values)} must be numbers from 0 to 1, as in 0.1,0.01,0.5")
+                raise UsageError(f"{name}={list(values)} must be one or more numbers from 0 to 1, as in 0.1,0.01,0.5")
         if len(odds) != len(finals) or not any(odds):
             raise UsageError(
-                f"epsilon_odds={list(odds)} must be a probability for each of epsilon_final={list(finals)}; "
-                "null gives them equal ones"
+                f"epsilon_odds={list(odds)} must give a probability for each of epsilon_final={list(finals)}, not "
+                "all 0; null makes them equal"
             )
         self.steps = settings.epsilon_steps
         probabilities, generator = torch.tensor(odds, dtype=torch.float), torch.Generator().manual_seed(seed)
@@ -44,10 +46,10 @@ class Exploration:
         self.final = torch.tensor(finals, dtype=torch.float)[drawn].to(device)  # [B]
 
     def at(self, step: int) -> Tensor:
-        """[B], at that many agent steps of the run."""
+        """Returns epsilon [B] at an agent step of the run."""
         progress = min(1.0, step / self.steps)
-        share: Tensor = 1 + progress * (self.final - 1)
-        return share
+        epsilon: Tensor = 1 + progress * (self.final - 1)
+        return epsilon
 
     def state_dict(self) -> dict[str, Any]:
         return {"final": self.final}

@@ -1,15 +1,14 @@
-"""Returns, advantages and targets: pure functions on tensors, time first.
+"""Returns, advantages and targets: pure functions of tensors, time first.
 
-Shapes: T time steps, B environments, N transitions of a batch, K atoms. Index 0 is the oldest step. Results
-have the dtype and device of the inputs, carry no gradient (they are targets), and no input is changed.
+Shapes: T time steps, B environments, N transitions of a batch, K atoms. Index 0 is the oldest step. Results have the
+dtype and device of the inputs and carry no gradient, since they are targets; inputs are not changed.
 
-`done` [T, B] is bool and means terminated | truncated: it cuts everything, so nothing after it counts for
-what came before it. On-policy, the caller has already added the lost future of a truncated episode to the
-reward of its last step, as `discount * value(final_observation)`. Replay must not freeze such a value: it
-gives `n_step_return` the bare rewards, and bootstraps a truncated episode's final observation with the
-current target network.
+`done` [T, B] is bool and means terminated | truncated: nothing after it contributes to what came before it. On-policy,
+the caller has already added the lost future of a truncated episode to the reward of its last step, as
+`discount * value(final_observation)`. A replay must not store such a value: it gives `n_step_return` the bare rewards,
+and bootstraps from a truncated episode's final observation with the current target network.
 
-`bootstrap_value` [B] is the value of the observation that follows step T-1; ignored where that step is done.
+`bootstrap_value` [B] is the value of the observation that follows step T-1; it is ignored where that step is done.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def discounted_return(reward: Tensor, done: Tensor, bootstrap_value: Tensor, discount: float) -> Tensor:
-    """Discounted sum of rewards to the end of the episode or of the rollout.
+    """Computes discounted sums of rewards up to the end of the episode or of the rollout.
 
         R_t = r_t + discount * (1 - done_t) * R_{t+1},    R_T = bootstrap_value
 
@@ -38,7 +37,7 @@ def discounted_return(reward: Tensor, done: Tensor, bootstrap_value: Tensor, dis
 def generalized_advantage(
     reward: Tensor, value: Tensor, done: Tensor, bootstrap_value: Tensor, discount: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimates and the returns that belong to them.
+    """Computes generalized advantage estimates, and the returns that they imply.
 
         delta_t = r_t + discount * (1 - done_t) * V_{t+1} - V_t,    V_T = bootstrap_value
         A_t = delta_t + discount * lambda * (1 - done_t) * A_{t+1},    A_T = 0
@@ -64,7 +63,7 @@ def vtrace(
     rho_bar: float,
     c_bar: float,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace value targets v and policy-gradient advantages, the latter with their weight rho.
+    """Computes V-trace value targets v, and policy-gradient advantages that include the weight rho.
 
         rho_t = min(rho_bar, pi/mu),    c_t = min(c_bar, pi/mu),    log_ratio = log(pi/mu) of the action taken
         delta_t = rho_t * (r_t + discount * (1 - done_t) * V_{t+1} - V_t),    V_T = v_T = bootstrap_value
@@ -88,12 +87,12 @@ def vtrace(
 
 @torch.no_grad()
 def n_step_return(reward: Tensor, done: Tensor, discount: float, n: int) -> tuple[Tensor, Tensor]:
-    """Sum of the next n rewards, cut at the episode's end, without the bootstrap.
+    """Computes sums of the next n rewards, cut at the end of the episode, without the bootstrap.
 
         R_t = sum_{i<n} discount^i * (1 - done_n(t, i)) * r_{t+i},    done_n(t, i) = any_{j<i} done_{t+j}
 
-    reward, done: [T, B]. Returns (R, done_n(., n)), both [T-n+1, B]: only start steps that have n steps.
-    The target of Q is then R_t + discount^n * (1 - done_n) * max_a Q(s_{t+n}, a).
+    reward, done: [T, B]. Returns (R, done_n(., n)), both [T-n+1, B]: only for steps that have n steps.
+    The TD target of Q is then R_t + discount^n * (1 - done_n) * max_a Q(s_{t+n}, a).
     Source: Hessel et al. 2018 (Rainbow), section "Multi-step learning".
     Raises ValueError unless 1 <= n <= T.
     """
@@ -114,17 +113,17 @@ def n_step_return(reward: Tensor, done: Tensor, discount: float, n: int) -> tupl
 
 @torch.no_grad()
 def project_distribution(probabilities: Tensor, support: Tensor, target_support: Tensor) -> Tensor:
-    """Projects a distribution on moved atoms back onto the support; keeps all of its mass.
+    """Projects a distribution on shifted atoms back onto the support, preserving its total mass.
 
         b_j = (clip(Tz_j, z_0, z_{K-1}) - z_0) / dz,    dz = (z_{K-1} - z_0) / (K - 1)
         p'_i = sum_j p_j * max(0, 1 - |b_j - i|)
 
-    probabilities: p [N, K]; support: z [K], rising, evenly spaced; target_support: Tz [N, K], where p_j lies.
+    probabilities: p [N, K]; support: z [K], increasing, evenly spaced; target_support: Tz [N, K], the atoms of p.
     Returns p' [N, K].
     Source: Bellemare, Dabney & Munos 2017 (C51), section 4.1, equation 7, in units of atoms.
     """
-    # In units of atoms the shares of the two neighbours add up to 1, even in float32; and unlike floor and
-    # ceiling, the kernel loses nothing where b is an integer.
+    # In units of atoms, the shares of the two neighbours add up to 1, even in float32; and unlike the floor-and-ceiling
+    # form, this kernel loses no mass where b is an integer.
     num_atoms = support.shape[0]
     atom = torch.arange(num_atoms, dtype=support.dtype, device=support.device)  # i [K]
     atoms_per_unit = (num_atoms - 1) / (support[-1] - support[0])
@@ -134,11 +133,11 @@ def project_distribution(probabilities: Tensor, support: Tensor, target_support:
 
 
 def _shift(value: Tensor, bootstrap_value: Tensor) -> Tensor:
-    """value_{t+1} [T, B] from value_t [T, B] and the value after the last step [B]."""
+    """Returns value_{t+1} [T, B] from value_t [T, B] and the value after the last step [B]."""
     return torch.cat([value[1:], bootstrap_value[None]])
 
 
 def _cut(x_tp1: Tensor, done: Tensor) -> Tensor:
-    """(1 - done) * x_{t+1}."""
-    # Not a product: rows that are not valid may hold NaN, and 0 * NaN is NaN.
+    """Returns (1 - done) * x_{t+1}."""
+    # Not a product: invalid rows may hold NaN, and 0 * NaN is NaN.
     return x_tp1.masked_fill(done, 0.0)

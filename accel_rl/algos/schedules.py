@@ -1,11 +1,11 @@
-"""Schedules: pure functions of the run's global step, so that they resume and rescale without any state.
+"""Schedules: pure functions of the run's agent step, so that they need no state to resume or to rescale.
 
-A schedule is text, in a setting that `schedule_setting` makes:
+A schedule is the text of a setting made by `schedule_setting`:
 
     constant               the base value
     linear                 from the base value at step 0 to 0 at schedule_steps
-    linear:0.1             the same, to 0.1 of the base value
-    0:1 2e6:0.5 5e6:0.1    agent step : factor on the base value; linear between the points, constant outside
+    linear:0.1             the same, but to 0.1 of the base value
+    0:1 2e6:0.5 5e6:0.1    agent step : factor of the base value; linear between the points, constant outside
 """
 
 import math
@@ -15,61 +15,61 @@ from typing import Any
 
 from accel_rl.config.fields import fields_checked_by, setting
 
-Points = tuple[tuple[float, float], ...]  # (agent step, factor), steps rising
+Points = tuple[tuple[float, float], ...]  # (agent step, factor), steps increasing
 
-FORMS = "constant, linear, linear:SHARE, or points STEP:FACTOR as in '0:1 2e6:0.5 5e6:0.1'"
+FORMS = "constant, linear, linear:FRACTION, or points STEP:FACTOR as in '0:1 2e6:0.5 5e6:0.1'"
 
 
 def schedule_setting(default: str, help: str) -> Any:
-    """A field of a settings dataclass whose text is checked when the settings are built."""
+    """Returns a field of a settings dataclass that holds a schedule, checked when the settings are built."""
     return setting(
         default,
-        f"{help}: constant, linear (to 0 over schedule_steps), linear:0.1 (to that share of it), or points "
-        "step:factor, linear in between, as in '0:1 2e6:0.5 5e6:0.1'",
+        f"{help}: constant, linear (to 0 at schedule_steps), linear:0.1 (to that fraction of it), or points "
+        "step:factor with linear interpolation, as in '0:1 2e6:0.5 5e6:0.1'",
         check=points,
     )
 
 
 def schedule(text: str, initial: float, step: int, schedule_steps: int) -> float:
-    """The value at that many agent steps of the run, where the base value is initial. Raises ValueError as `points`."""
-    corners = points(text, schedule_steps)
-    if step <= corners[0][0]:
-        return initial * corners[0][1]
-    for (start, before), (stop, after) in pairwise(corners):
+    """Returns the value at an agent step of the run; initial: the base value. Raises ValueError as `points` does."""
+    schedule_points = points(text, schedule_steps)
+    if step <= schedule_points[0][0]:
+        return initial * schedule_points[0][1]
+    for (start, start_factor), (stop, stop_factor) in pairwise(schedule_points):
         if step < stop:
-            return initial * (before + (after - before) * (step - start) / (stop - start))
-    return initial * corners[-1][1]
+            return initial * (start_factor + (stop_factor - start_factor) * (step - start) / (stop - start))
+    return initial * schedule_points[-1][1]
 
 
 @lru_cache
 def points(text: str, schedule_steps: int = 1) -> Points:
-    """The corners of a schedule. Raises ValueError, saying which forms there are, for any other text."""
+    """Returns the points of a schedule. Raises ValueError, which lists the valid forms, for any other text."""
     if text == "constant":
         return ((0.0, 1.0),)
     if text == "linear":
         return points("linear:0", schedule_steps)
     if text.startswith("linear:"):
-        share = _number(text.removeprefix("linear:"))
-        if share is None:
-            raise ValueError(f"must name a share that is at least 0, as in linear:0.1 (or: {FORMS})")
-        return ((0.0, 1.0), (float(schedule_steps), share))
+        fraction = _number(text.removeprefix("linear:"))
+        if fraction is None:
+            raise ValueError(f"must give a fraction of at least 0, as in linear:0.1 (or: {FORMS})")
+        return ((0.0, 1.0), (float(schedule_steps), fraction))
     pairs = [[_number(part) for part in word.split(":")] for word in text.split()]
     if len(pairs) < 2 or any(len(pair) != 2 or None in pair for pair in pairs):
-        raise ValueError(f"must be {FORMS} (two points or more, numbers not below 0)")
-    corners = tuple((step, factor) for step, factor in pairs if step is not None and factor is not None)
-    if any(step <= before for (before, _), (step, _) in pairwise(corners)):
-        raise ValueError("must have rising agent steps; put its points in order, each step once")
-    return corners
+        raise ValueError(f"must be {FORMS} (at least two points, no negative numbers)")
+    parsed = tuple((step, factor) for step, factor in pairs if step is not None and factor is not None)
+    if any(step <= previous for (previous, _), (step, _) in pairwise(parsed)):
+        raise ValueError("must have increasing agent steps; sort its points and give each step once")
+    return parsed
 
 
 def ends(settings: Any, schedule_steps: int) -> dict[str, tuple[float, float]]:
-    """Of each setting that is a schedule, but constant: the agent step after which it stays, and its factor there."""
+    """Returns, for each setting that is a schedule other than constant, its last point: (agent step, factor)."""
     texts = {name: getattr(settings, name) for name in fields_checked_by(points, type(settings))}
     return {name: points(text, schedule_steps)[-1] for name, text in texts.items() if text != "constant"}
 
 
 def _number(text: str) -> float | None:
-    """None unless it is one, finite and not negative."""
+    """Returns the number, or None if it is not finite, negative, or not a number."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The share of random actions over steps and environments."""
+"""Epsilon over agent steps and environments."""
 
 from typing import Any
 
@@ -9,35 +9,33 @@ from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.errors import UsageError
 
 
-@pytest.mark.parametrize(("step", "share"), [(0, 1.0), (1, 0.991), (50, 0.55), (99, 0.109), (100, 0.1), (10**9, 0.1)])
-def test_the_share_falls_linearly_and_stays(step: int, share: float) -> None:
-    """Would catch a schedule that begins late, goes on below its end, or starts anew."""
+@pytest.mark.parametrize(("step", "epsilon"), [(0, 1.0), (1, 0.991), (50, 0.55), (99, 0.109), (100, 0.1), (10**9, 0.1)])
+def test_epsilon_falls_linearly_and_stays(step: int, epsilon: float) -> None:
+    """Would catch a schedule that begins late, falls below its final value, or starts again."""
     exploration = Exploration(ExplorationSettings(epsilon_final=(0.1,), epsilon_steps=100), 3)
-    assert exploration.at(step).tolist() == pytest.approx([share] * 3, rel=1e-6)
+    assert exploration.at(step).tolist() == pytest.approx([epsilon] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("odds", "shares"), [((0.4, 0.3, 0.3), (0.4, 0.3, 0.3)), ((1, 0, 1), (0.5, 0, 0.5)), (None, (1 / 3,) * 3)]
 )
-def test_environments_draw_their_final_share(odds: Any, shares: tuple[float, ...]) -> None:
-    """Would catch odds that belong to another share, or one draw for all environments."""
+def test_environments_draw_their_final_epsilon(odds: Any, shares: tuple[float, ...]) -> None:
+    """Would catch odds that belong to another epsilon, or a single draw for all environments."""
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5), epsilon_odds=odds, epsilon_steps=10)
     exploration = Exploration(settings, 30_000)
-    exploration.draw(0)
     final = exploration.at(10)
     for value, share in zip((0.1, 0.01, 0.5), shares, strict=True):
-        assert abs(float(torch.isclose(final, torch.tensor(value)).float().mean()) - share) < 0.012  # four deviations
-    torch.testing.assert_close(exploration.at(5), (1 + final) / 2)  # each falls towards its own
+        frequency = float(torch.isclose(final, torch.tensor(value)).float().mean())
+        assert abs(frequency - share) < 0.012  # more than four stds
+    torch.testing.assert_close(exploration.at(5), (1 + final) / 2)  # each falls towards its own final value
 
 
-def test_draws_are_the_seeds_and_are_restored() -> None:
-    """Would catch environments that explore otherwise after a run has been resumed."""
+def test_draws_depend_on_the_seed_only_and_are_restored() -> None:
+    """Would catch environments that explore differently after a run is resumed."""
     settings = ExplorationSettings(epsilon_final=(0.1, 0.01, 0.5))
 
     def make(seed: int) -> Exploration:
-        exploration = Exploration(settings, 50)
-        exploration.draw(seed)
-        return exploration
+        return Exploration(settings, 50, seed=seed)
 
     first, same, other = make(1), make(1), make(2)
     assert torch.equal(first.final, same.final) and not torch.equal(first.final, other.final)
@@ -48,17 +46,17 @@ def test_draws_are_the_seeds_and_are_restored() -> None:
 @pytest.mark.parametrize(
     ("final", "odds", "message"),
     [
-        ((), None, r"epsilon_final=\[\] must be numbers from 0 to 1"),
-        ((0.1, 1.5), None, "epsilon_final=.* must be numbers from 0 to 1"),
-        ((-0.1,), None, "epsilon_final=.* must be numbers from 0 to 1"),
-        (("much",), None, "epsilon_final=.* must be numbers from 0 to 1"),
-        ((float("nan"),), None, "epsilon_final=.* must be numbers from 0 to 1"),
-        ((0.1, 0.2), (0.5, 1.2), "epsilon_odds=.* must be numbers from 0 to 1"),
-        ((0.1, 0.2), (0.5,), r"epsilon_odds=\[0.5\] must be a probability for each of epsilon_final=\[0.1, 0.2\]"),
-        ((0.1, 0.2), (0, 0), "epsilon_odds=.* must be a probability for each"),
+        ((), None, r"epsilon_final=\[\] must be one or more numbers from 0 to 1"),
+        ((0.1, 1.5), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
+        ((-0.1,), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
+        (("much",), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
+        ((float("nan"),), None, "epsilon_final=.* must be one or more numbers from 0 to 1"),
+        ((0.1, 0.2), (0.5, 1.2), "epsilon_odds=.* must be one or more numbers from 0 to 1"),
+        ((0.1, 0.2), (0.5,), r"epsilon_odds=\[0.5\] must give a probability for each of epsilon_final=\[0.1, 0.2\]"),
+        ((0.1, 0.2), (0, 0), "epsilon_odds=.* must give a probability for each"),
     ],
 )
-def test_shares_and_odds_that_are_none(final: Any, odds: Any, message: str) -> None:
-    """Would catch a share of 150 %, or a setting that fails in the middle of a run."""
+def test_invalid_epsilons_and_odds_are_refused(final: Any, odds: Any, message: str) -> None:
+    """Would catch a probability of 150 %, or a setting that fails only in the middle of a run."""
     with pytest.raises(UsageError, match=message):
         Exploration(ExplorationSettings(epsilon_final=final, epsilon_odds=odds), 4)

@@ -1,4 +1,4 @@
-"""returns.py against slow, obvious loops over one environment, and against vectors worked out by hand."""
+"""Returns and targets against slow, obvious loops over one environment, and against vectors worked out by hand."""
 
 import math
 
@@ -30,12 +30,12 @@ def random_rollout(seed, dtype):
 
 
 def column(*values, dtype=torch.float64):
-    """One environment's values as [T, 1]; DONE stays bool."""
+    """Returns one environment's values as tensors [T, 1]; DONE stays bool."""
     return tuple(torch.tensor(v, dtype=None if isinstance(v[0], bool) else dtype)[:, None] for v in values)
 
 
 def per_env(slow, *arrays):
-    """Runs a loop written for one environment over all, in float64: [T, B] from B lists."""
+    """Runs a loop written for one environment over all of them, in float64: [T, B] from B lists."""
     envs = zip(*(array.tolist() if array.dim() == 1 else array.T.tolist() for array in arrays), strict=True)
     return torch.tensor([slow(*env) for env in envs], dtype=torch.float64).T
 
@@ -47,7 +47,7 @@ def assert_close(actual, expected, dtype=torch.float64):
 
 
 def slow_return(reward, done, bootstrap_value, discount=DISCOUNT):
-    """From every start: add discounted rewards until done, else the bootstrap."""
+    """Adds discounted rewards from every start until done, and the bootstrap if none is done."""
     result = []
     for start in range(len(reward)):
         total, weight = 0.0, 1.0
@@ -68,13 +68,13 @@ def slow_td_errors(reward, value, done, bootstrap_value):
 
 
 def slow_advantage(reward, value, done, bootstrap_value, gae_lambda):
-    """The sum of (discount lambda)^k delta_{t+k} up to done."""
+    """Returns the sum of (discount lambda)^k delta_{t+k} up to done."""
     delta = slow_td_errors(reward, value, done, bootstrap_value)
     return slow_return(delta, done, 0.0, DISCOUNT * gae_lambda)
 
 
 def slow_vtrace(reward, value, done, bootstrap_value, log_ratio, rho_bar, c_bar):
-    """IMPALA's sum (its equation 1): every later TD error, weighted by the product of the c in between."""
+    """Computes IMPALA's equation 1: the sum of all later TD errors, weighted by the product of the c in between."""
     delta = slow_td_errors(reward, value, done, bootstrap_value)
     target = []
     for start in range(len(reward)):
@@ -147,7 +147,7 @@ def test_generalized_advantage_is_the_sum_of_td_errors(seed, dtype):
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 0.9), (math.inf, 1.5)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_vtrace_is_the_sum_of_weighted_td_errors(seed, rho_bar, c_bar, dtype):
-    """Catches rho and c mixed up, a missing cut at done (CuLE's bug), V in place of v in the advantage."""
+    """Catches rho and c mixed up, a missing cut at done (CuLE's bug), V instead of v in the advantage."""
     rollout = random_rollout(seed, dtype)
     target, advantage = returns.vtrace(*rollout, DISCOUNT, rho_bar, c_bar)
     expected = per_env(lambda *env: slow_vtrace(*env, rho_bar, c_bar), *rollout)
@@ -187,7 +187,7 @@ def test_projection_shares_mass_between_neighbours(seed, dtype):
     torch.testing.assert_close((actual * support).sum(-1), clipped_mean, rtol=1e-5, atol=1e-5)
 
 
-def test_discounted_return_vector():
+def test_discounted_return_by_hand():
     """Catches a wrong episode end in the middle of a rollout."""
     reward, done, expected = column(REWARD, DONE, RETURN)
     bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
@@ -195,7 +195,7 @@ def test_discounted_return_vector():
 
 
 @pytest.mark.parametrize("gae_lambda", [0.95, 1.0])
-def test_generalized_advantage_vector(gae_lambda):
+def test_generalized_advantage_by_hand(gae_lambda):
     """Catches lambda in the wrong place; lambda 1 gives the discounted return."""
     reward, value, done, expected, plain_return = column(
         REWARD, VALUE, DONE, [-0.350773825, -1.32565, -1.3, 1.3972165, 1.593], RETURN
@@ -208,7 +208,7 @@ def test_generalized_advantage_vector(gae_lambda):
         assert_close(advantage, expected)
 
 
-def test_n_step_return_vector():
+def test_n_step_return_by_hand():
     """Catches start steps just before a done being lost or bootstrapped."""
     reward, done = column([1.0, 0, -1, 1, 0, 1], [False, False, False, True, False, False])
     return_, done_n = returns.n_step_return(reward, done, DISCOUNT, 3)
@@ -216,7 +216,7 @@ def test_n_step_return_vector():
     assert done_n[:, 0].tolist() == [False, True, True, True]
 
 
-def test_vtrace_vector():
+def test_vtrace_by_hand():
     """Catches traces that run through done."""
     reward, value, done, ratio = column(REWARD, VALUE, DONE, [2.0, 0.5, 1, 0.25, 1.5])
     bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
@@ -251,7 +251,7 @@ def test_vtrace_on_policy_is_the_discounted_return():
         (1, 0.99, 30, {32: 0.55, 33: 0.45}),
     ],
 )
-def test_projection_vectors(reward, discount, atom, expected, dtype):
+def test_projection_by_hand(reward, discount, atom, expected, dtype):
     """Catches the floor/ceiling form that loses mass at integer positions."""
     support = torch.linspace(-10, 10, 51, dtype=dtype)
     probabilities = torch.zeros(1, 51, dtype=dtype)
@@ -265,14 +265,14 @@ def test_projection_vectors(reward, discount, atom, expected, dtype):
 
 @pytest.mark.parametrize("n", [-1, 0, 6])
 def test_n_step_return_refuses_an_n_that_does_not_fit(n):
-    """Catches an empty or wrapped-around result where n does not fit."""
+    """Catches an empty or wrapped-around result for an n that does not fit."""
     reward, done = column(REWARD, DONE)
     with pytest.raises(ValueError, match=rf"n={n} .* T=5 .* 1 <= n <= T"):
         returns.n_step_return(reward, done, DISCOUNT, n)
 
 
 def test_nothing_leaks_backwards_through_done():
-    """Catches 0 * NaN: rows that are not valid may hold anything, but only behind a done."""
+    """Catches 0 * NaN: invalid rows may hold anything, but only after a done."""
     reward, value, done, log_ratio = column(REWARD, VALUE, DONE, [0.1] * 5)
     for array in (reward, value, log_ratio):
         array[3:] = math.nan
@@ -301,7 +301,7 @@ def every_input():
     return [*random_rollout(9, torch.float32), probabilities, torch.linspace(-2, 2, 9)]
 
 
-def test_inputs_stay_and_targets_carry_no_gradient():
+def test_inputs_are_unchanged_and_targets_carry_no_gradient():
     """Catches in-place changes of a rollout, and a value loss that would train its own target."""
     inputs = [x.requires_grad_(x.is_floating_point()) for x in every_input()]
     before = [x.detach().clone() for x in inputs]
@@ -311,7 +311,7 @@ def test_inputs_stay_and_targets_carry_no_gradient():
 
 
 def test_nothing_reads_a_value():
-    """Catches .item() and branches on data, which make a GPU wait: a meta tensor has no values to read."""
+    """Catches .item() and branches on data, which make a GPU wait: a meta tensor has no values."""
     expected = every_function(*every_input())
     results = every_function(*(x.to("meta") for x in every_input()))
     assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
@@ -319,7 +319,7 @@ def test_nothing_reads_a_value():
 
 @pytest.mark.gpu
 def test_same_on_cuda():
-    """Catches a tensor made on the CPU in the middle of a function."""
+    """Catches a tensor created on the CPU inside of a function."""
     expected = every_function(*every_input())
     results = every_function(*(x.cuda() for x in every_input()))
     for result, cpu_result in zip(results, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Schedules: their values at and around every corner, their text, and runs that resume beyond their end."""
+"""Schedules: values at and around every point, their text, and runs resumed beyond their end."""
 
 import csv
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ PIECEWISE = "1e6:1 2e6:0.5 5e6:0.1"
     ],
 )
 def test_values_at_and_around_every_point(text: str, expected: dict[int, float]) -> None:
-    """Would catch a schedule that goes on beyond its end, jumps at a corner, or counts from somewhere else than 0."""
+    """Would catch a schedule that changes beyond its end, jumps at a point, or does not count from 0."""
     for step, value in expected.items():
         assert schedule(text, 2.0, step, schedule_steps=100) == pytest.approx(value, rel=1e-7, abs=1e-12), step
 
 
-def test_corners_are_exact() -> None:
-    """Would catch an end that is only nearly 0, or an initial value that is rounded."""
+def test_points_are_exact() -> None:
+    """Would catch a final value that is only nearly 0, or an initial value that is rounded."""
     assert [schedule("linear", 0.7, step, 3) for step in (0, 3, 4)] == [0.7, 0.0, 0.0]
     assert [schedule("0:1 7:0.5 9:0.1", 0.7, step, 3) for step in (0, 7, 9)] == [0.7, 0.35, 0.7 * 0.1]
 
 
-def test_against_numpy() -> None:
+def test_values_are_those_of_numpys_interpolation() -> None:
     """Would catch a wrong segment."""
     random = np.random.default_rng(0)
     for _ in range(50):
@@ -55,8 +55,8 @@ def test_against_numpy() -> None:
             assert schedule(text, 3.0, step, 1) == pytest.approx(3 * np.interp(step, steps, factors))
 
 
-def test_nothing_but_the_step_counts() -> None:
-    """Would catch a schedule that remembers where it has been, or that a longer run stretches."""
+def test_values_depend_on_the_step_only() -> None:
+    """Would catch a schedule with state, or points that a longer run stretches."""
     for text in ("linear:0.3", PIECEWISE):
         forward = [schedule(text, 1.0, step, 4_000_000) for step in range(0, 6_000_000, 500_000)]
         backward = [schedule(text, 1.0, step, 4_000_000) for step in reversed(range(0, 6_000_000, 500_000))]
@@ -67,28 +67,28 @@ def test_nothing_but_the_step_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("", "two points or more"),
-        ("cosine", "must be constant, linear, linear:SHARE, or points STEP:FACTOR"),
+        ("", "at least two points"),
+        ("cosine", "must be constant, linear, linear:FRACTION, or points STEP:FACTOR"),
         ("Linear", "must be constant"),
-        ("linear:", "must name a share that is at least 0, as in linear:0.1"),
+        ("linear:", "must give a fraction of at least 0, as in linear:0.1"),
         ("linear:-0.1", "at least 0"),
         ("linear:nan", "at least 0"),
         ("linear:x", "at least 0"),
-        ("0:1", "two points or more"),
+        ("0:1", "at least two points"),
         ("0:1 5", "must be constant"),
         ("0:1 5:", "must be constant"),
         ("0:1 5:1:2", "must be constant"),
         ("0:1, 5:0", "must be constant"),
-        ("0:1 5:-1", "numbers not below 0"),
-        ("-5:1 5:1", "numbers not below 0"),
+        ("0:1 5:-1", "no negative numbers"),
+        ("-5:1 5:1", "no negative numbers"),
         ("0:1 inf:0", "must be constant"),
         ("0:1 5:nan", "must be constant"),
-        ("5:1 0:0.5", "rising agent steps"),
-        ("0:1 5:0.5 5:0.1", "rising agent steps"),
+        ("5:1 0:0.5", "increasing agent steps"),
+        ("0:1 5:0.5 5:0.1", "increasing agent steps"),
     ],
 )
-def test_bad_texts(text: str, rule: str) -> None:
-    """Would catch a text that is taken for something else, or refused without its name, the rule and the way out."""
+def test_invalid_texts_are_refused(text: str, rule: str) -> None:
+    """Would catch a text that is misread, or an error without the value, the rule and the way out."""
     with pytest.raises(UsageError, match=rule) as caught:
         build(A2CSettings, {"learning_rate_schedule": text})
     assert f"learning_rate_schedule={text!r} must" in str(caught.value)
@@ -100,8 +100,8 @@ class Clipped(AlgoSettings):
     plain: str = "linear"
 
 
-def test_ends_of_an_algorithms_schedules() -> None:
-    """Would catch an algorithm's own schedule that is forgotten, or one that never changes being reported."""
+def test_ends_include_an_algorithms_own_schedules() -> None:
+    """Would catch an algorithm's own schedule that is missed, or a constant one that is reported."""
     settings = build(Clipped, {})
     assert ends(settings, 100) == {"clip_schedule": (100, 0)}
     settings = build(Clipped, {"learning_rate_schedule": PIECEWISE, "clip_schedule": "linear:0.5"})
@@ -113,13 +113,13 @@ def test_ends_of_an_algorithms_schedules() -> None:
 RUN = {**TINY_SERIAL_RUN, "log_interval_steps": 20}
 
 
-def test_a_resumed_run_beyond_the_end_says_so(tmp_path: Path) -> None:
-    """Would catch points that config.yaml does not bring back, a longer run that moves them, or silence at the end."""
+def test_a_run_resumed_beyond_the_end_warns(tmp_path: Path) -> None:
+    """Would catch points that config.yaml does not restore, that a longer run moves, or an end without a warning."""
     run = accel_rl.train(**RUN, steps=80, learning_rate_schedule="0:1 100:0.5 200:0", out=tmp_path / "run")
     accel_rl.train(resume=run, steps=200)
     assert "WARNING" not in (run / "log.txt").read_text()
     accel_rl.train(resume=run, steps=300)
-    warning = "learning_rate_schedule ends at step 200: from there on 0 of its base value"
+    warning = "learning_rate_schedule ends at step 200: after that it stays at 0 of its base value"
     assert warning in (run / "log.txt").read_text()
     with (run / "progress.csv").open() as file:
         assert [int(row["time/total_timesteps"]) for row in csv.DictReader(file)] == list(range(20, 301, 20))
@@ -130,7 +130,7 @@ def test_a_resumed_run_beyond_the_end_says_so(tmp_path: Path) -> None:
 
 
 def test_a_bad_schedule_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Would catch a folder that is made, or a run that begins, before the text is looked at."""
+    """Would catch a folder created, or a run started, before the text is checked."""
     with pytest.raises(UsageError, match="learning_rate_schedule='sometimes' must be constant"):
         accel_rl.train(**RUN, steps=80, learning_rate_schedule="sometimes", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Slow, obvious arithmetic on plain numbers: what distributions and losses are compared with."""
+"""Slow, obvious arithmetic on plain numbers, as a reference for distributions and losses."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,17 +19,17 @@ DISTRIBUTIONS: dict[str, Callable[[], Any]] = {
 
 
 def draw(kind: str, *shape: int, seed: int = 0) -> tuple[Any, Tensor, Tensor]:
-    """A distribution, random parameters [*shape, P] float64 of it, and actions that others of the kind have taken."""
+    """Returns a distribution, random parameters [*shape, P] float64, and actions sampled from other parameters."""
     generator = torch.Generator().manual_seed(seed)
     distribution = DISTRIBUTIONS[kind]().double()
     outputs = torch.randn((2, *shape, distribution.num_outputs), generator=generator, dtype=torch.float64)
-    parameters, others = distribution.parameters_of(outputs).detach()
+    parameters, acting = distribution.to_parameters(outputs).detach()
     noise = distribution.draw_noise(shape, generator)
-    return distribution, parameters, distribution.sample(others, noise)
+    return distribution, parameters, distribution.sample(acting, noise)
 
 
 def log_probability(kind: str, parameters: list[float], action: Any) -> float:
-    """Of one action, by the textbook."""
+    """Returns one action's log-probability, by the textbook formula."""
     if kind in ("categorical", "multi_categorical"):
         choices = _choices(kind, parameters)
         actions = [action] if kind == "categorical" else action
@@ -41,13 +41,14 @@ def log_probability(kind: str, parameters: list[float], action: Any) -> float:
 
 
 def entropy(kind: str, parameters: list[float]) -> float:
+    """Returns the entropy, by the textbook formula."""
     if kind in ("categorical", "multi_categorical"):
         return -sum(q * math.log(q) for p in _choices(kind, parameters) for q in p)
     return sum(0.5 * math.log(2 * math.pi * math.e * std**2) for std in _normals(kind, parameters)[1])
 
 
 def _choices(kind: str, logits: list[float]) -> list[list[float]]:
-    """The probabilities of each choice's actions."""
+    """Returns the probabilities of each choice's actions."""
     sizes, start, found = [len(logits)] if kind == "categorical" else CHOICES, 0, []
     for size in sizes:
         weights = [math.exp(x) for x in logits[start : start + size]]
@@ -57,7 +58,7 @@ def _choices(kind: str, logits: list[float]) -> list[list[float]]:
 
 
 def _normals(kind: str, parameters: list[float]) -> tuple[list[float], list[float]]:
-    """Means and deviations."""
+    """Returns means and stds."""
     if kind == "diagonal":
         size = len(parameters) // 2
         return parameters[:size], [math.exp(x) for x in parameters[size:]]
@@ -65,7 +66,7 @@ def _normals(kind: str, parameters: list[float]) -> tuple[list[float], list[floa
 
 
 def indices(shape: Any) -> Iterator[tuple[int, ...]]:
-    """Every index of a tensor of that shape."""
+    """Yields every index of a tensor of this shape."""
     for flat in range(math.prod(shape)):
         index, rest = [], flat
         for size in reversed(shape):
@@ -75,7 +76,7 @@ def indices(shape: Any) -> Iterator[tuple[int, ...]]:
 
 
 def slope(function: Callable[[], float], at: Tensor, step: float = 1e-6) -> Tensor:
-    """The gradient of function by the numbers of `at`, which it reads, by central differences."""
+    """Returns the gradient of a function with respect to the tensor `at`, which it reads, by central differences."""
     gradient = torch.zeros_like(at)
     with torch.no_grad():
         for index in indices(at.shape):

@@ -1,4 +1,4 @@
-"""Q networks that are tables, one-hot observations, and runs of a few rollouts without a trainer."""
+"""Q-networks that are tables, one-hot observations, and runs of a few rollouts without a trainer."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from accel_rl.models.q_network import QNetwork
 
 
 class OneHot(nn.Module):
-    """A trunk that does nothing: of one-hot observations, the next layer is a table."""
+    """Returns observations unchanged: for one-hot observations, the next layer is a table."""
 
     def __init__(self, num_states: int):
         super().__init__()
@@ -31,7 +31,7 @@ def table_trunk(spec: EnvSpec) -> OneHot:
 
 
 def set_table(network: QNetwork, table: Any) -> None:
-    """table [S, A], or logits [S, A, K]."""
+    """Sets the network's table [S, A], or its logits [S, A, K]."""
     layer, table = network.head.output, torch.as_tensor(table, dtype=torch.float)
     with torch.no_grad():
         layer.weight.copy_(table.flatten(1).T)
@@ -39,7 +39,7 @@ def set_table(network: QNetwork, table: Any) -> None:
 
 
 def table_gradient(network: QNetwork) -> Tensor:
-    """By the entries of the table [S, A] or [S, A, K], the layout of `set_table`."""
+    """Returns the gradient with respect to the table [S, A] or [S, A, K], laid out as in `set_table`."""
     gradient = network.head.output.weight.grad.T
     return gradient.view(len(gradient), network.num_actions, -1).squeeze(-1)
 
@@ -49,11 +49,11 @@ def one_hot(states: list[int], num_states: int) -> Tensor:
 
 
 def play(algo: Any, sampler: Any, update: Any, num_rollouts: int, step: int = 0) -> list[dict[str, Tensor]]:
-    """Rollouts as the trainer has them; what was learned in each step of the environments and after each rollout."""
+    """Collects rollouts and learns as the trainer does; returns the statistics of each step and of each rollout."""
     stats = []
     for _ in range(num_rollouts):
-        algo.prepare(step)
-        rollout = sampler.collect(lambda t: stats.append(algo.learn_meanwhile(t, update)))
+        algo.before_rollout(step)
+        rollout = sampler.collect(lambda t: stats.append(algo.on_step(t, None, update)))
         stats.append(algo.learn(rollout, update))
         step += rollout.reward.numel()
     return [each for each in stats if each]
