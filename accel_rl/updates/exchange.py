@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.flat import FlatParameters
+from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import Optimizer, State
 
 CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
@@ -125,7 +126,6 @@ def to_devices(saved: State, initial: State, device: torch.device) -> State:
     return {name: value.to(devices.get(name, device if value.dim() else "cpu")) for name, value in saved.items()}
 
 
-@torch.no_grad()
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     """Copies the parameters and buffers of one network into another."""
-    torch._foreach_copy_([*target.parameters(), *target.buffers()], [*source.parameters(), *source.buffers()])
+    copy_tensors([*target.parameters(), *target.buffers()], [*source.parameters(), *source.buffers()])

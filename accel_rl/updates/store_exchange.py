@@ -12,6 +12,7 @@ from accel_rl.hardware.devices import pin, unpin
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange, means, to_devices
 from accel_rl.updates.flat import FlatParameters
+from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.optimizers import Adam, Optimizer, State, TorchOptimizer
 from accel_rl.updates.parameter_store import PARAMETERS, CentralStore, LockedTensors, join
 
@@ -200,10 +201,8 @@ class StoreExchange(Exchange):
                 return
             self.num_syncs = int(part.current["count"])
             vector = part.current[PARAMETERS].to(self.parameters.values.device, copy=True)
-        with torch.no_grad():
-            torch._foreach_copy_(list(target.parameters()), self.parameters.views(vector))
-            for buffer, source in zip(target.buffers(), self.module.buffers(), strict=True):
-                buffer.copy_(source)
+        copy_tensors(target.parameters(), self.parameters.views(vector))
+        copy_tensors(target.buffers(), self.module.buffers())
 
     def _write_target(self, part: LockedTensors, count: int) -> None:
         """Makes what the store holds now the target of this count."""
