@@ -41,7 +41,7 @@ class DQNSettings(ReplaySettings):
 
 
 class DQN(Algo):
-    """Stores every rollout; while the environments take the next one's steps, learns from the replay."""
+    """Stores every rollout, and learns from the replay while the environments take the steps of the next one."""
 
     Settings = DQNSettings
     settings: DQNSettings
@@ -49,6 +49,7 @@ class DQN(Algo):
     secondary: SecondaryNetwork | None = None
     _is_warm = False  # stays so when a run is resumed without its replay
     _step = 0  # agent steps of the run before the rollout that is being sampled
+    _num_due = 0  # updates that the rollouts so far have brought and that are not made yet
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings
@@ -88,21 +89,27 @@ class DQN(Algo):
         self._step = step
 
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
-        """Learns: makes step t's part of the updates that each rollout brings."""
-        if not self.num_stored or self.num_stored < self.settings.warmup_steps:
-            return {}
+        """Makes step t's share of the updates that are due, while the environments take that step."""
         before, after = (self.updates_per_rollout * step // self.horizon for step in (t, t + 1))
-        return stack_stats([self.learn_batch(update) for _ in range(before, after)])
+        return self._learn_batches(min(after - before, self._num_due), update)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Stores the rollout, and copies the target network when that is due; `on_step` learns from the replay."""
+        """Makes the updates that `on_step` has left, stores the rollout, and syncs the target network when due."""
         assert self.replay
+        stats = self._learn_batches(self._num_due, update)
         self.replay.append(rollout)
+        self._num_due = self.updates_per_rollout if self.num_stored >= self.settings.warmup_steps else 0
         count = (rollout.first_step + self.num_envs * self.horizon) // self.settings.target_interval_steps
         update.sync_target(self.target, count)
         if self.secondary:
             self.secondary.sync_target(count)
-        return {}
+        return stats
+
+    def _learn_batches(self, count: int, update: Update) -> Stats:
+        self._num_due -= count
+        if not (self.replay and self.replay.num_samples):  # resumed without its replay
+            return {}
+        return stack_stats([self.learn_batch(update) for _ in range(count)])
 
     def learn_batch(self, update: Update) -> Stats:
         """Makes one update from one batch."""
@@ -137,7 +144,7 @@ class DQN(Algo):
             "target": self.target.state_dict(),
             "is_warm": self._is_warm,
             "secondary": self.secondary and self.secondary.state_dict(),
-            "local": {"exploration": self.exploration.state_dict()},
+            "local": {"exploration": self.exploration.state_dict(), "num_due": self._num_due},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,8 +152,9 @@ class DQN(Algo):
         self._is_warm = state["is_warm"]
         if self.secondary:
             self.secondary.load_state_dict(state["secondary"])
-        if "local" in state:
-            self.exploration.load_state_dict(state["local"]["exploration"])
+        if local := state.get("local"):
+            self.exploration.load_state_dict(local["exploration"])
+            self._num_due = local["num_due"]
 
 
 def huber_loss(

@@ -10,6 +10,8 @@ from torch import Tensor
 def copy_tensors(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Copies each source into its target, which has the same shape; on a GPU with few launches."""
     targets, sources = list(targets), list(sources)
+    if not targets:
+        return  # the operation refuses empty lists
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(targets, sources)
         return
