@@ -1,13 +1,11 @@
 """A2C's loss and learning step against plain arithmetic."""
 
 import math
-from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
 from accel_rl.envs import EnvConfig
@@ -15,10 +13,11 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import Categorical, DiagonalGaussian
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.updates import LocalUpdate
+from accel_rl.updates import Update
 from accel_rl.updates.optimizers import RMSProp
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
+from tests.helpers.updates import RecordingUpdate
 
 
 def test_loss_is_the_sum_over_valid_samples() -> None:
@@ -98,28 +97,6 @@ def test_loss_of_nothing_valid_is_zero() -> None:
     assert all(torch.isfinite(value) for value in stats.values())
 
 
-class OneUpdate:
-    """Records what `learn` asks for."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[float, float, float]] = []
-
-    def minimize(
-        self, loss: Any, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool
-    ) -> dict[str, Tensor]:
-        loss_sum, terms = loss(**batch)
-        self.calls.append((loss_sum.item(), weight.item(), learning_rate))
-        return terms
-
-    def sum(self, value: Tensor) -> Tensor:
-        return value
-
-    def max(self, value: Tensor) -> Tensor:
-        return value
-
-    def pull(self) -> None: ...
-
-
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.9])
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> None:
@@ -129,7 +106,7 @@ def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> No
     torch.manual_seed(0)
     algo = A2C(spec_of(env), settings, schedule_steps=100, num_envs=4, horizon=7)
     sampler = make(SerialSampler, env, SamplerConfig(4, 7, 2), algo.policy, reset_mode=reset_mode)
-    update = OneUpdate()
+    update = RecordingUpdate(algo.policy, learns=False)
     truncations = 0
     for _ in range(4):
         rollout = sampler.collect()
@@ -163,11 +140,13 @@ def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> No
                     entropy = -(log_p.exp() * log_p).sum().item()
                     action = int(rollout.action[t, b])
                     expected += -log_p[action].item() * advantage + 0.25 * advantage**2 - 0.01 * entropy
-        algo.learn(rollout, update)
-        loss_sum, weight, learning_rate = update.calls[-1]
-        assert loss_sum == pytest.approx(expected, rel=1e-4)
-        assert weight == rollout.valid.sum().item()
-        assert learning_rate == 7e-4
+        stats = algo.learn(rollout, update)
+        call = update.calls[-1]
+        assert call.loss(*call.batch)[0].item() == pytest.approx(expected, rel=1e-4)
+        assert stats["loss"].item() == pytest.approx(expected / rollout.valid.sum().item(), rel=1e-4)
+        assert call.num_samples.item() == rollout.valid.sum().item()
+        assert call.learning_rate == 7e-4 and call.sliceable
+    assert len(update.calls) == 4
     assert truncations > 0
 
 
@@ -180,10 +159,26 @@ def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
     assert A2C(spec, A2CSettings(), 100, 512, 5).learning_rate(0) == 7e-4
 
 
+def test_a_state_without_local_parts_is_loaded() -> None:
+    """Would catch a run that cannot be resumed with another number of learners, and returns that are restored into
+    other environments."""
+    spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
+    algo, other, plain = (A2C(spec, A2CSettings(normalize_returns=on), 100, 3, 5) for on in (True, True, False))
+    assert algo.statistics and algo.statistics.return_scale and other.statistics and other.statistics.return_scale
+    algo.statistics.return_scale.running.copy_(torch.arange(3.0))
+    state = algo.state_dict()
+    other.load_state_dict({name: value for name, value in state.items() if name != "local"})
+    assert not other.statistics.return_scale.running.any()
+    other.load_state_dict(state)
+    assert other.statistics.return_scale.running.tolist() == [0, 1, 2]
+    plain.load_state_dict(plain.state_dict())
+    assert plain.statistics is None
+
+
 def test_update_clips_the_whole_gradient() -> None:
     """Would catch clipping per tensor, or after the update."""
     layer = torch.nn.Linear(3, 2)
-    update = LocalUpdate(layer, RMSProp(), clip_grad_norm=0.5)
+    update = Update(layer, RMSProp(), clip_grad_norm=0.5)
     norm = update.step((layer(torch.ones(1, 3)) * 100).sum(), torch.tensor(4), 1e-3)
     assert norm.item() == pytest.approx(25 * math.sqrt(8), rel=1e-5)
     assert update.parameters.gradient.norm().item() == pytest.approx(0.5, rel=1e-5)

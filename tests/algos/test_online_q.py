@@ -4,45 +4,28 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from accel_rl.algos.online_q import OnlineQ, OnlineQSettings, squared_loss
-from accel_rl.updates import LocalUpdate
-from accel_rl.updates.optimizers import SGD
+from accel_rl.algos.online_q import OnlineQ, OnlineQSettings, QBatch, squared_loss
 from tests.helpers.losses import slope
 from tests.helpers.q_tables import table_trunk
+from tests.helpers.runs import assert_same
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
+from tests.helpers.updates import RecordingUpdate
 
 NUM_ENVS = 4
 SPEC = make_spec(frame_stack=0)
 TARGETS = ("n_step_q", "one_step_q", "one_step_sarsa")
 
 
-class Recorder(LocalUpdate):
-    """Records what is learned."""
-
-    def __init__(self, algo: OnlineQ):
-        super().__init__(algo.policy, SGD())
-        self.batches: list[dict[str, Tensor]] = []
-        self.weights: list[int] = []
-
-    def minimize(
-        self, loss: Any, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
-    ) -> dict[str, Tensor]:
-        self.batches.append(batch)
-        self.weights.append(int(weight))
-        return super().minimize(loss, batch, weight, learning_rate, sliceable=sliceable)
-
-
-def make(target: str, horizon: int, **changes: Any) -> tuple[OnlineQ, Recorder]:
+def make(target: str, horizon: int, **changes: Any) -> tuple[OnlineQ, RecordingUpdate]:
     torch.manual_seed(0)
     settings = OnlineQSettings(**{"target": target, "discount": DISCOUNT, "learning_rate": 1e-3, **changes})
     algo = OnlineQ(SPEC, settings, 1000, NUM_ENVS, horizon, table_trunk)
-    algo.to(torch.device("cpu"))
+    algo.setup(0, RecordingUpdate)
     with torch.no_grad():
         for parameter in (*algo.policy.parameters(), *algo.target.parameters()):
             parameter.normal_()
-    return algo, Recorder(algo)
+    return algo, RecordingUpdate(algo.policy)
 
 
 def best(algo: OnlineQ, seen: Any) -> float:
@@ -54,34 +37,34 @@ def values(algo: OnlineQ, seen: Any) -> list[float]:
     return algo.target(torch.as_tensor(seen)[None])[0].tolist()  # type: ignore[no-any-return]
 
 
-def goal_of(algo: OnlineQ, env: Env, t: int, end: int) -> float:
+def td_target_of(algo: OnlineQ, env: Env, t: int, end: int) -> float:
     """What step t of a stream is pulled to; end: the first row after its rollout."""
-    kind, goal, factor = algo.settings.target, 0.0, 1.0
+    kind, td_target, factor = algo.settings.target, 0.0, 1.0
     while True:
         step = env.steps[t]
-        goal, factor, t = goal + factor * step["reward"], factor * DISCOUNT, t + 1
+        td_target, factor, t = td_target + factor * step["reward"], factor * DISCOUNT, t + 1
         if step["terminated"]:
-            return goal
+            return td_target
         if step["truncated"]:
-            return goal + factor * best(algo, step["final"])
+            return td_target + factor * best(algo, step["final"])
         if kind == "one_step_sarsa":
-            return goal + factor * values(algo, env.rows[t])[env.steps[t]["action"]]
+            return td_target + factor * values(algo, env.rows[t])[env.steps[t]["action"]]
         if kind == "one_step_q" or t == end:
-            return goal + factor * best(algo, env.rows[t])
+            return td_target + factor * best(algo, env.rows[t])
 
 
-def assert_learned(algo: OnlineQ, batch: dict[str, Tensor], envs: list[Env], steps: list[int], end: int) -> None:
-    """That the batch is these steps of all environments, in this order, with their goals."""
-    assert len(batch["action"]) == len(steps) * NUM_ENVS
-    rows = iter(range(len(batch["action"])))
+def assert_learned(algo: OnlineQ, batch: QBatch, envs: list[Env], steps: list[int], end: int) -> None:
+    """That the batch is these steps of all environments, in this order, with their targets."""
+    assert len(batch.action) == len(steps) * NUM_ENVS
+    rows = iter(range(len(batch.action)))
     for t in steps:
         for env in envs:
             row = next(rows)
-            assert batch["action"][row] == env.steps[t]["action"]
-            assert batch["valid"][row] == env.steps[t]["valid"]
-            assert torch.equal(batch["observation"][row], torch.as_tensor(env.rows[t]))
+            assert batch.action[row] == env.steps[t]["action"]
+            assert batch.valid[row] == env.steps[t]["valid"]
+            assert torch.equal(batch.observation[row], torch.as_tensor(env.rows[t]))
             if env.steps[t]["valid"]:
-                assert batch["goal"][row].item() == pytest.approx(goal_of(algo, env, t, end), rel=1e-4, abs=1e-5)
+                assert batch.td_target[row].item() == pytest.approx(td_target_of(algo, env, t, end), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 5])
@@ -96,15 +79,15 @@ def test_targets_are_those_of_plain_loops(target: str, horizon: int) -> None:
     learned: list[int] = []
     for k in range(60 // horizon - 1):
         first, end = k * horizon, (k + 1) * horizon
-        num_batches = len(update.batches)
+        num_calls = len(update.calls)
         stats = algo.learn(rollout_of(envs, first, horizon, SPEC), update)
         steps = list(range(first, end))
         if target == "one_step_sarsa":  # the last one waits for its next action
             steps = [t - 1 for t in steps if t > 0]
-        assert bool(stats) == bool(steps) and len(update.batches) == num_batches + bool(steps)
+        assert bool(stats) == bool(steps) and len(update.calls) == num_calls + bool(steps)
         if steps:
-            assert_learned(algo, update.batches[-1], envs, steps, end)
-            assert update.weights[-1] == sum(env.steps[t]["valid"] for env in envs for t in steps)
+            assert_learned(algo, QBatch(*update.calls[-1].batch), envs, steps, end)
+            assert update.calls[-1].num_samples == sum(env.steps[t]["valid"] for env in envs for t in steps)
         learned += steps
     assert learned == list(range(len(learned))) and len(learned) >= 50
 
@@ -120,12 +103,29 @@ def test_sarsas_last_step_is_kept_in_a_checkpoint() -> None:
     for first in (5, 10):
         stats = [each.learn(rollout_of(envs, first, 5, SPEC), u) for each, u in ((algo, update), (other, other_update))]
         assert stats[0] == stats[1]
-        for name, value in update.batches[-1].items():
-            assert torch.equal(value, other_update.batches[-1][name]), name
+        for name, value, same in zip(QBatch._fields, update.calls[-1].batch, other_update.calls[-1].batch, strict=True):
+            assert torch.equal(value, same), name
     assert torch.equal(update.parameters.values, other_update.parameters.values)
     is_first, _ = make("one_step_sarsa", 5)
-    assert is_first.state_dict()["last"] is None
+    assert is_first.state_dict()["local"]["last"] is None
     is_first.load_state_dict(make("one_step_sarsa", 5)[0].state_dict())  # before its first rollout
+
+
+def test_a_state_without_local_parts_is_loaded() -> None:
+    """Would catch a run that cannot be resumed with another number of learners, and one that joins its first step to
+    another learner's last."""
+    algo, update = make("one_step_sarsa", 5, epsilon_final=(0.1, 0.5))
+    algo.learn(rollout_of(streams(SPEC, NUM_ENVS, 6, 7, seed=2), 0, 5, SPEC), update)
+    state = algo.state_dict()
+    assert state.pop("local")["last"] is not None
+    other, _ = make("one_step_sarsa", 5, epsilon_final=(0.1, 0.5))
+    with torch.no_grad():
+        for parameter in other.target.parameters():
+            parameter.zero_()
+    final = other.exploration.final.clone()
+    other.load_state_dict(state)
+    assert_same(other.target.state_dict(), algo.target.state_dict())
+    assert torch.equal(other.exploration.final, final) and other.state_dict()["local"]["last"] is None
 
 
 def test_sarsa_does_not_join_what_does_not_follow() -> None:
@@ -141,46 +141,49 @@ def test_sarsa_does_not_join_what_does_not_follow() -> None:
     algo, update = make("one_step_sarsa", 5)
     for first in (0, 5):
         algo.learn(rollout_of(envs, first, 5, SPEC), update)
-    assert update.batches[-1]["valid"].view(5, NUM_ENVS).tolist() == [[True, False, True, True], *[[True] * 4] * 4]
+    assert QBatch(*update.calls[-1].batch).valid.view(5, NUM_ENVS).tolist() == [
+        [True, False, True, True],
+        *[[True] * 4] * 4,
+    ]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_target_is_renewed_when_a_multiple_is_crossed(target: str) -> None:
-    """Would catch an interval in rollouts, and a renewal that is late, early or left out."""
+def test_the_target_is_synced_when_a_multiple_is_crossed(target: str) -> None:
+    """Would catch an interval in rollouts, and a sync that is late, early or left out."""
     envs = streams(SPEC, NUM_ENVS, 36, 7, seed=3)
     algo, update = make(target, 3, target_interval_steps=30)
-    renewed = []
+    synced = []
     for k in range(10):  # 12 steps each
         algo.learn(rollout_of(envs, 3 * k, 3, SPEC), update)
         pairs = zip(algo.policy.parameters(), algo.target.parameters(), strict=True)
-        renewed.append(all(torch.equal(mine, frozen) for mine, frozen in pairs))
-    assert [12 * (k + 1) for k in range(10) if renewed[k]] == [36, 60, 96, 120]
+        synced.append(all(torch.equal(mine, frozen) for mine, frozen in pairs))
+    assert [12 * (k + 1) for k in range(10) if synced[k]] == [36, 60, 96, 120]
 
 
 def test_squared_loss_and_gradient() -> None:
     """Would catch a half, a mean, a gradient through the target, and an invalid sample that counts, whatever it
     holds."""
     generator = torch.Generator().manual_seed(0)
-    value, goal = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    value, td_target = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     valid = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0]).bool()
-    goal[~valid] = torch.nan
+    td_target[~valid] = torch.nan
 
     def expected() -> float:
-        return sum((goal[i] - value[i]).item() ** 2 for i in range(8) if valid[i])
+        return sum((td_target[i] - value[i]).item() ** 2 for i in range(8) if valid[i])
 
     total, gradient = expected(), slope(expected, value)
     value.requires_grad_()
-    goal.requires_grad_()
-    loss_sum, terms = squared_loss(value, goal, valid)
+    td_target.requires_grad_()
+    loss_sum, terms = squared_loss(value, td_target, valid)
     loss_sum.backward()
     assert loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
     torch.testing.assert_close(value.grad, gradient, rtol=1e-6, atol=1e-6)
-    assert goal.grad is None and terms["value"].item() == pytest.approx(value[valid].sum().item())
+    assert td_target.grad is None and terms["value"].item() == pytest.approx(value[valid].sum().item())
 
 
 def test_exploration_is_each_environments_own() -> None:
     """Would catch one share for all of them."""
     algo, _ = make("n_step_q", 5, epsilon_final=(0.1, 0.5), epsilon_steps=100)
-    algo.prepare(50)
+    algo.before_rollout(50)
     assert torch.equal(algo.policy.epsilon, algo.exploration.at(50))
     assert algo.policy.epsilon.shape == (NUM_ENVS,)  # type: ignore[union-attr]

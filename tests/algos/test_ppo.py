@@ -1,6 +1,5 @@
 """PPO's loss against plain arithmetic; its minibatches, epochs and settings on real rollouts."""
 
-import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import bootstrap
-from accel_rl.algos.ppo import PPO, PPOSettings, minibatches, ppo_loss, random_orders, standardized
+from accel_rl.algos.ppo import PPO, PPOSettings, ppo_loss, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.cli import main
 from accel_rl.config.presets import load_preset, preset_names
@@ -18,10 +17,10 @@ from accel_rl.envs import EnvConfig
 from accel_rl.models.distributions import Categorical
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.updates import LocalUpdate
 from accel_rl.updates.optimizers import Adam
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
+from tests.helpers.updates import RecordingUpdate
 
 CARTPOLE = EnvConfig("CartPole-v1")
 PONG = EnvConfig("pong", options={"max_episode_steps": 7, "noop_max": 3})
@@ -154,33 +153,6 @@ def test_gradient_by_hand() -> None:
     assert table.grad[1].item() == pytest.approx(2 * 0.5 * ((-0.4 - 0.0) + (-0.4 - 2.0)))
 
 
-class Watched:
-    """A real update that keeps what it is given, copied."""
-
-    def __init__(self, algo: Any, **options: Any):
-        self.update = LocalUpdate(algo.policy, Adam(), **options)
-        self.batches: list[dict[str, Tensor]] = []
-        self.weights: list[float] = []
-        self.kls: list[float] = []
-
-    def minimize(self, loss: Any, batch: Any, weight: Tensor, rate: float, *, sliceable: bool = True) -> Any:
-        self.batches.append({name: value.clone() for name, value in batch.items()})
-        self.weights.append(weight.item())
-        return self.update.minimize(loss, batch, weight, rate, sliceable=sliceable)
-
-    def sum(self, value: Tensor) -> Tensor:
-        return value
-
-    def max(self, value: Tensor) -> Tensor:
-        self.kls.append(value.item())
-        return value
-
-    def pull(self) -> None: ...
-
-    def exclusive(self, buffers: dict[str, Tensor]) -> Any:
-        return contextlib.nullcontext()
-
-
 def ppo(env: EnvConfig, num_envs: int, horizon: int, steps: int = 10_000, **settings: Any) -> PPO:
     torch.manual_seed(0)
     return PPO(spec_of(env), PPOSettings(**settings), steps, num_envs, horizon)
@@ -199,7 +171,7 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
     settings = {"clip": 1e-4, "clip_schedule": "constant", "learning_rate": 1e-2, "normalize_observations": normalize}
     algo = ppo(COUNTING, 8, 16, **settings, **core)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(8, 16, 2), algo.policy, reset_mode=reset_mode)
-    watched, distribution = Watched(algo), algo.policy.distribution
+    watched, distribution = RecordingUpdate(algo.policy, Adam()), algo.policy.distribution
     for index in range(3):
         rollout = sampler.collect()
         policy_outputs = rollout.policy_outputs["distribution"]
@@ -213,14 +185,16 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
                     now = algo.policy.step(seen, recurrent_inputs)[0]
                 assert torch.equal(now, policy_outputs[t, group])
         if index or not normalize:
-            watched.batches.clear()
+            watched.calls.clear()
             stats = algo.learn(rollout, watched)
-            batch, loss = watched.batches[0], stats["clip_fraction"]
+            (_, targets, _), loss = watched.calls[0].batch, stats["clip_fraction"]
             assert len(loss) == 16 and loss[0] == 0 and 0 <= stats["approx_kl"][0] < 1e-9
             assert stats["approx_kl"][1:].max() > 1e-5
             old = distribution.log_probability(policy_outputs, rollout.action).flatten().sort().values
-            assert torch.isin(batch["old_log_probability"].flatten(), old).all()
-        algo.observe(rollout, watched)
+            assert torch.isin(targets.old_log_probability.flatten(), old).all()
+        assert (algo.statistics is not None) == normalize
+        if algo.statistics:
+            algo.statistics.update(rollout, watched)
 
 
 @pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
@@ -234,67 +208,28 @@ def test_observations_at_are_observations(env: EnvConfig) -> None:
         assert torch.equal(rollout.observations_at(steps, envs), whole[steps, envs])
 
 
-def test_minibatches_cover_every_sample_once() -> None:
-    """Would catch a tail that is lost, a sample used twice, or fields of different samples side by side."""
-    algo = ppo(COUNTING, 4, 6)
-    sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
-    rollout = sampler.collect()
-    number = torch.arange(24.0).reshape(6, 4)
-    orders = []
-    for permutation in random_orders(3, 24, torch.device("cpu")):
-        parts = list(minibatches(rollout, permutation, 3, {"number": number}))
-        assert [len(part["number"]) for part in parts] == [8, 8, 8]
-        order = torch.cat([part["number"] for part in parts]).long()
-        assert sorted(order.tolist()) == list(range(24))
-        for name, whole in {"observation": rollout.observations(0, 6), **vars(rollout)}.items():
-            if name in ("observation", "action", "valid"):
-                assert torch.equal(torch.cat([part[name] for part in parts]), whole.flatten(0, 1)[order]), name
-        orders.append(order.tolist())
-    assert orders[0] != orders[1] != orders[2]
-
-
-def test_sequences_stay_whole() -> None:
-    """Would catch sequences that are cut or mixed, or that begin with another environment's or step's state."""
-    algo = ppo(COUNTING, 6, 5, minibatches=3, **CORE)
-    sampler = make(SerialSampler, COUNTING, SamplerConfig(6, 5, 2), algo.policy)
-    sampler.collect()
-    rollout = sampler.collect()
-    assert rollout.recurrent_inputs is not None and rollout.recurrent_inputs.state[0].any()
-    number = torch.arange(6).expand(5, 6)
-    found = []
-    for part in minibatches(rollout, torch.randperm(6), 3, {"number": number}):
-        envs = part["number"][0]
-        assert part["number"].shape == (5, 2) and (part["number"] == envs).all()
-        found += envs.tolist()
-        assert torch.equal(part["observation"], rollout.observations(0, 5)[:, envs])
-        assert torch.equal(part["state"], rollout.recurrent_inputs.state[0, envs])
-        for name in ("previous_action", "previous_reward", "is_first"):
-            assert torch.equal(part[name], getattr(rollout.recurrent_inputs, name)[:5, envs]), name
-    assert sorted(found) == list(range(6))
-
-
 def test_learn_agrees_with_the_targets() -> None:
     """Would catch targets that move between epochs, weights that count invalid samples, or advantages left as are."""
     algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=3, normalize_advantage=True, value_clip=0.1)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
     sampler.collect()
-    rollout, watched = sampler.collect(), Watched(algo)
+    rollout, watched = sampler.collect(), RecordingUpdate(algo.policy, Adam())
     reward, bootstrap_value = bootstrap(algo.policy, rollout, 0.99)
     value = rollout.policy_outputs["value"]
     advantage, return_ = generalized_advantage(reward, value, rollout.done, bootstrap_value, 0.99, 0.95)
     valid = advantage[rollout.valid].double()
     advantage = (advantage - valid.mean()) / (valid.std(correction=0) + 1e-6)
     stats = algo.learn(rollout, watched)
-    assert len(watched.batches) == 6 and all(len(x) == 6 for x in stats.values())
+    assert len(watched.calls) == 6 and all(len(x) == 6 for x in stats.values())
     for epoch in range(3):
-        parts = watched.batches[2 * epoch : 2 * epoch + 2]
+        calls = watched.calls[2 * epoch : 2 * epoch + 2]
         for name, whole in (("advantage", advantage), ("return_", return_), ("old_value", value)):
             expected = whole.flatten().double().sort().values
-            found = torch.cat([part[name] for part in parts]).double().sort().values
+            found = torch.cat([getattr(call.batch[1], name) for call in calls]).double().sort().values
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        weights = watched.weights[2 * epoch : 2 * epoch + 2]
-        assert weights == [part["valid"].sum().item() for part in parts]
-        assert sum(weights) == rollout.valid.sum() < 24
+        counts = [call.num_samples.item() for call in calls]
+        assert counts == [call.batch[0].valid.sum().item() for call in calls]
+        assert sum(counts) == rollout.valid.sum() < 24
 
 
 def test_advantages_that_are_all_the_same() -> None:
@@ -303,9 +238,9 @@ def test_advantages_that_are_all_the_same() -> None:
     same, valid = torch.full((6, 4), 3.0), torch.ones(6, 4, dtype=torch.bool)
     valid[2:, 1] = False
     same[~valid] = 77.0
-    scaled = standardized(same, valid, Watched(algo))
+    scaled = standardized(same, valid, RecordingUpdate(algo.policy, Adam()))
     assert not scaled[valid].any() and torch.isfinite(scaled).all()
-    assert torch.isfinite(standardized(same, torch.zeros_like(valid), Watched(algo))).all()
+    assert torch.isfinite(standardized(same, torch.zeros_like(valid), RecordingUpdate(algo.policy, Adam()))).all()
 
 
 @pytest.mark.parametrize(("target_kl", "epochs"), [(1e-9, 1), (None, 5), (1e3, 5)])
@@ -313,25 +248,29 @@ def test_target_kl_stops_epochs(target_kl: float | None, epochs: int) -> None:
     """Would catch epochs that go on, an epoch that is cut in the middle, or a mean over all epochs."""
     algo = ppo(COUNTING, 4, 6, epochs=5, minibatches=3, target_kl=target_kl, learning_rate=1e-2)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy)
-    watched = Watched(algo)
+    watched = RecordingUpdate(algo.policy, Adam())
     stats = algo.learn(sampler.collect(), watched)
-    assert len(watched.batches) == 3 * epochs
-    assert len(watched.kls) == (0 if target_kl is None else epochs)
-    for epoch, kl in enumerate(watched.kls):
+    assert len(watched.calls) == 3 * epochs
+    assert len(watched.maxima) == (0 if target_kl is None else epochs)
+    for epoch, kl in enumerate(watched.maxima):
         assert kl == pytest.approx(stats["approx_kl"][3 * epoch : 3 * epoch + 3].mean().item(), rel=1e-5)
 
 
 def test_the_clip_is_annealed() -> None:
     """Would catch a clip, an entropy weight or a learning rate that stands still, or one frozen at the first."""
     algo = ppo(COUNTING, 4, 6, steps=96, entropy_schedule="linear:0.5", learning_rate_schedule="linear")
-    sampler, watched = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy), Watched(algo)
+    sampler, watched = (
+        make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy),
+        RecordingUpdate(algo.policy, Adam()),
+    )
     for index in range(4):
-        watched.batches.clear()
+        watched.calls.clear()
         algo.learn(sampler.collect(), watched)
         share = 1 - index / 4
-        for batch in watched.batches:
-            assert batch["clip"].item() == pytest.approx(0.2 * share)
-            assert batch["entropy_weight"].item() == pytest.approx(0.01 * (0.5 + 0.5 * share))
+        for call in watched.calls:
+            assert call.batch[2].clip.item() == pytest.approx(0.2 * share)
+            assert call.batch[2].entropy_weight.item() == pytest.approx(0.01 * (0.5 + 0.5 * share))
+            assert call.learning_rate == pytest.approx(7e-4 * share)
         assert algo.learning_rate(index * 24) == pytest.approx(7e-4 * share)
 
 

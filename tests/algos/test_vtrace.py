@@ -1,6 +1,8 @@
 """V-trace's loss against plain arithmetic, and which samples the multi-batch strategy learns from, and when."""
 
 import math
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,11 @@ from accel_rl.models.distributions import Categorical
 from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.updates import LocalUpdate
+from accel_rl.updates import Update
 from accel_rl.updates.optimizers import make_optimizer
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
 from tests.helpers.samplers import TOYS, make, spec_of
+from tests.helpers.updates import RecordingUpdate
 
 SPEC = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -195,9 +198,18 @@ def test_off_policy_vector() -> None:
 # ---- the multi-batch strategy ----
 
 
-def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int, **settings: Any) -> VTrace:
-    numbers = {"batches": batches, "batch_steps": batch_steps, "steps_per_update": steps_per_update}
-    return VTrace(SPEC, VTraceSettings(**numbers, **settings), 10**6, num_envs, batch_steps)
+def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int, horizon: int) -> VTrace:
+    settings = VTraceSettings(batches=batches, batch_steps=batch_steps, steps_per_update=steps_per_update)
+    return VTrace(SPEC, settings, 10**6, num_envs, horizon)
+
+
+def play(algo: VTrace, num_steps: int) -> Iterator[tuple[int, slice]]:
+    """Goes through as many steps, rollout by rollout; yields each at which an update is due, with its environments."""
+    for first in range(0, num_steps, algo.horizon):
+        algo.before_rollout(first * algo.num_envs)
+        for t in range(min(algo.horizon, num_steps - first)):
+            if (envs := algo.envs_to_update(t)) is not None:
+                yield first + t, envs
 
 
 @pytest.mark.parametrize(
@@ -212,49 +224,45 @@ def vtrace(num_envs: int, batches: int, batch_steps: int, steps_per_update: int,
     ],
 )
 def test_batches_take_turns(num_envs: int, row: tuple[int, int, int], first: list[tuple[int, int, int]]) -> None:
-    """Would catch a batch that is left out, comes too early, or with other environments: CuLE's Table 3 by hand."""
-    algo = vtrace(num_envs, *row)
-    due = [(step, envs.start, envs.stop) for step in range(60) if (envs := algo.due(step))]
-    assert due[: len(first)] == first
-    assert algo.window == row[1]
-    assert [step for step, _, _ in due] == [step for step in range(row[1], 60) if step % row[2] == 0]
+    """Would catch a batch that is left out, comes too early, or with other environments: CuLE's Table 3 by hand. And a
+    count of steps that begins anew with each rollout."""
+    for horizon in (1, 7, 20, 60):
+        algo = vtrace(num_envs, *row, horizon)
+        due = [(step, envs.start, envs.stop) for step, envs in play(algo, 60)]
+        assert due[: len(first)] == first
+        assert algo.window_steps == row[1]
+        assert [step for step, _, _ in due] == [step for step in range(row[1], 60) if step % row[2] == 0]
+
+
+@pytest.mark.parametrize("horizon", [4, 7])
+def test_turns_go_on_after_a_checkpoint(horizon: int) -> None:
+    """Would catch a resumed run that starts with the first batch again, or waits for a window that is there already."""
+    algo, resumed = (vtrace(6, 3, 5, 2, horizon) for _ in range(2))
+    before, after = 3 * horizon, 4 * horizon
+    assert [step for step, _ in play(algo, before)][:1] == [6]  # the first even step that has five before it
+    resumed.load_state_dict(pickle.loads(pickle.dumps(algo.state_dict())))
+    expected = list(play(algo, after))
+    assert list(play(resumed, after)) == expected
+    whole = [(step - before, envs) for step, envs in play(vtrace(6, 3, 5, 2, horizon), before + after)]
+    assert expected == [(step, envs) for step, envs in whole if step >= 0]
 
 
 @pytest.mark.parametrize("row", [(1, 5, 5), (5, 5, 1), (20, 20, 1), (80, 20, 1), (2, 6, 3), (3, 6, 1), (2, 8, 2)])
 def test_samples_are_used_equally_often(row: tuple[int, int, int]) -> None:
     """Would catch samples that are learned from more or less often than N / (SPU B) times, on average or in turn."""
     B, N, SPU = row
-    algo = vtrace(2 * B, *row)
+    algo = vtrace(2 * B, *row, horizon=N)
     period = SPU * B
     num_steps = 4 * max(N, period)
     used = np.zeros((num_steps, 2 * B), int)
-    for step in range(num_steps + 1):
-        envs = algo.due(step)
-        if envs is not None:
-            used[step - N : step, envs] += 1
+    for step, envs in play(algo, num_steps + 1):
+        used[step - N : step, envs] += 1
     settled = used[max(N, period) : 2 * max(N, period)]
     # Whoever learns 20 of every 80 steps leaves the others out; else each step is used as often as all.
     assert settled.mean() == pytest.approx(N / period)
     if N % period == 0:
         assert (settled == N // period).all()
     assert settled.sum(0).min() == settled.sum(0).max()
-
-
-class Learned:
-    """An update that keeps the batches, each with the rollout that it was made of."""
-
-    def __init__(self) -> None:
-        self.batches: list[dict[str, Tensor]] = []
-        self.weights: list[float] = []
-
-    def minimize(self, loss: Any, batch: Any, weight: Tensor, rate: float, *, sliceable: bool = True) -> Any:
-        assert not sliceable
-        self.batches.append({name: value.clone() for name, value in batch.items()})
-        self.weights.append(weight.item())
-        return {}
-
-    def sum(self, value: Tensor) -> Tensor:
-        return value
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
@@ -264,23 +272,25 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
     settings = VTraceSettings(batches=2, batch_steps=5, steps_per_update=1, core=core, core_size=8, discount=0.9)
     algo = VTrace(spec_of(COUNTING), settings, 1000, num_envs=4, horizon=3)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 3, 2, window=5), algo.policy, reset_mode="wait")
-    learned, step = Learned(), 0
+    learned, step = RecordingUpdate(algo.policy, learns=False), 0
     for _ in range(5):
+        algo.before_rollout(4 * step)
 
         def on_step(t: int, step: int = step) -> None:
-            envs = algo.due(step + t)
+            envs = algo.envs_to_update(t)
             assert (envs is None) == (step + t < 5)
             if envs is None:
                 return
             rollout: Rollout = sampler.recent(t, 5, envs)
             assert rollout.first_step == (step + t - 5) * 4 >= 0
-            algo.learn(rollout, learned)
-            batch = learned.batches[-1]
+            algo.on_step(t, rollout, learned)
+            call = learned.calls[-1]
+            batch, targets, _ = call.batch
             policy_outputs = rollout.policy_outputs["distribution"].log_softmax(-1)
-            assert torch.equal(batch["behaviour"], policy_outputs.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1))
-            assert torch.equal(batch["valid"], rollout.valid)
-            assert learned.weights[-1] == rollout.valid.sum().item()
-            assert torch.equal(batch["done"], rollout.terminated | rollout.truncated)
+            assert torch.equal(targets.behaviour, policy_outputs.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1))
+            assert torch.equal(batch.valid, rollout.valid) and not call.sliceable
+            assert call.num_samples.item() == rollout.valid.sum().item()
+            assert torch.equal(targets.done, rollout.terminated | rollout.truncated)
             gain = torch.zeros(5, 2)
             for k, (s, e) in enumerate(zip(rollout.final_step, rollout.final_env, strict=True)):
                 seen = rollout.final_observation[k]
@@ -291,17 +301,18 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
                     )
                     recurrent_inputs = recurrent_inputs._replace(is_first=torch.zeros(1, dtype=torch.bool))
                 gain[s, e] = 0.9 * algo.policy.step(seen[None], recurrent_inputs)[1].item()
-            torch.testing.assert_close(batch["reward"], rollout.reward + gain)
+            torch.testing.assert_close(targets.reward, rollout.reward + gain)
             if rollout.recurrent_inputs:
-                assert torch.equal(batch["state"], rollout.recurrent_inputs.state[0])
-                assert torch.equal(batch["is_first"], rollout.recurrent_inputs.is_first[:5])
+                assert torch.equal(batch.recurrent_inputs.state, rollout.recurrent_inputs.state[0])
+                assert torch.equal(batch.recurrent_inputs.is_first, rollout.recurrent_inputs.is_first[:5])
             with torch.no_grad():  # another policy from now on
                 for parameter in algo.policy.parameters():
                     parameter.add_(0.05 * torch.randn_like(parameter))
 
-        sampler.collect(on_step)
+        rollout = sampler.collect(on_step)
+        assert algo.learn(rollout, learned) == {}
         step += 3
-    assert len(learned.batches) == 10
+    assert len(learned.calls) == 10
 
 
 def test_one_batch_is_a2c() -> None:
@@ -315,12 +326,12 @@ def test_one_batch_is_a2c() -> None:
         make(SerialSampler, COUNTING, SamplerConfig(4, 5, 2, window=window), algo.policy)
         for window, algo in ((5, one), (0, two))
     ]
-    updates = [LocalUpdate(algo.policy, make_optimizer("sgd")) for algo in (one, two)]
+    updates = [Update(algo.policy, make_optimizer("sgd")) for algo in (one, two)]
     before = updates[0].parameters.values.clone()
 
     def on_step(t: int) -> None:
         if t == 0:  # then all of the first rollout is there, and nothing has been learned yet
-            one.learn(samplers[0].recent(0, 5, slice(0, 4)), updates[0])
+            one.on_step(0, samplers[0].recent(0, 5, slice(0, 4)), updates[0])
 
     samplers[0].collect()
     samplers[0].collect(on_step)

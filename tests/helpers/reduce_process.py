@@ -17,8 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accel_rl.algos.ppo import standardized
 from accel_rl.models.normalize import RunningMoments
-from accel_rl.updates import LocalUpdate
-from accel_rl.updates.all_reduce import AllReduceUpdate
+from accel_rl.updates import Update
+from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.optimizers import make_optimizer
 from accel_rl.updates.shared_sum import SharedSum
 
@@ -92,7 +92,7 @@ def samples(index: int, case: Case) -> dict[str, Tensor]:
     return batch
 
 
-def learn(update: LocalUpdate, network: Network, case: Case, rank: int, size: int) -> list[dict[str, Tensor]]:
+def learn(update: Update, network: Network, case: Case, rank: int, size: int) -> list[dict[str, Tensor]]:
     """What each update returns; then the parameters and statistics at the end."""
     device = update.parameters.values.device
     found = []
@@ -114,12 +114,13 @@ def learn(update: LocalUpdate, network: Network, case: Case, rank: int, size: in
             batch["advantage"] = standardized(batch["advantage"], batch["valid"], update)
         if case.prioritised:
             batch["importance"] = batch["importance"] / update.max(batch["importance"].max())
-        batch["scale"] = torch.tensor(1 + index / 10, dtype=torch.float64, device=device)
-        weight, rate = batch["valid"].sum(), 0.02 / (1 + index / 10)
+        scale = torch.tensor(1 + index / 10, dtype=torch.float64, device=device)
+        arguments = (*batch.values(), scale)
+        num_samples, rate = batch["valid"].sum(), 0.02 / (1 + index / 10)
         if case.by_step:
-            found.append({"grad_norm": update.step(loss(**batch)[0], weight, rate)})
+            found.append({"grad_norm": update.step(loss(*arguments)[0], num_samples, rate)})
         else:
-            found.append(update.minimize(loss, batch, weight, rate))
+            found.append(update.minimize(loss, arguments, num_samples, rate))
     state = {"parameters": update.parameters.values, **dict(network.named_buffers())}
     return [{name: value.cpu() for name, value in each.items()} for each in (*found, state)]
 
@@ -127,7 +128,7 @@ def learn(update: LocalUpdate, network: Network, case: Case, rank: int, size: in
 def alone(name: str) -> list[dict[str, Tensor]]:
     """What both ranks together should come to."""
     case, network = CASES[name], Network(0)
-    update = LocalUpdate(network, make_optimizer(case.rule), case.clip)
+    update = Update(network, make_optimizer(case.rule), case.clip)
     return learn(update, network, case, 0, 1)
 
 
@@ -136,10 +137,10 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
     found = {}
     for name, case in CASES.items():
         network = Network(rank).to(device)
-        options: dict[str, Any] = {"slice_elements": case.slice_elements, "through_memory": case.through_memory}
-        update = AllReduceUpdate(network, make_optimizer(case.rule), case.clip, **options)
+        exchange = AllReduce(through_memory=case.through_memory)
+        update = Update(network, make_optimizer(case.rule), case.clip, exchange, slice_elements=case.slice_elements)
         if device == "cpu" and sys.platform == "linux":
-            assert isinstance(update._sum, SharedSum) == case.through_memory
+            assert isinstance(exchange._all_reduce, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
         assert update.read_seconds()["exchange"] > 0
     return found
@@ -148,14 +149,14 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
 def too_many_terms(rank: int, size: int, device: str) -> str:
     """What an update says of a loss with that many terms."""
     network = Network(rank)
-    update = AllReduceUpdate(network, make_optimizer("sgd"))
+    update = Update(network, make_optimizer("sgd"), exchange=AllReduce())
 
     def loss(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss_sum = network(x)[1].sum()
         return loss_sum, {f"term_{index}": loss_sum.detach() for index in range(64)}
 
     try:
-        update.minimize(loss, {"x": torch.zeros(2, 4, dtype=torch.float64)}, torch.tensor(2), 0.1)
+        update.minimize(loss, (torch.zeros(2, 4, dtype=torch.float64),), torch.tensor(2), 0.1)
     except ValueError as error:
         return str(error)
     return ""

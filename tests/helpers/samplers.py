@@ -11,8 +11,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.rollout import RecurrentInputs
-from accel_rl.rollout import PolicyStep
+from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers.base import SamplerConfig
 
 TOYS = "tests.helpers.toy_envs"

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from accel_rl.updates.central_update import CentralUpdate
 from torch import Tensor, nn
 
+from accel_rl.updates import StoreExchange, Update
 from accel_rl.updates.optimizers import SGD
 from accel_rl.updates.parameter_store import CentralStore, LockedTensors
 
@@ -106,10 +106,10 @@ class Weights(nn.Module):
 
 
 def learn(store: CentralStore, size: int, num_updates: int) -> None:
-    """Updates of which each subtracts 1 from all parameters, adds 1 to the statistic "count", and renews the target
+    """Updates of which each subtracts 1 from all parameters, adds 1 to the statistic "count", and syncs the target
     after about 8 updates of all learners; says what the target was at each of its counts."""
     network, target = Weights(size), Weights(size).requires_grad_(False)
-    update, count = CentralUpdate(network, SGD(), store), torch.zeros((), dtype=torch.float64)
+    update, count = Update(network, SGD(), exchange=StoreExchange(store)), torch.zeros((), dtype=torch.float64)
     targets: dict[int, str] = {}
 
     def loss() -> tuple[Tensor, dict[str, Tensor]]:
@@ -118,11 +118,11 @@ def learn(store: CentralStore, size: int, num_updates: int) -> None:
     print(flush=True)
     sys.stdin.readline()
     for _ in range(num_updates):
-        update.minimize(loss, {}, torch.tensor(1), 1.0)
-        with update.exclusive({"count": count}):
+        update.minimize(loss, (), torch.tensor(1), 1.0)
+        with update.locked_buffers({"count": count}):
             count += 1
-        update.renew(target, store.chunks[0].version // 8)
-        targets[update.state_dict()["num_renewed"]] = str(target.weight.tolist())
+        update.sync_target(target, store.chunks[0].version // 8)
+        targets[update.state_dict()["num_syncs"]] = str(target.weight.tolist())
     print(json.dumps({number: zlib.crc32(values.encode()) for number, values in targets.items()}))
 
 

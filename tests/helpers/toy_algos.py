@@ -33,14 +33,20 @@ class InfiniteGradient:
         self.update, self.parameter = update, parameter
 
     def minimize(
-        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
+        self,
+        loss: Loss,
+        batch: tuple[Any, ...],
+        num_samples: Tensor,
+        learning_rate: float,
+        *,
+        sliceable: bool = True,
     ) -> dict[str, Tensor]:
-        def steep(**part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            loss_sum, terms = loss(**part)
+        def steep(*part: Any) -> tuple[Tensor, dict[str, Tensor]]:
+            loss_sum, terms = loss(*part)
             zero = (self.parameter - self.parameter.detach()).sum()
             return loss_sum + zero.sqrt(), terms
 
-        stats: dict[str, Tensor] = self.update.minimize(steep, batch, weight, learning_rate, sliceable=sliceable)
+        stats: dict[str, Tensor] = self.update.minimize(steep, batch, num_samples, learning_rate, sliceable=sliceable)
         return stats
 
     def sum(self, value: Tensor) -> Tensor:
@@ -97,11 +103,11 @@ class Struck(A2C):
     Settings = StruckSettings
     settings: StruckSettings
 
-    def start(self, seed: int, make_update: MakeUpdate) -> None:
-        super().start(seed, make_update)
+    def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        super().setup(seed, make_update)
         self.is_first = seed == 0
 
-    def prepare(self, step: int) -> None:
+    def before_rollout(self, step: int) -> None:
         self.is_due = step >= self.settings.at_step
         if self.is_due and self.settings.how == "sampling" and not self.is_first:
             halt(self.settings.mark)
@@ -120,7 +126,8 @@ class Struck(A2C):
                 with torch.no_grad():
                     self.policy.policy_head.bias.add_(1e-3)
             if how == "lock" and mark.with_name("checkpoint.pt").exists():
-                for part in (update.store.chunks[1], update.store.statistics):
+                store = update.exchange.store
+                for part in (store.chunks[1], store.statistics):
                     part.acquire()
                     for tensor in part.staging.values():
                         tensor.view(-1)[: -(-tensor.numel() // 2)].fill_(torch.nan)

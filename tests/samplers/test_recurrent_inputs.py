@@ -122,15 +122,15 @@ def test_what_acted_is_what_learns(case: str) -> None:
             cut = rollout.done.flip(0).cummax(0).values[0] & ~valid[-1]  # their games are over
             close(found[1][~cut], last[~cut])
             num_finals += len(rollout.final_step)
-            recurrent_inputs = rollout.recurrent_inputs_of(0, 5)
-            assert recurrent_inputs is not None
+            batch = rollout.sequences()
+            assert batch.recurrent_inputs is not None
             with torch.no_grad():
-                parameters, value = policy.evaluate(rollout.observations(0, 5), **recurrent_inputs._asdict())
+                parameters, value = policy.evaluate(batch.observation, batch.recurrent_inputs)
                 close(parameters[valid], rollout.policy_outputs["distribution"][valid])
                 close(value[valid], rollout.policy_outputs["value"][valid])
                 if index:  # and the state that it began with is not for nothing
-                    forgot = recurrent_inputs._replace(state=torch.zeros_like(recurrent_inputs.state))
-                    elsewhere = policy.evaluate(rollout.observations(0, 5), **forgot._asdict())[1]
+                    forgot = batch.recurrent_inputs._replace(state=torch.zeros_like(batch.recurrent_inputs.state))
+                    elsewhere = policy.evaluate(batch.observation, forgot)[1]
                     goes_on = ~rollout.reset[0]
                     assert not goes_on.any() or not torch.allclose(elsewhere[0, goes_on], value[0, goes_on], atol=1e-5)
         assert num_finals > 0

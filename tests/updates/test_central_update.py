@@ -1,4 +1,4 @@
-"""Learners on a central store: one alone is LocalUpdate, two are their equations written out in NumPy."""
+"""Learners on a central store: a single one learns as without, two are their equations written out in NumPy."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.errors import UsageError
-from accel_rl.updates import CentralStore, CentralUpdate, LocalUpdate, shared_state
+from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 from tests.helpers.store_process import Process, Weights, learn
@@ -32,11 +32,24 @@ def make_store(
     network: nn.Module, rule: Optimizer, *, options: dict[str, Any] | None = None, **more: Any
 ) -> CentralStore:
     """options: those of the update that decide what is shared."""
-    values = LocalUpdate(deepcopy(network).cpu(), rule).parameters.values
+    values = Update(deepcopy(network).cpu(), rule).parameters.values
     return CentralStore(values, shared_state(rule, values, **(options or {})), **more)
 
 
-def minimize(update: LocalUpdate, index: int) -> dict[str, Tensor]:
+def on_store(
+    network: nn.Module,
+    rule: Optimizer,
+    store: CentralStore,
+    clip: float | None = None,
+    *,
+    cuda_graphs: bool = False,
+    **options: Any,
+) -> Update:
+    """options: of the exchange."""
+    return Update(network, rule, clip, StoreExchange(store, **options), cuda_graphs=cuda_graphs)
+
+
+def minimize(update: Update, index: int) -> dict[str, Tensor]:
     """The index-th of some updates that are the same for every learner."""
     network, device = update.module, update.parameters.values.device
     x = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(index)).to(device)
@@ -47,7 +60,7 @@ def minimize(update: LocalUpdate, index: int) -> dict[str, Tensor]:
 
     if index % 3 == 2:
         return {"grad_norm": update.step(loss(x)[0], torch.tensor(6, device=device), RATES[index])}
-    return update.minimize(loss, {"x": x}, torch.tensor(6, device=device), RATES[index])
+    return update.minimize(loss, (x,), torch.tensor(6, device=device), RATES[index])
 
 
 def assert_equal(value: Tensor, expected: Tensor) -> None:
@@ -58,14 +71,14 @@ def assert_equal(value: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(value.to(expected.device), expected, rtol=1e-3, atol=1e-4)
 
 
-def assert_same_state(update: CentralUpdate, local: LocalUpdate) -> None:
-    update.flush()
+def assert_same_state(update: Update, local: Update) -> None:
+    update.exchange.flush()
     state, expected = update.state_dict(), local.state_dict()
     assert state.keys() == {*expected, "target"}
     assert_equal(state["parameters"], expected["parameters"])
-    assert state["rule"].keys() == expected["rule"].keys()
-    for name, value in expected["rule"].items():
-        assert_equal(state["rule"][name], value)
+    assert state["optimizer"].keys() == expected["optimizer"].keys()
+    for name, value in expected["optimizer"].items():
+        assert_equal(state["optimizer"][name], value)
 
 
 def same_parameters(module: nn.Module, other: nn.Module) -> bool:
@@ -83,16 +96,16 @@ def same(module: nn.Module, other: nn.Module) -> bool:
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize("own_state", [False, True])
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
-def test_alone_it_is_the_local_update(rule: Optimizer, own_state: bool, device: str, in_place: bool) -> None:
+def test_a_single_learner_learns_as_without_a_store(
+    rule: Optimizer, own_state: bool, device: str, in_place: bool
+) -> None:
     """Would catch a chunk left out or updated twice, a state that is not written back, a counter that counts chunks, a
     gradient clipped by chunks, and a learner that is left with something else than the store."""
     for num_chunks, locks in ((1, True), (3, True), (3, False)):
         options = {"own_state": own_state}
-        local = LocalUpdate(make_network(device), rule, 0.5, cuda_graphs=False)
+        local = Update(make_network(device), rule, 0.5, cuda_graphs=False)
         store = make_store(local.module, rule, options=options, num_chunks=num_chunks, locks=locks)
-        update = CentralUpdate(
-            make_network(device), rule, store, 0.5, in_place=in_place, cuda_graphs=False, own_state=own_state
-        )
+        update = on_store(make_network(device), rule, store, 0.5, in_place=in_place, own_state=own_state)
         for index in range(6):
             expected, stats = minimize(local, index), minimize(update, index)
             for name, value in expected.items():
@@ -109,15 +122,15 @@ def test_alone_it_is_the_local_update(rule: Optimizer, own_state: bool, device: 
 def test_a_graph_ends_with_the_gradient(device: str) -> None:
     """Would catch a CUDA graph that keeps the store's memory for itself, or updates before others are looked at. (On
     the CPU: the buffers that a graph would read.)"""
-    local = LocalUpdate(make_network(device), Adam(), 0.5, cuda_graphs=False)
-    update = CentralUpdate(make_network(device), Adam(), make_store(local.module, Adam()), 0.5)
+    local = Update(make_network(device), Adam(), 0.5, cuda_graphs=False)
+    update = on_store(make_network(device), Adam(), make_store(local.module, Adam()), 0.5, cuda_graphs=True)
     if device == "cpu":
-        update._graphs = CudaGraphs(update._body, torch.device(device))
+        update._graphs = CudaGraphs(update._graph_body, torch.device(device))
     x = torch.randn(6, 2, 6, 6, device=device)
 
-    def minimize(update: LocalUpdate) -> dict[str, Tensor]:
+    def minimize(update: Update) -> dict[str, Tensor]:
         loss = update.__dict__.setdefault("loss_of_test", lambda x: (update.module(x).square().sum(), {}))
-        return update.minimize(loss, {"x": x}, torch.tensor(6, device=device), 1e-2)
+        return update.minimize(loss, (x,), torch.tensor(6, device=device), 1e-2)
 
     for _ in range(5):
         assert_equal(minimize(update)["grad_norm"], minimize(local)["grad_norm"])
@@ -129,9 +142,9 @@ def test_a_graph_ends_with_the_gradient(device: str) -> None:
 def test_multi_step_adam_alone_is_adam(n: int) -> None:
     """Would catch beta^n with another n than that of the updates made, a step that is counted twice or lost at the end,
     and an exchange that comes too early or late."""
-    local = LocalUpdate(make_network(), Adam(), 0.5)
+    local = Update(make_network(), Adam(), 0.5)
     store = make_store(local.module, Adam(), options={"updates_per_exchange": n})
-    update = CentralUpdate(make_network(), Adam(), store, 0.5, updates_per_exchange=n)
+    update = on_store(make_network(), Adam(), store, 0.5, updates_per_exchange=n)
     for index in range(10):
         minimize(local, index)
         minimize(update, index)
@@ -139,9 +152,9 @@ def test_multi_step_adam_alone_is_adam(n: int) -> None:
         update.state_dict()  # to look is not to exchange
         assert [part.version for part in store.chunks] == [(index + 1) // n] * 3
     assert_same_state(update, local)
-    assert torch.equal(store.read()["square"], local.rule_state["square"])
+    assert torch.equal(store.read()["square"], local.exchange.optimizer_state["square"])
     assert [part.version for part in store.chunks] == [-(-10 // n)] * 3
-    update.flush()
+    update.exchange.flush()
     assert store.chunks[0].version == -(-10 // n), "nothing was pending"
 
 
@@ -251,7 +264,7 @@ def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: boo
     networks["a"].weight.data.copy_(torch.from_numpy(start))
     store = make_store(networks["a"], rule, options=options, locks=locks)
     updates = {
-        learner: CentralUpdate(network.to(device), rule, store, 0.5, in_place=in_place, cuda_graphs=False, **options)
+        learner: on_store(network.to(device), rule, store, 0.5, in_place=in_place, **options)
         for learner, network in networks.items()
     }
     for action, goal in zip(SCRIPT, goals, strict=True):
@@ -274,7 +287,7 @@ def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: boo
 def test_staleness() -> None:
     """Would catch own updates that count as others', and looks at the store that do not count."""
     store = make_store(make_network(), RMSProp())
-    updates = {name: CentralUpdate(make_network(), RMSProp(), store) for name in "abc"}
+    updates = {name: on_store(make_network(), RMSProp(), store) for name in "abc"}
     found = []
     for action in ["a", "a", "b", "a", "pull c", "c", "c", "a", "b"]:
         if action.startswith("pull"):
@@ -287,7 +300,7 @@ def test_staleness() -> None:
 def test_staleness_is_a_mean_over_chunks() -> None:
     """Would catch one chunk that stands for all."""
     store = make_store(make_network(), SGD())
-    update = CentralUpdate(make_network(), SGD(), store)
+    update = on_store(make_network(), SGD(), store)
     for part in store.chunks[1:]:
         part.copy_to_staging()
         part.publish()
@@ -298,7 +311,7 @@ def test_multi_step_staleness_is_that_of_the_newest_exchange() -> None:
     """Would catch updates between two exchanges that pretend to have seen the store."""
     options = {"updates_per_exchange": 2}
     store = make_store(make_network(), Adam(), options=options)
-    a, b = (CentralUpdate(make_network(), Adam(), store, **options) for _ in range(2))
+    a, b = (on_store(make_network(), Adam(), store, **options) for _ in range(2))
     found = [float(minimize(update, 0)["staleness"]) for update in (a, a, b, b, b, a, a)]
     assert found == [0, 0, 0, 1, 1, 0, 1]
 
@@ -307,7 +320,7 @@ def test_seconds_are_those_since_the_last_reading() -> None:
     """Would catch waiting that is logged again and again."""
     store = make_store(make_network(), SGD())
     store.lock_wait_s = 3.0
-    update = CentralUpdate(make_network(), SGD(), store)
+    update = on_store(make_network(), SGD(), store)
     store.lock_wait_s += 0.5
     assert update.read_seconds() == {"lock": 0.5}
     assert update.read_seconds() == {"lock": 0.0}
@@ -334,40 +347,40 @@ def test_what_two_processes_do_adds_up() -> None:
 # ---- statistics and target ----
 
 
-def test_exclusive_statistics() -> None:
+def test_locked_statistics() -> None:
     """Would catch an old copy that overwrites what another learner has added, and a failure that leaves half of it."""
     start = {"count": torch.tensor(1.0, dtype=torch.float64), "mean": torch.ones(4, dtype=torch.float64)}
     store = make_store(make_network(), SGD(), statistics=start)
-    a, b = (CentralUpdate(make_network(), SGD(), store) for _ in range(2))
+    a, b = (on_store(make_network(), SGD(), store) for _ in range(2))
     mine, other = ({name: torch.zeros_like(value) for name, value in start.items()} for _ in range(2))
     for update, buffers, expected in ((a, mine, 1), (b, other, 2), (b, other, 3), (a, mine, 4)):
-        with update.exclusive(buffers):
+        with update.locked_buffers(buffers):
             assert all((value == expected).all() for value in buffers.values())
             for value in buffers.values():
                 value += 1
-    with contextlib.suppress(KeyError), b.exclusive(other):
+    with contextlib.suppress(KeyError), b.locked_buffers(other):
         other["mean"] += 10
         raise KeyError
-    with a.exclusive(mine):
+    with a.locked_buffers(mine):
         assert mine["mean"].tolist() == [5] * 4
     with pytest.raises(ValueError, match=r"holds the statistics \['count', 'mean'\], not \['count'\]"):
-        a.exclusive({"count": mine["count"]}).__enter__()
+        a.locked_buffers({"count": mine["count"]}).__enter__()
 
 
 @pytest.mark.parametrize(("device", "in_place"), PLACES)
 def test_one_target_for_all(device: str, in_place: bool) -> None:
-    """Would catch targets of one count that differ, a target renewed twice for a count or never, one in the wrong order
+    """Would catch targets of one count that differ, a target synced twice for a count or never, one in the wrong order
     or layout, and one without its buffers."""
     store = make_store(make_network(), Adam())
-    a, b = (CentralUpdate(make_network(device), Adam(), store, in_place=in_place, cuda_graphs=False) for _ in range(2))
+    a, b = (on_store(make_network(device), Adam(), store, in_place=in_place) for _ in range(2))
     targets = [deepcopy(a.module), deepcopy(b.module)]
 
     initial = deepcopy(a.module)
     minimize(a, 0)
-    a.renew(targets[0], 0)
+    a.sync_target(targets[0], 0)
     assert same(targets[0], initial)
     minimize(b, 1)
-    a.renew(targets[0], 1)  # what b has made of the parameters, though a has not seen it yet
+    a.sync_target(targets[0], 1)  # what b has made of the parameters, though a has not seen it yet
     a.pull()
     assert [torch.equal(*pair) for pair in zip(targets[0].parameters(), b.module.parameters(), strict=True)] == [
         True
@@ -375,24 +388,24 @@ def test_one_target_for_all(device: str, in_place: bool) -> None:
     assert same(targets[0], a.module), "buffers"
     first = deepcopy(targets[0])
     minimize(a, 2)
-    a.renew(targets[0], 1)
-    b.renew(targets[1], 1)
+    a.sync_target(targets[0], 1)
+    b.sync_target(targets[1], 1)
     assert same_parameters(targets[0], first) and same_parameters(targets[1], first)
-    b.renew(targets[1], 3)
-    a.renew(targets[0], 2)  # late: the newer one is there
+    b.sync_target(targets[1], 3)
+    a.sync_target(targets[0], 2)  # late: the newer one is there
     assert same_parameters(targets[0], a.module) and same_parameters(targets[1], a.module)
 
 
 def test_a_target_includes_what_is_pending() -> None:
-    """Would catch a learner alone whose target lags behind that of LocalUpdate."""
-    local = LocalUpdate(make_network(), Adam())
+    """Would catch a learner alone whose target lags behind that of one without a store."""
+    local = Update(make_network(), Adam())
     options = {"updates_per_exchange": 4}
-    update = CentralUpdate(make_network(), Adam(), make_store(local.module, Adam(), options=options), **options)
+    update = on_store(make_network(), Adam(), make_store(local.module, Adam(), options=options), **options)
     targets = [deepcopy(local.module), deepcopy(local.module)]
     for index in range(3):
         for each, target in zip((local, update), targets, strict=True):
             minimize(each, index)
-            each.renew(target, index // 2)
+            each.sync_target(target, index // 2)
     assert same_parameters(*targets)
 
 
@@ -415,22 +428,22 @@ def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place:
     """Would catch a state that stays behind, here or in the store, and pending updates that are forgotten; also when
     the store is cut otherwise."""
 
-    def make(num_chunks: int) -> CentralUpdate:
+    def make(num_chunks: int) -> Update:
         store = make_store(make_network(), rule, options=options, num_chunks=num_chunks)
-        return CentralUpdate(make_network(), rule, store, 0.5, in_place=in_place, **options)
+        return on_store(make_network(), rule, store, 0.5, in_place=in_place, **options)
 
-    local, update, again = LocalUpdate(make_network(), rule, 0.5), make(3), make(2)
+    local, update, again = Update(make_network(), rule, 0.5), make(3), make(2)
     for index in range(4):
         minimize(local, index)
         minimize(update, index)
     minimize(again, 9)
     target = deepcopy(update.module)
-    update.renew(target, 5)
-    update.flush()
+    update.sync_target(target, 5)
+    update.exchange.flush()
     again.load_state_dict(deepcopy(update.state_dict()))
     again.module.load_state_dict({**again.module.state_dict(), **dict(update.module.named_buffers())})
     assert_parameters(again, update.parameters.values)
-    local.renew(deepcopy(local.module), 5)
+    local.sync_target(deepcopy(local.module), 5)
     for index in range(4, 8):
         for each in (local, update, again):
             minimize(each, index)
@@ -438,24 +451,24 @@ def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place:
         assert_same_state(each, local)
         assert_parameters(each, local.parameters.values)
     before = deepcopy(target)
-    again.renew(target, 5)
-    assert same_parameters(target, before), "renewed once more"
-    another, its_target = CentralUpdate(make_network(), rule, again.store, **options), make_network()
-    another.renew(its_target, 5)
+    again.sync_target(target, 5)
+    assert same_parameters(target, before), "synced once more"
+    another, its_target = on_store(make_network(), rule, again.exchange.store, **options), make_network()
+    another.sync_target(its_target, 5)
     assert same_parameters(its_target, before), "a learner that was not there before"
-    third = CentralUpdate(make_network(), rule, again.store, **options)
-    third.load_private_state(update.private_state())
+    third = on_store(make_network(), rule, again.exchange.store, **options)
+    third.load_local_state_dict(update.local_state_dict())
     with torch.no_grad():
         its_target[3].weight.zero_()
-    third.renew(its_target, 5)
+    third.sync_target(its_target, 5)
     assert not its_target[3].weight.any(), "one that has that target already"
-    again.renew(target, 6)
+    again.sync_target(target, 6)
     assert same_parameters(target, again.module)
 
 
-def assert_parameters(update: CentralUpdate, expected: Tensor) -> None:
+def assert_parameters(update: Update, expected: Tensor) -> None:
     assert torch.equal(update.parameters.values, expected)
-    assert torch.equal(update.store.read()["parameters"], expected)
+    assert torch.equal(update.exchange.store.read()["parameters"], expected)
 
 
 def test_starts_with_what_is_in_the_store() -> None:
@@ -464,7 +477,7 @@ def test_starts_with_what_is_in_the_store() -> None:
     torch.manual_seed(1)
     network = make_network()
     nn.init.ones_(network[3].weight)
-    update = CentralUpdate(network, SGD(), store)
+    update = on_store(network, SGD(), store)
     assert same_parameters(network, make_network())
     assert_parameters(update, store.read()["parameters"])
 
@@ -472,18 +485,18 @@ def test_starts_with_what_is_in_the_store() -> None:
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [
-        (TorchOptimizer("Adam"), {}, r"state of TorchOptimizer\('Adam'\) is not there .* choose rmsprop"),
+        (TorchOptimizer("Adam"), {}, r"state of TorchOptimizer\('Adam'\) does not exist before .* choose rmsprop"),
         (RMSProp(), {"updates_per_exchange": 2}, "updates_per_exchange=2 is for Adam, not for RMSProp"),
         (TorchOptimizer("Adam"), {"updates_per_exchange": 2}, "is for Adam, not for TorchOptimizer"),
         (Adam(), {"updates_per_exchange": 0}, "updates_per_exchange=0 must be at least 1"),
-        (Adam(), {"updates_per_exchange": 2, "own_state": True}, "leave one of them out"),
+        (Adam(), {"updates_per_exchange": 2, "own_state": True}, "omit one of them"),
     ],
 )
 def test_rules_that_cannot_be_shared(rule: Optimizer, options: dict[str, Any], message: str) -> None:
     """Would catch a rule that runs, but not as it was meant."""
     store = make_store(make_network(), SGD())
     with pytest.raises(UsageError, match=message):
-        CentralUpdate(make_network(), rule, store, **options)
+        on_store(make_network(), rule, store, **options)
     with pytest.raises(UsageError, match=message):
         shared_state(rule, torch.zeros(3), **options)
 
@@ -493,11 +506,11 @@ def test_rules_that_cannot_be_shared(rule: Optimizer, options: dict[str, Any], m
     [
         (Weights(3), SGD(), "holds 277 parameters of torch.float32, but the network has 3 of torch.float32"),
         (make_network().double(), SGD(), "the network has 277 of torch.float64"),
-        (make_network(), Adam(), r"holds a rule's \[\], but Adam\(.* shares \['mean', 'square', 'step'\] here"),
+        (make_network(), Adam(), r"holds an optimizer's \[\], but Adam\(.* shares \['mean', 'square', 'step'\] here"),
     ],
 )
 def test_a_store_for_something_else(network: nn.Module, rule: Optimizer, message: str) -> None:
     """Would catch a state that is silently kept from the others, or parameters that are cut off or cast."""
     store = make_store(make_network(), SGD())
     with pytest.raises(ValueError, match=message):
-        CentralUpdate(network, rule, store)
+        on_store(network, rule, store)

@@ -6,16 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_rl.updates import LocalUpdate
-from accel_rl.updates.cuda_graphs import MOST_KINDS, CudaGraphs
+from accel_rl.updates import Update
+from accel_rl.updates.cuda_graphs import MAX_GRAPHED_CALLS, CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
-from accel_rl.updates.update import slices
 
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
 OPTIMIZERS: list[Optimizer] = [
@@ -35,7 +34,7 @@ class Learner:
         torch.manual_seed(0)
         conv, head = nn.Conv2d(2, 4, 3), nn.Linear(64, 1)
         self.network = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), head).to(device)
-        self.update = LocalUpdate(self.network, rule or RMSProp(), clip_grad_norm=0.5, **options)
+        self.update = Update(self.network, rule or RMSProp(), clip_grad_norm=0.5, **options)
 
     def loss(self, x: Tensor, target: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         error = self.network(x).squeeze(-1) - target
@@ -44,38 +43,45 @@ class Learner:
 
     def replay(self) -> "Learner":
         """Through the buffers that a graph would read, on whatever device."""
-        self.update._graphs = CudaGraphs(self.update._body, self.update.parameters.values.device)
+        self.update._graphs = CudaGraphs(self.update._graph_body, self.update.parameters.values.device)
         return self
 
     def minimize(self, index: int, num_samples: int = 30, scale: float = 1.0, rate: float = 1e-2) -> dict[str, Tensor]:
         batch = make_batch(index, num_samples, scale, self.update.parameters.values.device)
-        return self.update.minimize(self.loss, batch, batch["valid"].sum(), rate)
+        return self.update.minimize(self.loss, batch, batch.valid.sum(), rate)
 
     @property
     def values(self) -> Tensor:
         return self.update.parameters.values
 
 
-def make_batch(
-    index: int, num_samples: int = 30, scale: float = 1.0, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
+class Arguments(NamedTuple):
+    """Of `Learner.loss`, in its order."""
+
+    x: Tensor
+    target: Tensor
+    valid: Tensor
+    scale: Tensor
+
+
+def make_batch(index: int, num_samples: int = 30, scale: float = 1.0, device: torch.device | str = "cpu") -> Arguments:
     generator = torch.Generator().manual_seed(index)
-    batch = {
-        "x": torch.randn(num_samples, 2, 6, 6, generator=generator),
-        "target": torch.randn(num_samples, generator=generator),
-        "valid": torch.rand(num_samples, generator=generator) < 0.7,
-        "scale": torch.tensor(scale),
-    }
-    return {name: value.to(device) for name, value in batch.items()}
+    batch = (
+        torch.randn(num_samples, 2, 6, 6, generator=generator),
+        torch.randn(num_samples, generator=generator),
+        torch.rand(num_samples, generator=generator) < 0.7,
+        torch.tensor(scale),
+    )
+    return Arguments(*(value.to(device) for value in batch))
 
 
 def by_step(learner: Learner, index: int) -> dict[str, Tensor]:
     """What `minimize` is to do, by `step`."""
     batch = make_batch(index)
-    weight = batch["valid"].sum()
-    loss_sum, terms = learner.loss(**batch)
-    norm = learner.update.step(loss_sum, weight, 1e-2)
-    return {name: term / weight for name, term in terms.items()} | {"grad_norm": norm}
+    num_samples = batch.valid.sum()
+    loss_sum, terms = learner.loss(*batch)
+    norm = learner.update.step(loss_sum, num_samples, 1e-2)
+    return {name: term / num_samples for name, term in terms.items()} | {"grad_norm": norm}
 
 
 def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -101,25 +107,6 @@ def test_minimize_is_step(make: Callable[[Optimizer], Learner], rule: Optimizer)
     torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
-def test_slices_are_the_whole() -> None:
-    """Would catch samples that are left out, counted twice, or reordered; and a setting that is cut."""
-    batch = make_batch(0, num_samples=31)
-    parts = list(slices(batch, most_elements=500))  # a sample has 72
-    assert [len(part["x"]) for part in parts] == [6, 6, 6, 6, 7]
-    for name in ("x", "target", "valid"):
-        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
-    assert all(part["scale"] is batch["scale"] for part in parts)
-    assert len(list(slices(batch, most_elements=1))) == 31
-    assert len(list(slices(batch, most_elements=10**6))) == 1
-    assert list(slices({"scale": batch["scale"]}, 1)) == [{"scale": batch["scale"]}]
-
-
-def test_unequal_numbers_of_samples() -> None:
-    """Would catch a batch [T, B] beside one [T * B] that is cut without a word."""
-    with pytest.raises(ValueError, match=r"\{'x': 4, 'y': 2\}.*sliceable=False"):
-        list(slices({"x": torch.zeros(4), "y": torch.zeros(2, 2)}, 10))
-
-
 def test_what_is_not_sliceable_stays_whole() -> None:
     """Would catch a recurrent batch [T, B] that is cut along time."""
     learner = Learner(slice_elements=1)
@@ -129,7 +116,7 @@ def test_what_is_not_sliceable_stays_whole() -> None:
         seen.append((x.shape, start.shape))
         return learner.network(x.flatten(0, 1)).sum(), {}
 
-    batch = {"x": torch.zeros(3, 4, 2, 6, 6), "start": torch.zeros(4)}
+    batch = (torch.zeros(3, 4, 2, 6, 6), torch.zeros(4))
     stats = learner.update.minimize(loss, batch, torch.tensor(12), 1e-2, sliceable=False)
     assert seen == [((3, 4, 2, 6, 6), (4,))]
     assert list(stats) == ["grad_norm"]
@@ -140,9 +127,9 @@ def test_terms_are_means_over_valid_samples(buffers: bool) -> None:
     """Would catch means over all samples, and a mean of the slices' means."""
     learner = Learner(slice_elements=500)
     batch = make_batch(3, num_samples=31)
-    valid = batch["valid"]
+    valid = batch.valid
     with torch.no_grad():
-        error = learner.network(batch["x"]).squeeze(-1) - batch["target"]
+        error = learner.network(batch.x).squeeze(-1) - batch.target
     if buffers:
         learner.replay()
     stats = learner.minimize(3, num_samples=31)
@@ -168,12 +155,12 @@ def test_entries_for_samples_stay_entries(how: str) -> None:
     for index in range(5):  # a graph would be captured at the third
         batch = make_batch(index, num_samples=31, scale=2.0 + index, device=device)
         with torch.no_grad():
-            given.append((batch, (learner.network(batch["x"]).squeeze(-1) - batch["target"]).abs()))
-        kept.append(learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2))
+            given.append((batch, (learner.network(batch.x).squeeze(-1) - batch.target).abs()))
+        kept.append(learner.update.minimize(loss, batch, batch.valid.sum(), 1e-2))
     for stats, (batch, error) in zip(kept, given, strict=True):
         assert stats.keys() == {"priority", "count", "pair", "grad_norm"}
         torch.testing.assert_close(stats["priority"], error, rtol=1e-4, atol=1e-5)
-        assert torch.equal(stats["pair"], torch.stack([batch["target"], batch["scale"] * batch["target"]], -1))
+        assert torch.equal(stats["pair"], torch.stack([batch.target, batch.scale * batch.target], -1))
         assert stats["count"].item() == 1
 
 
@@ -207,8 +194,8 @@ def test_nothing_valid() -> None:
     """Would catch a division by zero where every sample of a batch is lost."""
     learner = Learner()
     before = learner.values.clone()
-    batch = make_batch(0) | {"valid": torch.zeros(30, dtype=torch.bool)}
-    stats = learner.update.minimize(learner.loss, batch, batch["valid"].sum(), 1e-2)
+    batch = make_batch(0)._replace(valid=torch.zeros(30, dtype=torch.bool))
+    stats = learner.update.minimize(learner.loss, batch, batch.valid.sum(), 1e-2)
     assert all(value.item() == 0 for value in stats.values())
     assert torch.equal(learner.values, before)
 
@@ -235,7 +222,7 @@ def test_buffers_are_the_direct_path(rule: Optimizer, device: torch.device) -> N
         changing = {"num_samples": (30, 20)[index % 2], "scale": 1 + index / 3, "rate": 1e-2 / (1 + index)}
         assert_close(direct.minimize(index, **changing), replayed.minimize(index, **changing))
     torch.testing.assert_close(direct.values, replayed.values, rtol=1e-3, atol=1e-4)
-    assert replayed.update._graphs and replayed.update._graphs.is_on
+    assert replayed.update._graphs and replayed.update._graphs.is_enabled
 
 
 @pytest.mark.parametrize("buffers", [False, True])
@@ -252,17 +239,17 @@ def test_a_state_resumes(buffers: bool) -> None:
     for index in range(4):
         assert_close(through.minimize(index), other.minimize(index))
     assert torch.equal(through.values, other.values)
-    assert other.update.rule_state["step"].item() == 8
+    assert other.update.exchange.optimizer_state["step"].item() == 8
 
 
 def test_ever_new_losses_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
     """Would catch buffers that pile up where each update brings a lambda of its own; the updates must go on."""
     learner, expected = Learner().replay(), Learner()
     with caplog.at_level(logging.WARNING, "accel_rl"):
-        for index in range(MOST_KINDS + 3):
+        for index in range(MAX_GRAPHED_CALLS + 3):
             batch = make_batch(index)
-            loss = lambda **batch: learner.loss(**batch)  # noqa: E731
-            learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2)
+            loss = lambda *batch: learner.loss(*batch)  # noqa: E731
+            learner.update.minimize(loss, batch, batch.valid.sum(), 1e-2)
             expected.minimize(index)
     assert len(caplog.records) == 1 and "different losses" in caplog.text
     torch.testing.assert_close(learner.values, expected.values, rtol=1e-3, atol=1e-4)
@@ -274,7 +261,7 @@ def test_a_graph_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = Learner("cuda:0")
     calls = []
     loss = learner.loss
-    monkeypatch.setattr(learner, "loss", lambda **batch: (calls.append(1), loss(**batch))[1])
+    monkeypatch.setattr(learner, "loss", lambda *batch: (calls.append(1), loss(*batch))[1])
     for index in range(6):
         learner.minimize(index)
     assert len(calls) == 3  # two to warm up, one to capture
@@ -285,16 +272,16 @@ def test_a_loss_that_can_not_be_captured(caplog: pytest.LogCaptureFixture) -> No
     """Would catch a run that ends because of a loss that looks at its values, or one that loses an update."""
     learner, expected = Learner("cuda:0"), Learner("cuda:0", cuda_graphs=False)
 
-    def loss(**batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        assert float(batch["x"].sum()) != 0
-        return learner.loss(**batch)
+    def loss(*batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert float(batch[0].sum()) != 0
+        return learner.loss(*batch)
 
     with caplog.at_level(logging.WARNING, "accel_rl"):
         for index in range(5):
             batch = make_batch(index, device="cuda:0")
-            learner.update.minimize(loss, batch, batch["valid"].sum(), 1e-2)
+            learner.update.minimize(loss, batch, batch.valid.sum(), 1e-2)
             expected.minimize(index)
-    assert caplog.text.count("can't be captured") == 1
+    assert caplog.text.count("cannot be captured") == 1
     torch.testing.assert_close(learner.values, expected.values, rtol=1e-3, atol=1e-4)
 
 

@@ -1,0 +1,95 @@
+"""Batches of a rollout: each step once, side by side with its own targets, and sequences with their own state."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.minibatches import minibatches, random_orders, whole_batch
+from accel_rl.envs import EnvConfig
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.rollout import Rollout
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.base import SamplerConfig
+from tests.helpers.samplers import TOYS, make, spec_of
+
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+T, B = 5, 6
+CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+
+
+class Numbers(NamedTuple):
+    """As targets: the number of each step's sample, and of its environment."""
+
+    sample: Tensor
+    env: Tensor
+
+
+TARGETS = Numbers(torch.arange(T * B).view(T, B), torch.arange(B).expand(T, B))
+
+
+def collect(**network: Any) -> Rollout:
+    """A rollout in the middle of games, with steps that are not valid."""
+    torch.manual_seed(0)
+    policy = ActorCritic(spec_of(COUNTING), **network)
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(B, T, 2), policy, reset_mode="wait")
+    sampler.collect()
+    rollout: Rollout = sampler.collect()
+    assert 0 < rollout.valid.sum() < T * B
+    return rollout
+
+
+def test_samples_hold_each_step_once() -> None:
+    """Would catch a tail that is lost, a sample used twice, or fields of different samples side by side."""
+    rollout = collect()
+    orders = random_orders(rollout, 3)
+    assert orders.shape == (3, T * B) and len({tuple(order.tolist()) for order in orders}) == 3
+    for order in orders:
+        assert order.sort().values.tolist() == list(range(T * B))
+        parts = list(minibatches(rollout, TARGETS, order, 3))
+        assert [len(batch.action) for batch, _ in parts] == [10, 10, 10]
+        assert torch.equal(torch.cat([targets.sample for _, targets in parts]), order)
+        for batch, targets in parts:
+            assert type(targets) is Numbers and torch.equal(targets.env, targets.sample % B)
+            assert batch.recurrent_inputs is None
+            for name, whole in (
+                ("observation", rollout.observations(0, T)),
+                ("action", rollout.action),
+                ("valid", rollout.valid),
+            ):
+                assert torch.equal(getattr(batch, name), whole.flatten(0, 1)[targets.sample]), name
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_sequences_hold_each_environment_once(whole: bool) -> None:
+    """Would catch sequences that are cut or mixed, or that begin with another environment's or step's state."""
+    rollout = collect(**CORE)
+    inputs = rollout.recurrent_inputs
+    assert inputs is not None and inputs.state[0].any(1).sum() > 1
+    (order,) = random_orders(rollout, 1)
+    assert order.sort().values.tolist() == list(range(B))
+    parts = [whole_batch(rollout, TARGETS)] if whole else list(minibatches(rollout, TARGETS, order, 3))
+    found = []
+    for batch, targets in parts:
+        envs = targets.env[0]
+        assert targets.env.shape == (T, B if whole else 2) and (targets.env == envs).all()
+        assert torch.equal(targets.sample, TARGETS.sample[:, envs])
+        found += envs.tolist()
+        assert torch.equal(batch.observation, rollout.observations(0, T)[:, envs])
+        assert torch.equal(batch.action, rollout.action[:, envs])
+        assert torch.equal(batch.valid, rollout.valid[:, envs])
+        assert batch.recurrent_inputs is not None
+        assert torch.equal(batch.recurrent_inputs.state, inputs.state[0, envs])
+        for name in ("previous_action", "previous_reward", "is_first"):
+            assert torch.equal(getattr(batch.recurrent_inputs, name), getattr(inputs, name)[:T, envs]), name
+    assert found == (list(range(B)) if whole else order.tolist())
+
+
+def test_the_whole_batch_is_in_order() -> None:
+    """Would catch targets that are flattened otherwise than the steps, and their names lost."""
+    rollout = collect()
+    batch, targets = whole_batch(rollout, TARGETS)
+    assert type(targets) is Numbers and targets.sample.tolist() == list(range(T * B))
+    assert torch.equal(batch.observation, rollout.observations(0, T).flatten(0, 1))
+    assert torch.equal(batch.action, rollout.action.flatten()) and torch.equal(batch.valid, rollout.valid.flatten())

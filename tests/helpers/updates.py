@@ -1,0 +1,61 @@
+"""An update that records what algorithms ask of it."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from accel_rl.updates import Loss, Update
+from accel_rl.updates.exchange import means
+from accel_rl.updates.optimizers import SGD, Optimizer
+from accel_rl.updates.trees import map_leaves
+
+
+class Call(NamedTuple):
+    """The arguments of one call of `minimize`; the batch is a copy."""
+
+    loss: Loss
+    batch: tuple[Any, ...]
+    num_samples: Tensor
+    learning_rate: float
+    sliceable: bool
+
+
+class RecordingUpdate(Update):
+    """Records every call of `minimize`, then makes the update; learns=False: computes the loss, and changes nothing.
+
+    It is a `MakeUpdate`, too: made of a module alone, it descends by plain SGD. maxima: what was given to `max`.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer | None = None, *, learns: bool = True, **options: Any):
+        super().__init__(module, optimizer or SGD(), **options)
+        self.learns = learns
+        self.calls: list[Call] = []
+        self.maxima: list[float] = []
+        self.max = self._record_maximum
+
+    def minimize(
+        self,
+        loss: Loss,
+        batch: tuple[Any, ...],
+        num_samples: Tensor,
+        learning_rate: float,
+        *,
+        sliceable: bool = True,
+    ) -> dict[str, Tensor]:
+        self.calls.append(
+            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable)
+        )
+        if self.learns:
+            return super().minimize(loss, batch, num_samples, learning_rate, sliceable=sliceable)
+        return means(loss(*batch)[1], num_samples)
+
+    def _record_maximum(self, value: Tensor) -> Tensor:
+        if value.device.type == "cpu":  # a GPU would be waited for
+            self.maxima.append(value.item())
+        return self.exchange.max(value)
+
+    @property
+    def batches(self) -> list[Any]:
+        """The first argument of each loss: the samples themselves."""
+        return [call.batch[0] for call in self.calls]

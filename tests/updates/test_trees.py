@@ -1,0 +1,74 @@
+"""Nested batches: their tensors in order, the same structure afterwards, and slices that make up the whole."""
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.updates.trees import leaves, map_leaves, slices
+
+
+class Inner(NamedTuple):
+    state: Tensor
+    absent: Tensor | None = None
+
+
+class Outer(NamedTuple):
+    observation: Tensor
+    valid: Tensor
+    inner: Inner | None = None
+
+
+def make_batch(num_samples: int = 31) -> tuple[Any, ...]:
+    """Two NamedTuples, of which one holds another, a dict, a setting, and nothing."""
+    numbers = torch.arange(num_samples)
+    outer = Outer(torch.randn(num_samples, 72), numbers % 3 > 0, Inner(-numbers))
+    return outer, {"action": 2 * numbers, "none": None}, Outer(numbers, numbers), torch.tensor(0.5), None
+
+
+def test_leaves_are_all_tensors_in_order() -> None:
+    """Would catch a nested tensor that is left out, and an order that depends on anything but the fields'."""
+    outer, actions, plain, setting, _ = make_batch()
+    expected = [outer.observation, outer.valid, outer.inner.state, actions["action"], *plain[:2], setting]
+    found = leaves(make_batch_of(outer, actions, plain, setting))
+    assert [id(leaf) for leaf in found] == [id(leaf) for leaf in expected]
+    assert leaves(None) == leaves(()) == [] and leaves(setting) == [setting]
+
+
+def make_batch_of(*parts: Any) -> tuple[Any, ...]:
+    return (*parts, None)
+
+
+def test_mapping_keeps_the_structure() -> None:
+    """Would catch a NamedTuple that becomes a plain tuple, so that its fields have no names, and None that is lost."""
+    batch = make_batch()
+    doubled = map_leaves(lambda leaf: leaf * 2, batch)
+    assert [type(part) for part in doubled] == [type(part) for part in batch]
+    assert type(doubled[0].inner) is Inner and doubled[0].inner.absent is None
+    assert doubled[1]["none"] is None and doubled[2].inner is None and doubled[4] is None
+    assert list(doubled[1]) == ["action", "none"]
+    for leaf, original in zip(leaves(doubled), leaves(batch), strict=True):
+        assert torch.equal(leaf, original * 2)
+
+
+def test_slices_are_the_whole() -> None:
+    """Would catch samples that are left out, counted twice, or reordered; and a setting that is cut."""
+    batch = make_batch()
+    parts = slices(batch, most_elements=500)  # a sample has 72
+    assert [len(part[0].observation) for part in parts] == [6, 6, 6, 6, 7]
+    num_leaves = len(leaves(batch))
+    for index in range(num_leaves - 1):
+        assert torch.equal(torch.cat([leaves(part)[index] for part in parts]), leaves(batch)[index])
+    assert all(leaves(part)[-1] is batch[3] for part in parts)
+    assert all(part[0].inner.absent is None and part[1]["none"] is None and part[4] is None for part in parts)
+    assert len(slices(batch, most_elements=1)) == 31
+    assert len(slices(batch, most_elements=10**6)) == 1
+    assert slices((batch[3], None), 1) == [(batch[3], None)]
+    assert slices((), 1) == [()]
+
+
+def test_unequal_numbers_of_samples() -> None:
+    """Would catch a batch [T, B] beside one [T * B] that is cut without a word."""
+    with pytest.raises(ValueError, match=r"\[2, 4\] samples in one batch.*sliceable=False"):
+        slices((torch.zeros(4), Inner(torch.zeros(2, 2))), 10)
