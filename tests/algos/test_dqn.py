@@ -1,288 +1,26 @@
-"""DQN and Categorical DQN: losses against plain arithmetic, targets of hand-made tables, and when what is learned."""
+"""DQN: when and how often it learns, explores and syncs its target, from which samples, and with which weights."""
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-import accel_rl
-from accel_rl.algos.base import RunInfo
-from accel_rl.algos.categorical_dqn import CategoricalDQN, CategoricalDQNSettings, cross_entropy_loss
-from accel_rl.algos.dqn import DQN, DQNSettings, huber_loss
+from accel_rl.algos.dqn import DQN, DQNSettings
 from accel_rl.algos.replay_settings import updates_per_rollout
-from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.replay.ring import TransitionBatch
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.training import checkpoint
-from tests.helpers.losses import slope
-from tests.helpers.q_tables import one_hot, play, set_table, table_gradient, table_spec, table_trunk
-from tests.helpers.runs import assert_same, rows
-from tests.helpers.samplers import TOYS, make, spec_of
+from tests.helpers.dqn import COUNTING, SMALL, make_run
+from tests.helpers.q_tables import play
+from tests.helpers.runs import assert_same
+from tests.helpers.samplers import spec_of
 from tests.helpers.updates import RecordingUpdate
 
 CPU = torch.device("cpu")
-SMALL: dict[str, Any] = {"warmup_steps": 24, "batch_size": 4, "replay_size": 400, "training_intensity": 2.0}
-
-
-def random_batch(seed: int = 0, *shape: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    valid = torch.rand(12, generator=generator) < 0.6
-    return valid, torch.rand(12, generator=generator, dtype=torch.float64) + 0.1
-
-
-# ---- losses ----
-
-
-def huber(d: float) -> float:
-    return d * d / 2 if abs(d) <= 1 else abs(d) - 0.5
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_huber_loss_and_gradient(weighted: bool) -> None:
-    """Would catch a squared error, an error of another sign, a weight left out, or an invalid sample that counts."""
-    valid, weight = random_batch()
-    generator = torch.Generator().manual_seed(1)
-    value, td_target = 2 * torch.randn(2, 12, generator=generator, dtype=torch.float64)
-    td_target[0], td_target[1] = value[0] + 1, value[1] - 1  # where the two forms meet
-    importance = weight if weighted else None
-
-    def expected() -> float:
-        return sum(
-            (weight[i].item() if weighted else 1.0) * huber((td_target[i] - value[i]).item())
-            for i in range(12)
-            if valid[i]
-        )
-
-    total, gradient = expected(), slope(expected, value)
-    value.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = huber_loss(value, td_target, valid, importance)
-    loss_sum.backward()
-    assert 0 < valid.sum() < 12 and loss_sum.item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(value.grad, gradient, rtol=1e-5, atol=1e-5)
-    assert td_target.grad is None and not value.grad[~valid].any()
-    assert torch.autograd.gradcheck(lambda v: huber_loss(v, td_target.detach() + 0.01, valid, importance)[0], value)
-    error = (td_target - value).detach()
-    assert terms["loss"].item() == loss_sum.item()
-    assert terms["value"].item() == pytest.approx(value[valid].sum().item())
-    assert terms["td_error"].item() == pytest.approx(error[valid].abs().sum().item())
-    torch.testing.assert_close(terms["priority"][valid], error[valid].abs().clamp(1e-6, 1))
-    assert not any(term.requires_grad for term in terms.values())
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_cross_entropy_loss_and_gradient(weighted: bool) -> None:
-    """Would catch the divergence the wrong way round, a weight left out, or an invalid sample that counts."""
-    valid, weight = random_batch()
-    generator = torch.Generator().manual_seed(1)
-    logits, td_target = torch.randn(2, 12, 5, generator=generator, dtype=torch.float64)
-    td_target, support = td_target.softmax(-1), torch.linspace(-1, 3, 5, dtype=torch.float64)
-    td_target[:3, :2] = 0
-    importance = weight if weighted else None
-
-    def expected() -> float:
-        total = 0.0
-        for i in range(12):
-            if valid[i]:
-                weights = [math.exp(x) for x in logits[i].tolist()]
-                entropy = -sum(
-                    q * math.log(w / sum(weights)) for q, w in zip(td_target[i].tolist(), weights, strict=True)
-                )
-                total += entropy * (weight[i].item() if weighted else 1.0)
-        return total
-
-    total, gradient = expected(), slope(expected, logits)
-    logits.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = cross_entropy_loss(logits.log_softmax(-1), td_target.detach(), support, valid, importance)
-    loss_sum.backward()
-    assert loss_sum.item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(logits.grad, gradient, rtol=1e-6, atol=1e-6)
-    assert not logits.grad[~valid].any()
-    p = logits.detach().softmax(-1)
-    assert terms["loss"].item() == loss_sum.item()
-    assert terms["value"].item() == pytest.approx(sum((p[i] * support).sum().item() for i in range(12) if valid[i]))
-    for i in range(12):
-        if valid[i]:
-            pairs = [(max(a, 1e-6), max(b, 1e-6)) for a, b in zip(td_target[i].tolist(), p[i].tolist(), strict=True)]
-            divergence = sum(a * math.log(a / b) for a, b in pairs)
-            assert terms["priority"][i].item() == pytest.approx(divergence, rel=1e-9)
-    assert terms["divergence"].item() == pytest.approx(terms["priority"][valid].sum().item())
-    assert not any(term.requires_grad for term in terms.values())
-
-
-def test_priorities_are_bounded() -> None:
-    """Would catch a priority of 0, which is never drawn again, of infinity, or one below 0 by rounding."""
-    certain = torch.tensor([[0.0, -300.0, -300.0]] * 2).log_softmax(-1)
-    td_target = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
-    _, terms = cross_entropy_loss(certain, td_target, torch.arange(3.0), torch.ones(2, dtype=torch.bool))
-    assert terms["priority"][0].item() == pytest.approx(math.log(1e6) - 1e-6 * math.log(1e6), rel=1e-4)
-    assert terms["priority"][1].item() == pytest.approx(1e-6)
-    _, terms = huber_loss(torch.zeros(3), torch.tensor([0.25, -0.5, -40.0]), torch.ones(3, dtype=torch.bool))
-    assert terms["priority"].tolist() == [0.25, 0.5, 1.0]
-
-
-def test_what_is_not_valid_may_hold_anything() -> None:
-    """Would catch a lost step whose nan reaches the sum or the gradient: 0 x nan is nan."""
-    valid = torch.tensor([True, False, True])
-    nan = torch.tensor([0.5, math.nan, 0.5], dtype=torch.float64)
-    value = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
-    loss_sum, terms = huber_loss(value, nan, valid, nan)
-    loss_sum.backward()
-    assert value.grad.tolist() == [0.25, 0, 0.5]
-    assert all(term.isfinite().all() for term in terms.values())
-    logits = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
-    loss_sum, terms = cross_entropy_loss(
-        logits.log_softmax(-1), nan[:, None] * torch.ones(2), torch.ones(2, dtype=torch.float64), valid, nan
-    )
-    loss_sum.backward()
-    assert loss_sum.item() == pytest.approx(2 * 0.5 * math.log(2)) and logits.grad.isfinite().all()
-    assert all(term.isfinite().all() for term in terms.values())
-
-
-# ---- targets ----
-
-
-def make_dqn(num_states: int = 3, num_actions: int = 2, **changes: Any) -> DQN:
-    settings = DQNSettings(**{**SMALL, **changes})
-    algo = DQN(table_spec(num_states, num_actions), settings, 1000, 2, 4, table_trunk)
-    algo.setup(0, RecordingUpdate)
-    return algo
-
-
-def make_categorical(num_states: int, num_actions: int, **changes: Any) -> CategoricalDQN:
-    settings = CategoricalDQNSettings(**{**SMALL, **changes})
-    algo = CategoricalDQN(table_spec(num_states, num_actions), settings, 1000, 2, 4, table_trunk)
-    algo.setup(0, RecordingUpdate)
-    return algo
-
-
-def transitions(
-    num_states: int, state: list[int], action: list[int], return_: list[float], after: list[int], bootstrap: list[float]
-) -> TransitionBatch:
-    return TransitionBatch(
-        observation=one_hot(state, num_states),
-        action=torch.tensor(action),
-        return_=torch.tensor(return_),
-        next_observation=one_hot(after, num_states),
-        bootstrap=torch.tensor(bootstrap),
-        valid=torch.ones(len(state), dtype=torch.bool),
-    )
-
-
-TABLE = [[0.0, 1.0], [5.0, 2.0], [3.0, 4.0]]
-TARGET = [[0.5, 0.25], [1.0, 7.0], [8.0, 6.0]]
-# In order: one step; three steps; terminated; cut off after two of three steps.
-BATCH = transitions(3, [0, 0, 1, 2], [0, 1, 1, 0], [0.1, 0.2, 0.3, 0.4], [1, 2, 2, 1], [0.9, 0.729, 0.0, 0.81])
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_targets_of_hand_made_tables(double: bool) -> None:
-    """Would catch the maximum of the wrong table, an action of one in the row of the other, and a value after the
-    end."""
-    algo = make_dqn(double=double)
-    set_table(algo.policy, TABLE)
-    set_table(algo.target, TARGET)
-    best = [1.0, 6.0, 6.0, 1.0] if double else [7.0, 8.0, 8.0, 7.0]  # of states 1, 2, 2, 1
-    td_targets = [r + d * q for r, d, q in zip([0.1, 0.2, 0.3, 0.4], [0.9, 0.729, 0.0, 0.81], best, strict=True)]
-    values = [0.0, 1.0, 2.0, 3.0]
-    errors = [td_target - value for td_target, value in zip(td_targets, values, strict=True)]
-    loss_sum, terms = algo.loss(BATCH)
-    assert loss_sum.item() == pytest.approx(sum(map(huber, errors)), rel=1e-6)
-    assert terms["value"].item() == sum(values)
-    assert terms["priority"].tolist() == pytest.approx([max(min(abs(e), 1), 1e-6) for e in errors], rel=1e-6)
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_gradient_by_hand(double: bool) -> None:
-    """Would catch a gradient through the target, or one of an action that was not taken: two states, a table."""
-    algo = make_dqn(2, 2, double=double)
-    set_table(algo.policy, [[0.0, 1.0], [0.5, 0.25]])
-    set_table(algo.target, [[0.0, 0.0], [0.2, 0.6]])
-    batch = transitions(2, [0, 0, 1], [0, 0, 1], [0.1, 3.0, -1.0], [1, 1, 0], [0.5, 0.5, 0.0])
-    batch = batch._replace(importance=torch.tensor([1.0, 0.5, 0.25]))
-    algo.loss(batch)[0].backward()
-    best = 0.2 if double else 0.6
-    errors = [0.1 + 0.5 * best, 3.0 + 0.5 * best, -1.25]
-    slopes = [min(max(e, -1), 1) for e in errors]
-    expected = [[-slopes[0] - 0.5 * slopes[1], 0.0], [0.0, -0.25 * slopes[2]]]
-    assert table_gradient(algo.policy).flatten().tolist() == pytest.approx([x for row in expected for x in row])
-    assert all(parameter.grad is None for parameter in algo.target.parameters())
-
-
-def categorical_target(p: list[float], support: list[float], return_: float, bootstrap: float) -> list[float]:
-    """Every atom's mass to every atom, by the triangle around it."""
-    distance, td_target = support[1] - support[0], [0.0] * len(support)
-    for j, mass in enumerate(p):
-        reached = min(max(return_ + bootstrap * support[j], support[0]), support[-1])
-        for i, atom in enumerate(support):
-            td_target[i] += mass * max(0.0, 1 - abs(reached - atom) / distance)
-    return td_target
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_categorical_targets_of_hand_made_tables(double: bool) -> None:
-    """Would catch the distribution of the wrong action or network, and one that is not moved by the return."""
-    algo = make_categorical(3, 2, atoms=5, v_min=-2.0, v_max=2.0, double=double)
-    support = [-2.0, -1.0, 0.0, 1.0, 2.0]
-    generator = torch.Generator().manual_seed(4)
-    logits, others = 2 * torch.randn(2, 3, 2, 5, generator=generator)
-    set_table(algo.policy, logits)
-    set_table(algo.target, others)
-    choosers = (logits if double else others).softmax(-1) @ torch.tensor(support)
-    best = {s: int(choosers[s].argmax()) for s in range(3)}
-    assert any(best[s] != int((others.softmax(-1) @ torch.tensor(support))[s].argmax()) for s in (1, 2)) == double
-    expected = 0.0
-    log_p = logits.double().log_softmax(-1)
-    values = [b.tolist() for b in (BATCH.return_, BATCH.bootstrap)]
-    states = zip([0, 0, 1, 2], [0, 1, 1, 0], [1, 2, 2, 1], *values, strict=True)
-    for state, action, after, return_, bootstrap in states:
-        td_target = categorical_target(
-            others[after, best[after]].double().softmax(-1).tolist(), support, return_, bootstrap
-        )
-        assert sum(td_target) == pytest.approx(1)
-        expected -= sum(g * x for g, x in zip(td_target, log_p[state, action].tolist(), strict=True))
-    loss_sum, terms = algo.loss(BATCH)
-    assert loss_sum.item() == pytest.approx(expected, rel=1e-5)
-    loss_sum.backward()
-    assert terms["priority"].shape == (4,)
-    gradient = table_gradient(algo.policy).view(3, 2, 5)
-    taken = {(0, 0), (0, 1), (1, 1), (2, 0)}
-    assert {(s, a) for s in range(3) for a in range(2) if gradient[s, a].any()} == taken
-
-
-def test_categorical_terminal_target_is_the_return() -> None:
-    """Would catch mass that is lost where a return is an atom exactly, or beyond the ends. 51 atoms from -10 to 10."""
-    algo = make_categorical(3, 2)
-    returns = [0.0, 1.0, 12.0, -1.0]
-    masses = [{25: 1.0}, {27: 0.5, 28: 0.5}, {50: 1.0}, {22: 0.5, 23: 0.5}]
-    logits = torch.randn(3, 2, 51, generator=torch.Generator().manual_seed(0))
-    set_table(algo.policy, logits)
-    batch = transitions(3, [0, 1, 2, 1], [0, 1, 0, 0], returns, [1, 1, 1, 1], [0.0] * 4)
-    log_p = logits.log_softmax(-1)
-    rows = [log_p[0, 0], log_p[1, 1], log_p[2, 0], log_p[1, 0]]
-    expected = -sum(mass * row[i].item() for row, each in zip(rows, masses, strict=True) for i, mass in each.items())
-    assert algo.loss(batch)[0].item() == pytest.approx(expected, rel=1e-4)
-
-
-def test_returns_outside_of_the_support_are_counted() -> None:
-    """Would catch returns that are cut in silence, one that lies on the support's end and counts, an invalid one, or
-    the target network's share of a target."""
-    algo = make_categorical(3, 2, atoms=5, v_min=-2.0, v_max=2.0)
-    returns = [-2.5, -2.0, 0.0, 2.0, 2.25, 30.0, 30.0]
-    batch = transitions(3, [0, 1, 2, 1, 0, 0, 0], [0] * 7, returns, [1] * 7, [0.9] * 7)
-    batch.valid[5] = False
-    assert algo.loss(batch)[1]["return_outside_support"].item() == 3
-
-
-# ---- how often ----
 
 
 @pytest.mark.parametrize(
@@ -318,21 +56,6 @@ def test_numbers_that_do_not_divide(intensity: float, num_samples: int, batch_si
         min((n for n in fitting if n > batch_size), default=0),
     ]
     assert sizes == [n for n in nearest if n]
-
-
-COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, 7], "seeded": True})
-
-
-def make_run(
-    algo_class: Any = DQN, horizon: int = 3, num_envs: int = 4, **changes: Any
-) -> tuple[Any, SerialSampler, RecordingUpdate]:
-    """This learner's 4 environments, of num_envs; learning rates so low that nothing grows."""
-    torch.manual_seed(0)
-    settings = algo_class.Settings(**{**SMALL, "learning_rate": 1e-4, **changes})
-    algo = algo_class(spec_of(COUNTING), settings, 1000, num_envs, horizon, local_envs=4)
-    update = RecordingUpdate(algo.policy)
-    algo.setup(1, RecordingUpdate)
-    return algo, make(SerialSampler, COUNTING, SamplerConfig(4, horizon), algo.policy), update
 
 
 @pytest.mark.parametrize(
@@ -476,77 +199,6 @@ def test_networks_compute_in_the_same_precision() -> None:
     algo.policy.bf16 = True
     algo.setup(1, RecordingUpdate)
     assert algo.target.bf16 and algo.secondary and algo.secondary.network.bf16 and algo.secondary.target.bf16
-
-
-# ---- the second network ----
-
-
-@pytest.mark.parametrize("batch_size", [2, 4, 6, 20])
-def test_the_second_network_learns_from_as_many_samples(batch_size: int) -> None:
-    """Would catch another start, another number of samples, a target that stays, and statistics that are lost."""
-    algo, sampler, update = make_run(secondary_batch_size=batch_size, secondary_learning_rate=3e-4, horizon=6)
-    second = algo.secondary
-    assert_same(second.network.state_dict(), algo.policy.state_dict())
-    own = second.update
-    stats = play(algo, sampler, update, 9)
-    learned = sum(len(batch.action) for batch in update.batches)
-    assert learned == 2 * 24 * 8
-    assert {len(batch.action) for batch in own.batches} == {batch_size}
-    assert 0 <= learned - batch_size * len(own.batches) < batch_size
-    assert not torch.equal(own.parameters.values, update.parameters.values)
-    assert all(value.isfinite().all() for each in stats for value in each.values())
-    assert sum(len(each.get("secondary_loss", ())) for each in stats) == min(len(own.batches), len(update.batches))
-    for each, network, target in ((update, algo.policy, algo.target), (own, second.network, second.target)):
-        each.sync_target(target, 10**6)
-        assert_same(target.state_dict(), network.state_dict())
-
-
-RUN: dict[str, Any] = {
-    "n_step": 1,
-    **SMALL,
-    "algo": "dqn",
-    "env": "CartPole-v1",
-    "device": "cpu",
-    "envs": 4,
-    "horizon": 4,
-    "steps": 160,
-    "sampler": "serial",
-    "target_interval_steps": 32,
-    "log_interval_steps": 32,
-    "eval_interval_steps": 80,
-    "eval_episodes": 2,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
-    "decorrelation_steps": 4,
-}
-
-
-def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
-    """Would catch a generator that both draw from: the run would be another one. Its scores are columns of their
-    own."""
-    plain = accel_rl.train(**RUN, out=tmp_path / "plain")
-    both = accel_rl.train(**RUN, secondary_batch_size=8, out=tmp_path / "both")
-    first, second = (checkpoint.load(run / "checkpoint.pt") for run in (plain, both))
-    assert_same(first["policy"], second["policy"])
-    assert_same(first["update"], second["update"])
-    columns = rows(plain)[0].keys()
-    for row, same in zip(rows(plain), rows(both), strict=True):
-        assert {k: v for k, v in row.items() if not k.startswith("time/")} == {
-            k: same[k] for k in columns if not k.startswith("time/")
-        }
-    more = rows(both)[0].keys() - columns
-    assert {"eval_secondary/mean_reward", "eval_secondary/episodes", "train/secondary_loss"} <= more
-    assert {name.split("/")[0] for name in more} == {"eval_secondary", "train"}
-    scores = [row["eval_secondary/mean_reward"] for row in rows(both)]
-    assert sum(score != "" for score in scores) == 2
-    own = second["learners"][0]["algo"]["secondary"]
-    assert not torch.equal(second["policy"]["head.output.weight"], own["target"]["head.output.weight"])
-
-
-def test_a_second_network_sets_no_priorities() -> None:
-    with pytest.raises(UsageError, match="both networks would set the priorities"):
-        make_dqn(prioritized=True, secondary_batch_size=8).validate(RunInfo(steps=1000))
 
 
 @pytest.mark.gpu

@@ -123,7 +123,7 @@ def test_one_line_status_2_and_no_folder(words: str, message: str, tmp_path: Pat
 @pytest.mark.parametrize(("v_max", "share"), [(0.5, 1.0), (13, 0.0)])
 def test_the_share_of_returns_outside_of_the_support_is_logged(v_max: float, share: float, tmp_path: Path) -> None:
     """Would catch returns that are cut in silence, and a sum that is logged as a share. Rewards of this game are 1, 2
-    and 3, and 10 more for action 1; test_dqn.py counts some of both kinds."""
+    and 3, and 10 more for action 1; test_dqn_losses.py counts both kinds."""
     settings = {**CATEGORICAL, "sampler": "serial", "workers": None, "steps": 96, "log_interval_steps": 48}
     settings |= {"env": f"{TOYS}:Counting", "device": "cpu", "tensorboard": False, "eval_interval_steps": 0}
     settings |= {"decorrelation_steps": 0, "sampling_threads": 1, "learning_threads": 1, "v_min": 0, "v_max": v_max}
