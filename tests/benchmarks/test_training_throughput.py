@@ -51,7 +51,12 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
     monkeypatch.setattr(training, "CONTESTS", {"small": CONTEST, "missing": replace(CONTEST, peer="other")})
     monkeypatch.setattr(training, "BOUND_SETTINGS", {"algo": "a2c", "envs": 4, "horizon": 2})
     return TrainingOptions(
-        contests=("small", "missing", "bound"), seconds=0.1, rounds=2, peers=tmp_path, json=tmp_path / "out" / "b.json"
+        contests=("small", "missing", "bound"),
+        seconds=0.1,
+        rounds=2,
+        peers=tmp_path,
+        json=tmp_path / "out" / "b.json",
+        overrides={"workers": 1, "decorrelation_steps": 0},
     )
 
 
