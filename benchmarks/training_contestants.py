@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from accel_rl.algos.dqn import DQN
+from accel_rl.algos.dqn import DQN, frozen_copy
 from accel_rl.bench.timing import Repeated
 from accel_rl.hardware.placement import pinned
 from accel_rl.rollout import Rollout
@@ -120,6 +120,7 @@ class Training(Repeated):
         assert replay
         algo = build_algo(config)
         assert isinstance(algo, DQN)
+        algo.target = frozen_copy(algo.policy)  # in place of `setup`, which would make a second replay
         update = build_update(config, algo.policy)
         batch = replay.batch(replay.draw(config.algo.batch_size)[0], torch.device(config.run.device))
         count = batch.valid.sum()
