@@ -1,4 +1,4 @@
-"""Trains the same setting with several seeds, scores each final policy over whole games, and draws the curve.
+"""Trains with the same settings and several seeds, evaluates each final policy over whole games, and draws the curve.
 
 python benchmarks/learning.py --env CartPole-v1 --steps 200000 --seeds 1 2 3 --out benchmarks/results/cartpole_a2c
 python benchmarks/learning.py --algo a2c --preset a2c_continuous --env Pendulum-v1 --set sampler=serial --out ...
@@ -16,16 +16,17 @@ import accel_rl
 from accel_rl.analysis.plot import plot_runs
 from accel_rl.bench.output import write_json
 from accel_rl.hardware.description import describe_machine, format_machine
+from command_line import make_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--algo", default="a2c", help="algorithm (a2c)")
-    parser.add_argument("--preset", help="a variant of its settings (none)")
+    parser.add_argument("--preset", help="variant of its settings (none)")
     parser.add_argument("--env", default="CartPole-v1", help="environment (CartPole-v1)")
     parser.add_argument("--steps", type=int, default=200_000, help="agent steps (200000)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="one run for each (1 2 3)")
-    parser.add_argument("--episodes", type=int, default=20, help="games of the final policy (20)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds, one run each (1 2 3)")
+    parser.add_argument("--episodes", type=int, default=20, help="games that each final policy plays (20)")
     parser.add_argument("--set", type=assignment, nargs="+", default=[], metavar="NAME=VALUE", help="other settings")
     parser.add_argument("--out", type=Path, required=True, help="writes OUT.json, OUT.png and OUT_s<seed>.csv")
     options = parser.parse_args()
@@ -50,6 +51,7 @@ def main() -> None:
 
 
 def assignment(text: str) -> tuple[str, str]:
+    """Parses NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, as in horizon=20")

@@ -1,4 +1,4 @@
-"""`accel-rl bench sampling`: how fast sampling is, and what else it could be. See accel_rl/bench/sampling.py.
+"""Runs `accel-rl bench sampling`, which accel_rl/bench/sampling.py describes.
 
 python benchmarks/sampling_throughput.py [--env pong] [--full] [--json FILE]
 """

@@ -1,11 +1,10 @@
-"""Samples at full speed for minutes on end, and says whether recurrent_inputs, descriptors or shared memory grow.
+"""Samples at full speed for minutes, and says whether memory, file descriptors or shared memory grow.
 
-    python benchmarks/soak.py [--minutes 10] [--env pong] [--envs 16] [--json FILE]
+python benchmarks/soak.py [--minutes 10] [--env pong] [--envs 16] [--json FILE]
 
-Compared are the second interval of a minute (the first one warms up) and the last one, by their means.
+Compares the means of the second minute (the first one is for warm-up) and of the last one.
 """
 
-import argparse
 import os
 import statistics
 import time
@@ -14,8 +13,8 @@ from typing import Any
 
 import psutil
 
+from accel_rl.bench.contestants import RandomPolicy
 from accel_rl.bench.output import write_json
-from accel_rl.bench.sampling import RandomPolicy
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
@@ -24,24 +23,27 @@ from accel_rl.hardware.placement import default_workers
 from accel_rl.hardware.topology import available_cpus
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
+from command_line import add_json, make_parser
 
-# By how much the last period's mean may exceed the second one's, and still count as constant.
+# By how much the last period's mean may exceed the second one's and still count as constant.
 ALLOWED = {"rss_kb": 500, "uss_kb": 500, "fds": 0, "shm_files": 0, "memfd_mappings": 0, "processes": 0}
 
 Sample = dict[str, float]
 
 
 def measure() -> Sample:
-    """What this process and all its descendants (launcher and workers) hold. RSS counts shared memory in each."""
+    """Returns what this process and all its descendants (launcher and workers) hold.
+
+    RSS counts shared memory once for each process."""
     server = psutil.Process()
     processes = [server, *server.children(recursive=True)]
-    recurrent_inputs = [process.memory_full_info() for process in processes]
+    memory = [process.memory_full_info() for process in processes]
     shm = Path("/dev/shm")
     maps = Path("/proc/self/maps")
     return {
-        "rss_kb": sum(info.rss for info in recurrent_inputs) / 1024,
-        "uss_kb": sum(info.uss for info in recurrent_inputs) / 1024,
-        "server_uss_kb": recurrent_inputs[0].uss / 1024,
+        "rss_kb": sum(info.rss for info in memory) / 1024,
+        "uss_kb": sum(info.uss for info in memory) / 1024,
+        "server_uss_kb": memory[0].uss / 1024,
         "fds": sum(process.num_fds() for process in processes),
         "server_fds": server.num_fds(),
         "shm_files": len(os.listdir(shm)) if shm.is_dir() else 0,
@@ -51,7 +53,7 @@ def measure() -> Sample:
 
 
 def growth(samples: list[Sample], period_s: float) -> dict[str, dict[str, float]]:
-    """Of each quantity in ALLOWED: its means in the second period and in the last one."""
+    """Returns, for each quantity in ALLOWED, its means in the second period and in the last one."""
     end = samples[-1]["seconds"]
     second = [sample for sample in samples if period_s < sample["seconds"] <= 2 * period_s] or samples[:1]
     last = [sample for sample in samples if sample["seconds"] > end - period_s]
@@ -62,20 +64,20 @@ def growth(samples: list[Sample], period_s: float) -> dict[str, dict[str, float]
 
 
 def grown(found: dict[str, dict[str, float]]) -> list[str]:
-    """The quantities that have grown by more than is allowed."""
+    """Returns the quantities that have grown by more than is allowed."""
     return [name for name, allowed in ALLOWED.items() if found[name]["last"] - found[name]["second"] > allowed]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
-    parser.add_argument("--seconds", type=float, help="instead: so short that it shows only that the program works")
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="duration in minutes (10)")
+    parser.add_argument("--seconds", type=float, help="duration in seconds instead, for a trial")
     parser.add_argument("--env", default="pong", help="game or environment (pong)")
-    parser.add_argument("--envs", type=int, default=16, help="environments (16)")
-    parser.add_argument("--workers", type=int, help="simulator processes (one per processor)")
-    parser.add_argument("--horizon", type=int, default=5, help="steps of each environment in a rollout (5)")
+    parser.add_argument("--envs", type=int, default=16, help="number of environments (16)")
+    parser.add_argument("--workers", type=int, help="simulator processes (one per logical CPU)")
+    parser.add_argument("--horizon", type=int, default=5, help="steps per environment and rollout (5)")
     parser.add_argument("--reset-mode", default="reserve", help="immediate, wait or reserve (reserve)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    add_json(parser)
     options = parser.parse_args()
     duration_s = options.seconds or 60 * options.minutes
     interval_s = min(30.0, duration_s / 8)
@@ -88,7 +90,7 @@ def main() -> None:
     samples: list[Sample] = []
     print(format_machine(describe_machine()))
     print(f"{options.env}, {options.envs} environments, {workers} workers, {options.reset_mode}")
-    print("seconds   steps/s   RSS MB   USS MB   server's   fds   server's   /dev/shm   memfd maps   processes")
+    print("seconds   steps/s   RSS MB   USS MB   (server)   fds   (server)   /dev/shm   memfd maps   processes")
     try:
         sampler.collect()
         start = now = time.perf_counter()

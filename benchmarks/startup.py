@@ -1,31 +1,30 @@
-"""Seconds until many workers are up, their environments built; the median of several starts.
+"""Measures the seconds until many workers run and have built their environments; medians of several starts.
 
 python benchmarks/startup.py [--workers 64] [--envs-per-worker 2] [--rounds 5] [--json FILE]
 """
 
-import argparse
 import statistics
 import time
-from pathlib import Path
 
+from accel_rl.bench.contestants import RandomPolicy
 from accel_rl.bench.output import write_json
-from accel_rl.bench.sampling import RandomPolicy
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
+from command_line import add_json, make_parser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--env", default="pong", help="game or environment (pong)")
     parser.add_argument("--workers", type=int, default=64, help="simulator processes (64)")
-    parser.add_argument("--envs-per-worker", type=int, default=2, help="environments of each (2)")
+    parser.add_argument("--envs-per-worker", type=int, default=2, help="environments per worker (2)")
     parser.add_argument("--reset-mode", default="reserve", help="immediate, wait or reserve (reserve)")
-    parser.add_argument("--rounds", type=int, default=5, help="how often (5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--rounds", type=int, default=5, help="number of starts (5)")
+    add_json(parser)
     options = parser.parse_args()
     env, num_envs = EnvConfig(options.env), options.workers * options.envs_per_worker
     spec = probe_spec(env)

@@ -1,5 +1,5 @@
-"""Benchmarks: contestants that take turns in one run, since figures count only as ratios. `accel-rl bench --help`.
+"""The benchmark of sampling, `accel-rl bench sampling`: contestants take turns in one run, since only ratios count.
 
-timing.py holds their arithmetic, sampling.py is the benchmark of sampling, training.py that of training. Importing the
-package imports no torch.
+timing.py holds the turns and their statistics, sampling.py the benchmark. Importing the package imports no torch. What
+only developers run stands in the repository's folder benchmarks/.
 """

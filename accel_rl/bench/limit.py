@@ -1,6 +1,6 @@
-"""The simulation limit: bare processes that only simulate. `python -m accel_rl.bench.limit` is one of them.
+"""Measures the simulation limit: bare processes that only simulate. `python -m accel_rl.bench.limit` is one of them.
 
-Imports no torch, like the processes of the sampler.
+Like the sampler's worker processes, they import no torch.
 """
 
 import os
@@ -19,14 +19,14 @@ from accel_rl.errors import RunError
 from accel_rl.hardware.signals import leave_signals_to_parent
 from accel_rl.hardware.topology import available_cpus, physical_cores
 
-NUM_DRAWN = 1000  # steps for which actions are drawn in advance, again and again the same
+NUM_DRAWN = 1000  # steps for which actions are drawn in advance; then they repeat
 
 
 class SimulationLimit:
-    """One bare process on each of the given processors (by default one per core) that does nothing but step its share
-    of the environments with random actions.
+    """Steps environments with random actions in one bare process on each of the given logical CPUs (default: one per
+    core), and does nothing else.
 
-    The same simulator as the sampler's: emulation, frame processing and resets, but no other process to wait for.
+    The simulator is the sampler's: emulation, frame processing and resets, but no other process to wait for.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class SimulationLimit:
             theirs.close()
             ours.send((env, share))
             self._workers.append((popen, ours))
-        self._answers()
+        self._receive_rates()
 
     def run(self, seconds: float) -> float:
-        """Steps/s of all processes together."""
+        """Takes a turn; returns the steps/s of all processes together."""
         for _, control in self._workers:
             control.send(seconds)
-        return sum(self._answers())
+        return sum(self._receive_rates())
 
-    def _answers(self) -> list[float]:
+    def _receive_rates(self) -> list[float]:
         try:
             return [float(control.recv()) for _, control in self._workers]
         except EOFError:
             self.close()
-            raise RunError("a process of the simulation limit has died") from None
+            raise RunError("a process of the simulation limit has died; its traceback stands above") from None
 
     def close(self) -> None:
         for popen, control in self._workers:
@@ -80,7 +80,7 @@ def _main() -> None:
     simulators = [make_simulator(env, seed, reserve=True) for seed in seeds]
     spec = simulators[0].spec
     memory = np.zeros((num_envs, *spec.row_shape), spec.row_dtype)
-    rows = [memory[column, ...] for column in range(num_envs)]  # the dots keep a scalar a view
+    rows = [memory[column, ...] for column in range(num_envs)]  # the ellipsis makes a view, of scalar rows too
     for simulator, row in zip(simulators, rows, strict=True):
         simulator.reset(row)
     space = spec.action_space

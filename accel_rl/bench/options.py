@@ -1,4 +1,4 @@
-"""The options of the benchmark of sampling. Light: the command line imports it for every command."""
+"""The options of `accel-rl bench sampling`. The command line imports this module for every command: it stays light."""
 
 import argparse
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from accel_rl.errors import UsageError
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """None: see the help of the option. Raises UsageError for a value out of range."""
+    """Options; HELP says what each one is and what None stands for. Raises UsageError for a value out of range."""
 
     env: str = "pong"
     env_preset: str = "stooke"
@@ -38,32 +38,33 @@ class SamplingOptions:
 
 HELP: dict[str, str] = {
     "env": "Atari game",
-    "env_preset": "its frames and episodes: stooke, dqn84 or v5",
-    "cores": "use only so many of this process's cores (all)",
-    "envs_per_core": "environments per core when contestants are compared",
-    "workers": "simulator processes (one per processor), where the environments divide over them",
-    "horizon": "steps of a rollout without a barrier",
-    "seconds": "seconds of each contestant in a round",
+    "env_preset": "frames and episodes: stooke, dqn84 or v5",
+    "cores": "use only the first N of this process's cores (all)",
+    "envs_per_core": "environments per core in the comparison",
+    "workers": "simulator processes, where the environments divide evenly (one per logical CPU)",
+    "horizon": "steps per rollout without a barrier",
+    "seconds": "length of a turn, in seconds",
     "rounds": "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)",
-    "device": "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or cpu)",
-    "peers": "also run EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
-    "table": "also make Table 1 and Figure 2",
-    "full": "more rounds, and a curve for 1, 2, 4, ... cores in the figure, not only one for all",
-    "json": "write all figures there",
-    "figure": "draw the picture there (results/sampling.png)",
+    "device": "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or else cpu)",
+    "peers": "also measure EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
+    "table": "also measure Table 1 and Figure 2",
+    "full": "more rounds, and in the figure one curve each for 1, 2, 4, ... cores instead of one for all cores",
+    "json": "write all figures to FILE",
+    "figure": "draw the figure into FILE (results/sampling.png)",
 }
 TYPES: dict[str, Any] = {"seconds": float, "env": str, "env_preset": str, "device": str, "json": Path, "figure": Path}
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds one argument for each field of SamplingOptions."""
     for field in fields(SamplingOptions):
         flag = f"--{field.name.replace('_', '-')}"
         default: Any = field.default
-        shown = HELP[field.name] + (f" ({default})" if default is not None and field.type is not bool else "")
+        help_text = HELP[field.name] + (f" ({default})" if default is not None and field.type is not bool else "")
         if field.type is bool:
             action: Any = argparse.BooleanOptionalAction if default else "store_true"
-            parser.add_argument(flag, action=action, default=default, help=shown)
+            parser.add_argument(flag, action=action, default=default, help=help_text)
         else:
             kind = TYPES.get(field.name, int)
             metavar = {int: "N", float: "S", str: field.name.rsplit("_", 1)[-1].upper(), Path: "FILE"}[kind]
-            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=shown)
+            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=help_text)

@@ -1,4 +1,4 @@
-"""Which cores a benchmark uses, and where its figures go."""
+"""Which cores a benchmark uses, and what its JSON file holds."""
 
 import json
 from dataclasses import asdict
@@ -6,25 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.errors import UsageError
+from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.topology import available_cpus, physical_cores
 
 
 def first_cores(num_cores: int | None) -> list[list[int]]:
-    """The first of the cores that this process may use (None: all of them), each a list of its processors.
+    """Returns the first num_cores of the cores that this process may use (None: all), each a list of its logical CPUs.
 
-    Raises UsageError if there are not so many."""
+    Raises UsageError if there are fewer."""
     cores = physical_cores(available_cpus())
     if num_cores is not None and not 1 <= num_cores <= len(cores):
         raise UsageError(f"cores={num_cores} must be from 1 to {len(cores)}, the cores that this process may use")
     return cores[:num_cores]
 
 
-def shown(options: Any) -> dict[str, Any]:
-    """A benchmark's options as its file has them: without folders of the machine that made it."""
-    return {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}
+def describe_run(benchmark: str, version: int, options: Any) -> dict[str, Any]:
+    """Returns what every benchmark's JSON begins with: its name, the version of its fields, machine and options.
+
+    options: a dataclass; its paths are left out, since they belong to the machine that the file was written on."""
+    public = {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    return {"benchmark": benchmark, "version": version, "machine": describe_machine(), "options": public}
+
+
+def create_parents(*files: Path | None) -> None:
+    """Creates the folders of the files that are named: at the start, so that nothing fails after minutes of work."""
+    for file in files:
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Writes result, if a path is given."""
     if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_parents(path)
         path.write_text(json.dumps(result, indent=2) + "\n")

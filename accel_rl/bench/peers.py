@@ -1,8 +1,9 @@
-"""Other people's vector environments, on the same game under the same rules, with random actions drawn in advance.
+"""Runs other vector environments on the same game under the same rules, with random actions drawn in advance.
 
-Each gets what a policy needs, stacks of frames, and as many threads as there are cores. Where a peer can be set up in
-several ways, it is set up the way that was faster here. Resets count as steps with all of them (gymnasium's NEXT_STEP
-mode): one step in each episode, so in a game with short lives some per cent of their rate, and in Pong 0.1 %.
+Each returns what a policy needs, stacks of frames, and has as many threads as there are cores. Where a peer can be set
+up in several ways, it is set up the way that was fastest when this was written. With all of them a reset counts as a
+step (gymnasium's NEXT_STEP mode): one step per episode, so a few percent of their rate in a game with short lives, and
+0.1 % in Pong.
 """
 
 import importlib.util
@@ -21,13 +22,13 @@ from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import available_cpus, physical_cores
 
-NUM_DRAWN = 1000  # batches of actions that are drawn in advance, again and again the same
+NUM_DRAWN = 1000  # batches of actions that are drawn in advance; then they repeat
 
 Builder = Callable[[], Contestant]
 
 
 def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], dict[str, str]]:
-    """The installed peers, by name; and of the missing ones, the command that installs them."""
+    """Returns what builds each installed peer, and the command that installs each missing one, both by name."""
     half = num_envs // 2
     builders: dict[str, Builder] = {}
     missing = {}
@@ -46,7 +47,10 @@ def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], di
 
 
 def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
-    """104x80 needs two rows cropped, which no peer does; the cheapest frame that is as large is the screen's half."""
+    """Returns the frame shape (height, width) for peers: at least as large as ours.
+
+    For 104x80 two rows must be cropped, which no peer does; the cheapest frame that is large enough is half the screen.
+    """
     return (105, 80) if options.frame_shape == (104, 80) else options.frame_shape
 
 
@@ -57,13 +61,15 @@ def _options(env: EnvConfig) -> AtariOptions:
 def _game(env: EnvConfig) -> str:
     game = game_name(env.env_id)
     if game is None:
-        raise UsageError(f"env={env.env_id} is no Atari game")
+        raise UsageError(f"env={env.env_id} is not an Atari game; `accel-rl list envs` lists them")
     return game
 
 
 def _thread_affinity_offset() -> int:
-    """Pinning made both C++ pools faster. They pin thread i to processor offset + i, which is right only if there is
-    one processor a core and their numbers run from 0; else their threads go where this process may (-1)."""
+    """Returns the offset for pinned threads, or -1 for threads that may run wherever this process may.
+
+    Pinning made both C++ pools faster. They pin thread i to logical CPU offset + i, which is right only if every core
+    has one logical CPU and these are numbered from 0."""
     cores = physical_cores(available_cpus())
     return 0 if cores == [[cpu] for cpu in range(len(cores))] else -1
 
@@ -77,8 +83,10 @@ def _draw(num_actions: int, batch_size: int) -> Array:
 
 
 class EnvPool:
-    """Asynchronous, with batch_size < num_envs: `recv` hands out whichever environments are ready first. Of batches
-    of a half, a quarter and an eighth, halves were the fastest, and pinned threads faster than free ones."""
+    """Steps EnvPool's environments; with batch_size < num_envs asynchronously: `recv` returns those that are ready.
+
+    Of batches of a half, a quarter and an eighth of the environments, halves were the fastest; pinned threads were
+    faster than free ones."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
         import envpool
@@ -111,7 +119,7 @@ class EnvPool:
         self._idle = [self._recv() for _ in range(self._num_batches)]
 
     def _recv(self) -> Array:
-        """The environments that are ready."""
+        """Returns the ids of the environments that are ready, [batch_size]."""
         ids: Array = self._pool.recv()[4]["env_id"]
         return ids
 
@@ -124,7 +132,7 @@ class EnvPool:
             waited += time.perf_counter() - before
             self._pool.send(self._actions[batches % NUM_DRAWN], ids)
             batches += 1
-        # Nothing may be left that would be computed in another one's turn.
+        # Nothing may be left that would be computed in another contestant's turn.
         self._idle = [self._recv() for _ in range(self._num_batches)]
         wall = time.perf_counter() - start
         self.shares = {"env_wait": waited / wall}
@@ -135,8 +143,10 @@ class EnvPool:
 
 
 class AleVector:
-    """Asynchronous, with batch_size < num_envs, like EnvPool. Halves were faster than quarters, and the mode in which
-    a reset takes a step of its own faster than the other one."""
+    """Steps ale-py's AtariVectorEnv; with batch_size < num_envs asynchronously, like EnvPool.
+
+    Batches of half the environments were faster than quarters, and the mode in which a reset takes a step of its own
+    was faster than the other one."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
         from ale_py.vector_env import AtariVectorEnv
@@ -166,8 +176,8 @@ class AleVector:
         self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), batch_size)
 
     def run(self, seconds: float) -> float:
-        # `send` answers the newest `recv`, so that no batch can be kept for later: each turn begins with new games.
-        # The reset hands out one batch; the clock starts when the resets of all others are done, too.
+        # `send` answers the latest `recv`, so no batch can be kept for later: each turn begins with new games. The
+        # reset returns one batch; the clock starts once the other batches have been reset, too.
         self._envs.reset()
         for _ in range(self._num_batches - 1):
             self._envs.send(self._actions[0])
@@ -190,8 +200,10 @@ class AleVector:
 
 
 class GymnasiumAsync:
-    """A process for every environment. It steps our own simulator, whose frames cost less than those of gymnasium's
-    AtariPreprocessing: this is about vectorization. Batches are not copied, which it offers, and is faster."""
+    """Steps gymnasium's AsyncVectorEnv, with one process per environment.
+
+    It steps our own simulator, whose frames cost less than those of gymnasium's AtariPreprocessing, since vectorization
+    is what is compared. Batches are not copied (copy=False), which is faster."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int):
         from gymnasium.vector import AsyncVectorEnv
@@ -199,7 +211,7 @@ class GymnasiumAsync:
         self.name = name
         self.shares: Shares = {}
         make = partial(make_env, env.env_id, env.preset, **env.options)
-        # Not forked from here: this process has threads, and pipes whose ends must not live on in others.
+        # Not forked from this process, which has threads, and pipes whose ends children must not inherit.
         multiprocessing.set_forkserver_preload(["accel_rl.envs"])
         self._envs = AsyncVectorEnv([make] * num_envs, copy=False, context="forkserver")
         self._actions = _draw(int(getattr(self._envs.single_action_space, "n", 0)), num_envs)

@@ -1,6 +1,6 @@
-"""Contestants that take turns, and what becomes of their rates: medians, and ratios with intervals.
+"""Lets contestants take turns, and computes medians of their rates and ratios with intervals.
 
-Machines drift, so a rate means little alone; the ratio of two rates from the same round means a lot.
+Machines drift, so a rate alone says little; the ratio of two rates from the same round says a lot.
 """
 
 import random
@@ -16,23 +16,23 @@ NUM_RESAMPLINGS = 2000
 LEAST_ROUNDS = 2
 
 Shares = dict[str, float]
-"""What part of a turn's wall time went where, each from 0 to 1."""
+"""Parts of a turn's wall time by what they were spent on, each from 0 to 1."""
 
 
 class Contestant(Protocol):
-    """Costs nothing between its turns: what it holds sleeps, and nothing is left for it to compute."""
+    """Competes with others in turns. Between its turns it uses no CPU time: its processes sleep."""
 
     name: str
     shares: Shares  # of the newest turn; may be empty
 
     def run(self, seconds: float) -> float:
-        """Takes a turn of about that many seconds; returns its rate in steps/s."""
+        """Takes a turn of about this many seconds; returns its rate in steps/s."""
 
     def close(self) -> None: ...
 
 
 class Repeated:
-    """A contestant that does one piece of work, which returns its number of steps, over and over."""
+    """Repeats one piece of work, which returns its number of steps, until its turn is over."""
 
     def __init__(self, name: str, work: Callable[[], int], clock: Callable[[], float] = time.perf_counter):
         self.name, self._work, self._clock = name, work, clock
@@ -50,14 +50,14 @@ class Repeated:
 
 @dataclass
 class Turns:
-    """Of one contestant, one entry for every counted round: steps/s, and shares of time."""
+    """Holds one contestant's rates [steps/s] and shares of time, one entry for every round that counts."""
 
     rates: list[float] = field(default_factory=list)
     shares: list[Shares] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        """Steps/s."""
+        """Returns the median rate in steps/s."""
         return statistics.median(self.rates)
 
     def median_shares(self) -> Shares:
@@ -66,15 +66,17 @@ class Turns:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Turns of that many seconds each, in so many rounds; or fewer, though no less than LEAST_ROUNDS, so that they fit
-    into budget_s, warming up included."""
+    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, warm-up included: LEAST_ROUNDS or
+    more."""
 
     seconds: float
     rounds: int
     budget_s: float = float("inf")
 
     def rounds_that_fit(self, round_s: float) -> int:
-        """round_s: how long warming up took. A turn can take longer than asked for: rollouts are not cut short."""
+        """Returns the number of rounds.
+
+        round_s: how long the warm-up took. A turn can be longer than asked for, since rollouts are not cut short."""
         fit = min(self.budget_s / round_s - 1, self.rounds)
         return min(max(int(fit), LEAST_ROUNDS), self.rounds)
 
@@ -85,10 +87,12 @@ def alternate(
     label: str = "",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Turns]:
-    """Every contestant's turns by its name. Within a round all take one turn each, in an order that reverses with every
-    round; a round before the first one is for warming up and is not counted. Progress goes to stderr."""
+    """Returns every contestant's turns by its name.
+
+    In each round every contestant takes one turn, in an order that reverses with every round. One more round, for
+    warm-up, comes first and does not count. Progress goes to stderr."""
     turns = {contestant.name: Turns() for contestant in contestants}
-    assert len(turns) == len(contestants), "contestants need names of their own"
+    assert len(turns) == len(contestants), "two contestants have the same name"
     start = clock()
     for contestant in contestants:
         contestant.run(schedule.seconds)
@@ -103,7 +107,7 @@ def alternate(
 
 
 def compare(builders: Iterable[Callable[[], Contestant]], schedule: Schedule, label: str = "") -> dict[str, Turns]:
-    """Builds all contestants, lets them alternate, and closes them, whatever happens."""
+    """Builds all contestants, lets them alternate, and closes them, even after an error."""
     with ExitStack() as stack:
         contestants: list[Contestant] = []
         for build in builders:
@@ -113,7 +117,7 @@ def compare(builders: Iterable[Callable[[], Contestant]], schedule: Schedule, la
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
-    """Median of the rounds' ratios, with a 95 % bootstrap interval."""
+    """Returns the median of the rounds' ratios above / below, with a 95 % bootstrap interval (low, high)."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLINGS))
@@ -122,10 +126,13 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 
 
 def two_resource_bound(simulation: Sequence[float], network: Sequence[float]) -> list[float]:
-    """Steps/s, round by round, that no schedule exceeds where simulation and network share the same cores: a step
-    takes the time of its simulation and that of its passes through the network, each measured alone on all cores."""
+    """Returns for each round the steps/s that no schedule can exceed where simulation and network share the cores.
+
+    A step takes the time of its simulation plus that of its passes through the network, each measured alone on all
+    cores: 1 / (1/S + 1/N)."""
     return [1 / (1 / s + 1 / n) for s, n in zip(simulation, network, strict=True)]
 
 
-def show_ratio(value: dict[str, float]) -> str:
+def format_ratio(value: dict[str, float]) -> str:
+    """Formats what `ratio` returns."""
     return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"

@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic, on a clock that moves only when a contestant works."""
+"""The turns and statistics of benchmarks, with a clock that advances only while a contestant works."""
 
 import pytest
 
@@ -14,7 +14,7 @@ class FakeClock:
 
 
 class Player:
-    """Takes exactly the time that it is given; its n-th turn has the rate n."""
+    """Takes exactly the time that it is given; the rate of turn n is n."""
 
     def __init__(self, name: str, log: list[str], clock: FakeClock):
         self.name, self._log, self._clock, self._turn = name, log, clock, 0
@@ -31,8 +31,8 @@ class Player:
         self._log.append(f"{self.name} closed")
 
 
-def test_a_rate_is_steps_over_all_of_the_time_they_took() -> None:
-    """Would catch a rate over the time asked for, when the last piece of work ended later."""
+def test_a_rate_is_steps_over_the_time_that_they_took() -> None:
+    """Would catch a rate over the time asked for, when the last piece of work ends later."""
     clock = FakeClock()
 
     def work() -> int:
@@ -43,8 +43,8 @@ def test_a_rate_is_steps_over_all_of_the_time_they_took() -> None:
     assert clock.now == 2.25
 
 
-def test_order_reverses_and_warming_up_is_not_counted() -> None:
-    """Would catch an order that favours one contestant, and turns that count the first, cold one."""
+def test_order_reverses_and_warm_up_does_not_count() -> None:
+    """Would catch an order that favours one contestant, and results that include the first, cold turn."""
     log: list[str] = []
     clock = FakeClock()
     players = [Player(name, log, clock) for name in "abc"]
@@ -63,7 +63,7 @@ def test_rounds_fit_into_the_budget(budget_s: float, rounds: int) -> None:
     assert len(turns["a"].rates) == rounds
 
 
-def test_all_are_closed_even_if_one_can_not_be_built() -> None:
+def test_all_are_closed_even_if_one_cannot_be_built() -> None:
     """Would catch processes that outlive a failed benchmark."""
     log: list[str] = []
 
@@ -76,7 +76,7 @@ def test_all_are_closed_even_if_one_can_not_be_built() -> None:
 
 
 def test_ratio_is_taken_round_by_round() -> None:
-    """Would catch a ratio of medians, which a machine that drifts between rounds spoils."""
+    """Would catch a ratio of medians, which a drifting machine distorts."""
     drifting = [100.0, 10.0, 1.0, 1000.0]
     assert ratio([2 * rate for rate in drifting], drifting) == {"median": 2.0, "low": 2.0, "high": 2.0}
     value = ratio([1.0, 2.0, 3.0, 4.0, 5.0], [1.0] * 5)

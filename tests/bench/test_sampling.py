@@ -1,4 +1,4 @@
-"""The benchmark of sampling: its rows, its shares, its options, and the schema of its JSON, from a tiny real run."""
+"""The benchmark of sampling: its rows, shares and options, and the schema of its JSON, from a tiny real run."""
 
 import copy
 import json
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.bench import sampling
+from accel_rl.bench import sampling, sampling_table
+from accel_rl.bench.contestants import RandomPolicy, sampler_shares
 from accel_rl.bench.figure import draw_sampling
 from accel_rl.bench.output import first_cores
 from accel_rl.bench.peers import peer_builders, peer_frame_shape
@@ -24,7 +25,7 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus
 
-ANY = "*"  # whatever the key
+ANY = "*"  # any key
 RATIO = {"median": float, "low": float, "high": float}
 SCHEMA = {
     "benchmark": str,
@@ -64,7 +65,7 @@ SCHEMA = {
 
 
 def check(value: Any, schema: Any, where: str = "result") -> None:
-    """Raises AssertionError where the value is not what the schema says."""
+    """Raises AssertionError where value does not obey schema."""
     if isinstance(schema, dict):
         assert isinstance(value, dict), where
         if ANY not in schema:
@@ -80,7 +81,7 @@ def check(value: Any, schema: Any, where: str = "result") -> None:
 
 
 def paths(value: Any, schema: Any) -> Iterator[list[Any]]:
-    """The way to every field that must be there."""
+    """Yields the keys that lead to each field that must exist."""
     if isinstance(schema, dict):
         for name, item in value.items():
             yield from ([name, *path] for path in paths(item, schema.get(name, schema.get(ANY))))
@@ -92,7 +93,7 @@ def paths(value: Any, schema: Any) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The JSON of one core and two simulators, as the command line writes it."""
+    """Returns the JSON for one core and two simulators, as the command line writes it."""
     folder = tmp_path_factory.mktemp("bench")
     options = "--cores 1 --envs-per-core 2 --horizon 8 --seconds 0.05 --rounds 1 --device cpu --no-peers"
     with pytest.MonkeyPatch.context() as patch:
@@ -130,17 +131,17 @@ def test_schema_misses_no_field(result: Any) -> None:
 
 
 def test_table_rows_and_figure_points() -> None:
-    """Would catch totals where speeds per core belong, and columns that have changed places."""
+    """Would catch totals in place of speeds per core, and columns in the wrong order."""
     turns = {"sync": Turns([90.0, 100.0, 80.0]), "async": Turns([100.0, 200.0, 160.0])}
-    row = sampling.table_row(4, 8, turns)
+    row = sampling_table.table_row(4, 8, turns)
     assert (row["simulators"], row["per_core"], row["sync"], row["async"]) == (32, 8, 90.0, 160.0)
     assert row["sync_over_async"]["median"] == 0.5
-    point = sampling.figure_point("sampler", 4, 8, 160.0)
+    point = sampling_table.figure_point("sampler", 4, 8, 160.0)
     assert point == {"kind": "sampler", "cores": 4, "per_core": 8, "steps_per_second_per_core": 40.0}
 
 
 def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
-    """Would catch a figure without all cores, or with them twice."""
+    """Would catch a figure without a curve for all cores, or with two."""
     assert sampling.core_counts(6, full=True) == [1, 2, 4, 6]
     assert sampling.core_counts(8, full=True) == [1, 2, 4, 8]
     assert sampling.core_counts(1, full=True) == [1]
@@ -149,7 +150,7 @@ def test_a_curve_for_powers_of_two_and_for_all_cores() -> None:
 
 def test_random_actions_differ_from_rollout_to_rollout() -> None:
     """Would catch rollouts of five steps that repeat the same five actions, which is another way to play."""
-    policy = sampling.RandomPolicy(6, num_envs=2, num_steps=5)
+    policy = RandomPolicy(6, num_envs=2, num_steps=5)
     drawn = [policy.draw_noise(300, 2, torch.Generator()) for _ in range(4)]
     assert all(actions.shape == (300, 2) for actions in drawn)
     assert not torch.equal(drawn[0], drawn[1])
@@ -157,19 +158,19 @@ def test_random_actions_differ_from_rollout_to_rollout() -> None:
 
 
 def test_shares_of_time() -> None:
-    """Would catch shares of the workers that do not add up, or are made up where the sampler tells nothing of them."""
+    """Would catch workers' shares that do not add up, or that are made up where the sampler does not report them."""
     spent = {"inference": 0.5, "env_wait": 1.5, "action_wait": 0.8}
-    shares = sampling.sampler_shares(spent, 2.0, resizing=0.25)
+    shares = sampler_shares(spent, 2.0, resizing=0.25)
     assert shares == pytest.approx(
         {"inference": 0.25, "env_wait": 0.75, "action_wait": 0.4, "resizing": 0.15, "emulating": 0.45}
     )
     del spent["action_wait"]
-    assert sampling.sampler_shares(spent, 2.0, 0.25).keys() == {"inference", "env_wait"}
+    assert sampler_shares(spent, 2.0, 0.25).keys() == {"inference", "env_wait"}
 
 
 def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path) -> None:
-    """Would catch a picture that can't be drawn from a machine with hyperthreads."""
-    point = sampling.figure_point
+    """Would catch a figure that cannot be drawn for a machine with hyperthreads."""
+    point = sampling_table.figure_point
     points = [point("sampler", c, k, 100.0 * c * k) for c in (1, 2, 4) for k in (2, 4, 8, 16)]
     points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]
     draw_sampling({**result, "figure_2": points}, tmp_path / "figure.png")
@@ -182,12 +183,12 @@ BAD = {
     "--seconds nan": "seconds=nan must be greater than 0",
     "--rounds many": "invalid int value: 'many'",
     "--cores 99999": "cores=99999 must be from 1 to ",
-    "--env CartPole-v1": "env=CartPole-v1 is no Atari game",
+    "--env CartPole-v1": "env=CartPole-v1 is not an Atari game",
     "--env-preset nosuch": "unknown env preset 'nosuch'",
-    "--device tpu": "device=tpu is not on this machine, which has cpu",
+    "--device tpu": "device=tpu does not exist on this machine; use cpu",
     "--cores 1 --envs-per-core 3": "envs=3 does not split into 2 groups",
     "--cores 1 --workers 3": "workers=3",
-    "--figure picture.bmp": "cannot draw into picture.bmp",
+    "--figure picture.bmp": "figure=picture.bmp must end in .png",
     "--secnds 2": "unknown argument '--secnds'; did you mean --seconds",
 }
 
@@ -196,7 +197,7 @@ BAD = {
 def test_bad_options_are_one_clear_line(
     arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch a traceback, or a complaint that comes only after minutes of work."""
+    """Would catch a traceback, or an error that comes only after minutes of work."""
     monkeypatch.setattr(sampling, "resizing_share", lambda *_: pytest.fail("work has begun"))
     assert main(["bench", "sampling", *arguments.split()]) == 2
     error = capsys.readouterr().err
@@ -205,7 +206,7 @@ def test_bad_options_are_one_clear_line(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no pinning")
 def test_cores_are_given_back() -> None:
-    """Would catch a benchmark after which this process stays on few cores."""
+    """Would catch a benchmark that leaves this process pinned to few cores."""
     before = available_cpus()
     with pinned(tuple(cpu for core in first_cores(1) for cpu in core)):
         assert available_cpus() == first_cores(1)[0]
@@ -215,21 +216,21 @@ def test_cores_are_given_back() -> None:
 
 
 def test_bare_processes_import_no_torch() -> None:
-    """Would catch bare processes that are heavier than the sampler's."""
+    """Would catch bare processes that are heavier than the sampler's workers."""
     code = "import sys, accel_rl.bench.limit; sys.exit('torch' in sys.modules)"
     path = os.pathsep.join(sys.path)
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
 
 
 def test_peers_get_frames_that_are_at_least_as_large() -> None:
-    """Would catch a peer that resizes to less than our sampler does."""
+    """Would catch a peer whose frames are smaller than our sampler's."""
     for options in PRESETS.values():
         assert all(a >= b for a, b in zip(peer_frame_shape(options), options.frame_shape, strict=True))
 
 
 @pytest.mark.parametrize("name", ["envpool-sync", "envpool-async", "ale-sync", "ale-async", "gymnasium-async"])
 def test_peer(name: str) -> None:
-    """Would catch a peer that can't be set up, or that can't be resumed after its turn."""
+    """Would catch a peer that cannot be set up, or that cannot continue after its turn."""
     builders, missing = peer_builders(EnvConfig("pong", "stooke"), 2)
     if name not in builders:
         pytest.skip(f"not installed; {missing}")

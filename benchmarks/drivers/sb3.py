@@ -1,7 +1,7 @@
 """Stable-Baselines3's A2C, PPO or DQN in turns; see turns.py.
 
-Its own AtariWrapper (84x84, life loss ends episodes, rewards clipped), 4 frames, CnnPolicy (NatureCNN with 512 units).
-What is not given here is as it is by default: so A2C learns with torch's RMSprop, PPO with Adam. DQN, whose default is
+Uses its own AtariWrapper (84x84, a lost life ends the episode, rewards clipped), 4 frames, and CnnPolicy (NatureCNN
+with 512 units). Everything else has its default: A2C learns with torch's RMSprop, PPO with Adam. DQN, whose default is
 Adam, learns with RMSprop like ours, and a tenth of its actions is random; turns begin when it begins to learn.
 """
 
@@ -14,11 +14,12 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecTransposeImage
+
 from turns import Turns
 
 
 class TakeTurns(BaseCallback):
-    """An iteration begins with a rollout of horizon steps, and ends with what is learned from it."""
+    """Takes turns: an iteration is a rollout of `horizon` steps and what is learned from it."""
 
     def __init__(self, horizon: int, warmup_steps: int):
         super().__init__()
@@ -66,12 +67,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--minibatches", type=int, default=1)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--training_intensity", type=float, default=8.0, help="how often a sample is learned from")
+    parser.add_argument("--training_intensity", type=float, default=8.0, help="how often each sample is used")
     parser.add_argument("--replay_size", type=int, default=20_000)
     parser.add_argument("--warmup_steps", type=int, default=0, help="agent steps before the first update")
     parser.add_argument("--vectorization", choices=("subproc", "dummy"), default="subproc")
     options = parser.parse_args()
-    # Else each of its processes imports torch anew.
+    # Without this, each of its processes imports torch again.
     multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "ale_py"])
     vectorization = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}[options.vectorization]
     env_id = f"{options.game}NoFrameskip-v4"

@@ -1,8 +1,8 @@
 """Sample Factory's APPO in turns, on the CPU; see turns.py.
 
-Its own Atari example (sf_examples.atari: 84x84, 4 frames, life loss ends episodes, rewards clipped; Adam) with its
-"convnet_atari" and 512 units, which is Nature-CNN. Observations and returns are not normalised, as they are by default:
-nobody else here does that, and it takes time.
+Uses its own Atari example (sf_examples.atari: 84x84, 4 frames, a lost life ends the episode, rewards clipped; Adam)
+with its "convnet_atari" and 512 units, which is Nature-CNN. Observations and returns are not normalized, although they
+are by default: no other contestant does that, and it takes time.
 """
 
 import argparse
@@ -13,13 +13,14 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.model.actor_critic import create_actor_critic
 from sample_factory.train import make_runner
 from sf_examples.atari.train_atari import parse_atari_args
+
 from turns import Turns
 
 FOREVER = 10**9
 
 
 def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """sf_examples' own environment, with the games registered in whichever process makes it."""
+    """Makes sf_examples' own environment, after registering the games in this process."""
     from ale_py.registration import register_v0_v4_envs
     from sf_examples.atari.atari_utils import make_atari_env
 
@@ -28,7 +29,7 @@ def make_env(name: str, cfg: Any, env_config: Any, render_mode: str | None = Non
 
 
 class TakeTurns(AlgoObserver):
-    """An iteration is what the learner does with one data set: every epoch of every minibatch of it."""
+    """Takes turns: an iteration is what the learner does with one data set, all epochs of all its minibatches."""
 
     def __init__(self) -> None:
         self.turns: Any = None
@@ -36,7 +37,7 @@ class TakeTurns(AlgoObserver):
 
     def on_init(self, runner: Any) -> None:
         self.turns = Turns(lambda: int(runner.buffer_mgr.policy_versions[0]))
-        # Not when training has begun: what is learned meanwhile would count as learned in the first turn.
+        # Not once training has begun: what is learned during this line would count as learned in the first turn.
         network = create_actor_critic(runner.cfg, runner.env_info.obs_space, runner.env_info.action_space)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
 
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--minibatches", type=int, default=1)
     parser.add_argument("--mode", choices=("serial", "sync", "async"), default="async")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--splits", type=int, default=2, help="groups of each worker's environments that alternate")
+    parser.add_argument("--splits", type=int, default=2, help="alternating groups of each worker's environments")
     options = parser.parse_args()
     settings = {
         "env": f"atari_{options.game.lower()}",
@@ -92,7 +93,7 @@ def main() -> None:
         "normalize_input": False,
         "normalize_returns": False,
         "train_for_env_steps": 10**12,
-        # Nothing that the clock sets off while another one has its turn.
+        # Nothing may be triggered by the clock, which continues during the turns of other contestants.
         "heartbeat_reporting_interval": FOREVER,
         "save_every_sec": FOREVER,
         "save_best_every_sec": FOREVER,

@@ -1,33 +1,35 @@
 """The benchmark of the central store: its contestants, table and JSON, from tiny real runs."""
 
+import itertools
 import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from accel_rl.bench import store as benchmark
-from accel_rl.bench.store import STORES, StoreOptions
+import store as benchmark
+import store_learner
 from accel_rl.bench.timing import Turns
 from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import available_cpus
-from accel_rl.updates.central_update import CentralUpdate
+from accel_rl.updates import CentralStore, StoreExchange, Update
 from accel_rl.updates.optimizers import SGD
-from accel_rl.updates.parameter_store import CentralStore
+from store import STORES, StoreOptions
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "store.py"
 
 
-@pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a processor each")
+@pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a logical CPU each")
 def test_contestants_and_their_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Would catch a program that no longer runs, another network than A3C-Net on Pong, and a rate that is not that of
-    all learners."""
+    """Would catch a program that no longer runs, another network than A3C-Net on Pong, and a rate of fewer than all
+    learners."""
     options = ["--learners", "2", "--seconds", "0.02", "--rounds", "1", "--json", str(tmp_path / "out" / "s.json")]
     monkeypatch.setattr(sys, "argv", [str(PROGRAM), *options])
     with pytest.raises(SystemExit, match="0"):
@@ -46,7 +48,7 @@ def test_contestants_and_their_json(
     ratios = result["ratios"]
     assert ratios["3 chunks: rate of 2 / 2 x rate of 1"]["median"] == pytest.approx(two / (2 * one))
     assert ratios["3 chunks: time of an update, 2 learners / 1"]["median"] == pytest.approx(2 * one / two)
-    assert printed.count("to be at least 0.6") == 1 and "to be at most" not in printed
+    assert printed.count("should be at least 0.6") == 1 and "should be at most" not in printed
 
 
 def test_ratios_of_many() -> None:
@@ -58,16 +60,18 @@ def test_ratios_of_many() -> None:
     assert found["3 chunks: time of an update, 8 learners / 1"] == time_of_8
 
 
-def test_updates_are_made_and_counted() -> None:
-    """Would catch updates that do not reach the store, and a count that is not theirs."""
+def test_updates_are_made_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch updates that do not reach the store, and a wrong count of them."""
+    clock = SimpleNamespace(perf_counter=itertools.count(1.0).__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr(store_learner, "time", clock)  # every look at it takes a second
     network = nn.Linear(3, 2)
     store = CentralStore(torch.zeros(8), {})
-    update = CentralUpdate(network, SGD(), store)
+    update = Update(network, SGD(), exchange=StoreExchange(store))
     update.parameters.gradient.fill_(1.0)
-    updates, seconds, waited_s = benchmark.make_updates(update, 0.0, 0.0)
+    updates, seconds, waited_s = store_learner.make_updates(update, 0.0, 0.0)
     assert updates == 1 and seconds > 0 and waited_s == 0
     before = store.chunks[0].version
-    updates, _, _ = benchmark.make_updates(update, 0.0, benchmark.time.perf_counter() + 0.02)
+    updates, _, _ = store_learner.make_updates(update, 0.0, clock.perf_counter() + 5)
     assert updates > 1 and store.chunks[0].version - before == updates
     assert torch.allclose(store.read()["parameters"], torch.full((8,), -1e-4 * (1 + updates)))
     store.close()
@@ -77,12 +81,12 @@ def test_updates_are_made_and_counted() -> None:
     ("bad", "message"),
     [
         ({"learners": (0,)}, "learners=0 must be from 1 to"),
-        ({"learners": (100_000,)}, "learners=100000 must be from 1 to .*, the processors that there are"),
+        ({"learners": (100_000,)}, "learners=100000 must be from 1 to .*, the number of logical CPUs"),
         ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
         ({"rounds": 0}, "rounds=0 must be at least 1"),
     ],
 )
 def test_bad_options(bad: dict[str, Any], message: str) -> None:
-    """Would catch a complaint that comes only after minutes of work."""
+    """Would catch an error that comes only after minutes of work."""
     with pytest.raises(UsageError, match=message):
         StoreOptions(**{"learners": (1,), **bad})

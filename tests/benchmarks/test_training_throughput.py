@@ -1,4 +1,4 @@
-"""The benchmark of training: its contests, tables and JSON, from tiny real runs; and what the peers really do."""
+"""The benchmark of training: its contests, tables and JSON, from tiny real runs; and the peers' real set-up."""
 
 import json
 import sys
@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from accel_rl.bench import training
-from accel_rl.bench.driven import Driven, driver_command
-from accel_rl.bench.ours import Training
-from accel_rl.bench.training import CONTESTS, PEERS, Contest, TrainingOptions
+import training_throughput as training
 from accel_rl.errors import UsageError
+from command_line import FULL_ROUNDS
+from peer_environments import PEERS
+from peer_process import DRIVERS, PeerProcess, driver_command
+from training_contestants import Training
+from training_contests import CONTESTS, Contest
+from training_throughput import TrainingOptions
 
-# A peer whose iterations of 8 steps and 1 update take 10 ms; it tells its options as facts.
+# A peer whose iterations of 8 steps and 1 update take 10 ms; it reports its options as facts.
 DRIVER = """
 import sys, time
 sys.path.insert(0, "{drivers}")
@@ -35,11 +38,10 @@ CONTEST = Contest("A2C, small", SMALL, "peer", "small", ({"mode": "slow"}, {"mod
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
-    """Of a benchmark whose first contest has the peer above, installed, and whose second one has another, missing."""
+    """Options of a benchmark whose first contest has the peer above; that of the second contest is missing."""
     (tmp_path / "peer" / "bin").mkdir(parents=True)
     (tmp_path / "peer" / "bin" / "python").symlink_to(sys.executable)
-    drivers = Path(training.__file__).parent / "drivers"
-    (tmp_path / "small.py").write_text(DRIVER.format(drivers=drivers))
+    (tmp_path / "small.py").write_text(DRIVER.format(drivers=DRIVERS))
 
     def command(python: Path, driver: str, settings: dict[str, Any]) -> Sequence[str]:
         arguments = driver_command(python, driver, settings)
@@ -49,12 +51,17 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
     monkeypatch.setattr(training, "CONTESTS", {"small": CONTEST, "missing": replace(CONTEST, peer="other")})
     monkeypatch.setattr(training, "BOUND_SETTINGS", {"algo": "a2c", "envs": 4, "horizon": 2})
     return TrainingOptions(
-        contests=("small", "missing", "bound"), seconds=0.1, rounds=2, peers=tmp_path, json=tmp_path / "out" / "b.json"
+        contests=("small", "missing", "bound"),
+        seconds=0.1,
+        rounds=2,
+        peers=tmp_path,
+        json=tmp_path / "out" / "b.json",
+        overrides={"workers": 1, "decorrelation_steps": 0},
     )
 
 
 def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a ratio the wrong way round, a peer that is set up otherwise than ours, and a silent omission."""
+    """Would catch a ratio the wrong way round, a peer that is not set up like ours, and a silent omission."""
     training.run(options)
     assert options.json
     written = options.json.read_text()
@@ -83,7 +90,7 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
 
 
 class Player:
-    """Its turns have the given rates."""
+    """Has the given rates in its turns."""
 
     def __init__(self, rates: list[float]):
         self._rates, self.closed = rates, False
@@ -96,7 +103,7 @@ class Player:
 
 
 def test_the_fastest_variant_competes() -> None:
-    """Would catch a trial by the first, cold turn, and losers that stay open."""
+    """Would catch a trial by the first, cold turn, and losers that remain open."""
     players: dict[str, Any] = {"a": Player([9.0, 1.0]), "b": Player([1.0, 3.0]), "c": Player([1.0, 2.0])}
     best, rates = training.fastest({name: lambda p=player: p for name, player in players.items()}, 1.0)  # type: ignore[misc]
     assert best is players["b"] and rates == {"a": 1.0, "b": 3.0, "c": 2.0}
@@ -104,7 +111,7 @@ def test_the_fastest_variant_competes() -> None:
 
 
 def test_failed_trials_leave_nothing_open() -> None:
-    """Would catch processes of a peer that stay when another variant of it fails."""
+    """Would catch processes of a peer that remain when another variant of it fails."""
     players: dict[str, Any] = {"a": Player([1.0, 1.0]), "b": Player([1.0])}
     with pytest.raises(IndexError):
         training.fastest({name: lambda p=player: p for name, player in players.items()}, 1.0)  # type: ignore[misc]
@@ -114,14 +121,14 @@ def test_failed_trials_leave_nothing_open() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"env": "CartPole-v1"}, "env=CartPole-v1 is no Atari game"),
+        ({"env": "CartPole-v1"}, "env=CartPole-v1 is not an Atari game"),
         ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
         ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
         ({"rounds": 0}, "rounds=0 must be at least 1"),
     ],
 )
 def test_bad_options(bad: dict[str, Any], message: str) -> None:
-    """Would catch a complaint that comes only after minutes of work."""
+    """Would catch an error that comes only after minutes of work."""
     with pytest.raises(UsageError, match=message.replace("(", "\\(")):
         TrainingOptions(**bad)
 
@@ -134,15 +141,16 @@ def test_the_default_fits_into_its_time(name: str) -> None:
     budgets = [*(contest.budget_s for contest in by_default), training.BOUND_BUDGET_S]
     assert sum(budgets) <= 230
     assert options.schedule(CONTESTS[name].budget_s).budget_s == CONTESTS[name].budget_s
-    assert replace(options, full=True).schedule(1.0).rounds_that_fit(100.0) == training.FULL_ROUNDS
+    assert replace(options, full=True).schedule(1.0).rounds_that_fit(100.0) == FULL_ROUNDS
 
 
 PEER_FOLDER = Path(__file__).parents[2] / ".peers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTESTS)
 def test_peers_do_what_ours_does(name: str) -> None:
-    """Would catch a peer with another network, batch or number of epochs. Takes half a minute where peers are there."""
+    """Would catch a peer with another network, batch or number of epochs. Takes half a minute with installed peers."""
     contest = CONTESTS[name]
     python = training.python_of(PEER_FOLDER, contest.peer)
     if not python.exists():
@@ -155,7 +163,7 @@ def test_peers_do_what_ours_does(name: str) -> None:
         steps_per_update = 4 * 32 if name == "a2c" else 4 * 32 / 2 / settings["epochs"]
         parameters = 1_687_719
     command = driver_command(python, contest.driver, training.driver_settings(settings, contest.variants[0]))
-    peer = Driven(contest.peer, command)
+    peer = PeerProcess(contest.peer, command)
     try:
         assert all(peer.run(1.0) > 0 for _ in range(2))
         assert peer.facts["parameters"] == parameters and peer.facts["observation"] == [4, 84, 84]
@@ -165,9 +173,10 @@ def test_peers_do_what_ours_does(name: str) -> None:
         peer.close()
 
 
+@pytest.mark.slow
 def test_q_learning_against_its_network(options: TrainingOptions) -> None:
-    """Would catch updates while warming up that count, the network alone at another batch or intensity, a contest that
-    is left out because its peer is not installed, and a peer that is told other sizes than ours."""
+    """Would catch updates of the warm-up that count, the network alone with another batch or intensity, a contest that
+    is omitted because its peer is not installed, and a peer with other sizes than ours."""
     small = {"envs": 4, "horizon": 4, "batch_size": 16, "replay_size": 200, "warmup_steps": 64}
     contest = replace(CONTESTS["dqn"], settings={**CONTESTS["dqn"].settings, **small})
     found = training.run_contest(replace(contest, peer="other"), options)
@@ -176,12 +185,13 @@ def test_q_learning_against_its_network(options: TrainingOptions) -> None:
     assert contestants["ours"]["steps_per_update"] == 16 / 8
     assert contestants["ours"]["facts"]["parameters"] == 1_687_206
 
-    told = training.driver_settings({**contest.settings, "env": "pong"}, contest.variants[0])
-    assert told == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}
+    given = training.driver_settings({**contest.settings, "env": "pong"}, contest.variants[0])
+    assert given == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}
 
 
+@pytest.mark.slow
 def test_ours_counts_its_updates() -> None:
-    """Would catch a table that says less or more of our updates than there were."""
+    """Would catch a table with a wrong number of our updates."""
     ours = Training("ours", SMALL)
     try:
         assert ours.run(0.05) > 0

@@ -1,56 +1,57 @@
-"""Our training as a contestant, and the parts of it."""
+"""Our training as a contestant, and its parts: the network alone, the updates alone, sampling alone."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from accel_rl.algos.dqn import DQN
+from accel_rl.algos.dqn import DQN, frozen_copy
 from accel_rl.bench.timing import Repeated
 from accel_rl.hardware.placement import pinned
 from accel_rl.rollout import Rollout
 from accel_rl.training.build import build_algo, build_sampler, build_update
+from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
-from accel_rl.updates.cuda_graphs import Loss
 
 Settings = dict[str, Any]
 
 
-class CountedUpdate:
-    """An update of one learner that counts how often it changes the parameters."""
+class UpdateCounter:
+    """Counts how often an update changes the parameters."""
 
     def __init__(self, update: Update):
-        self._update, self.count = update, 0
-        self.sum, self.max, self.pull = update.sum, update.max, update.pull
-        self.renew, self.exclusive = update.renew, update.exclusive
+        self.count = 0
+        for name in ("step", "minimize"):
+            setattr(update, name, self._counted(getattr(update, name)))
 
-    def step(self, loss_sum: Tensor, weight: Tensor, learning_rate: float) -> Tensor:
-        self.count += 1
-        return self._update.step(loss_sum, weight, learning_rate)
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.count += 1
+            return method(*arguments, **options)
 
-    def minimize(
-        self, loss: Loss, batch: dict[str, Tensor], weight: Tensor, learning_rate: float, *, sliceable: bool = True
-    ) -> dict[str, Tensor]:
-        self.count += 1
-        return self._update.minimize(loss, batch, weight, learning_rate, sliceable=sliceable)
+        return counted
 
 
 class Training(Repeated):
-    """Ours: a run's iterations, as accel_rl.training.trainer makes them, without logging, evaluation and checkpoints.
+    """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
-    With a replay it begins once it has learned for the first time: `steps` counts from there."""
+    An algorithm with a replay warms up first, until it has learned once: `steps` and `updates` count from there."""
 
     def __init__(self, name: str, settings: Settings):
         super().__init__(name, self._iterate)
-        short = {"decorrelation_steps": 100}  # the preset's cost seconds before the first turn, and nothing after it
+        short = {
+            "decorrelation_steps": 100
+        }  # the preset's number costs seconds before the first turn, and nothing later
         self.config = config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
         self.algo = build_algo(config)
-        self._update = CountedUpdate(build_update(config, self.algo.policy))
-        self.algo.start(config.run.seed, partial(build_update, config))
+        self._update = build_update(config, self.algo.policy)
+        self._counter = UpdateCounter(self._update)
+        self.algo.setup(config.run.seed, partial(build_update, config))
         self.steps = self._steps_before = 0
-        self._sampler = build_sampler(config, self.algo.policy)
+        self._sampler = build_sampler(config, self.algo.policy, window=self.algo.window_steps)
+        self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan)
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
             "optimizer": config.algo.optimizer,
@@ -71,40 +72,33 @@ class Training(Repeated):
                 raise
 
     def _warm_up(self) -> None:
-        """Until the first updates, which no turn is to count."""
+        """Trains until the first updates, which no turn counts."""
         while not self.updates:
             self._iterate()
-        self._steps_before, self.steps, self._update.count = self.steps, 0, 0
+        self._steps_before, self.steps, self._counter.count = self.steps, 0, 0
 
     def run(self, seconds: float) -> float:
+        """Takes a turn; returns agent steps/s."""
         with pinned(self.config.plan.server_cpus):
             return super().run(seconds)
 
     def _iterate(self) -> int:
-        torch.set_num_threads(self.config.plan.sampling_threads)
-        self.algo.prepare(self.steps + self._steps_before)
-        rollout = self._sampler.collect(self._on_step if self.algo.learns_meanwhile else None)
-        return self._learn(rollout)
+        step = self._steps_before + self.steps
+        result = self._iteration.collect_and_learn(step, learns=step > 0 or self.algo.statistics is None)
+        return self._count(result.rollout)
 
-    def _on_step(self, t: int) -> None:
-        torch.set_num_threads(self.config.plan.learning_threads)
-        self.algo.learn_meanwhile(t, self._update)
-        torch.set_num_threads(self.config.plan.sampling_threads)
-
-    def _learn(self, rollout: Rollout) -> int:
-        torch.set_num_threads(self.config.plan.learning_threads)
-        self.algo.learn(self.algo.scaled(rollout), self._update)
-        self.algo.observe(rollout, self._update)
-        self.steps += rollout.reward.numel()
-        return rollout.reward.numel()
+    def _count(self, rollout: Rollout) -> int:
+        steps = rollout.reward.numel()
+        self.steps += steps
+        return steps
 
     @property
     def updates(self) -> int:
-        """So far, like `steps`: those of `network` are among them."""
-        return self._update.count
+        """The number of updates so far; those that `network` makes are among them."""
+        return self._counter.count
 
     def network(self) -> Repeated:
-        """The same passes of the network as in training, with nobody else at work."""
+        """Returns a contestant that makes only the passes of the network of an iteration, without simulation."""
         rollout = self._sampler.collect()
         half, horizon = self.config.run.envs // 2, self.config.run.horizon
         observation = rollout.observations(0, 1)[0, :half].clone()
@@ -114,16 +108,19 @@ class Training(Repeated):
             torch.set_num_threads(self.config.plan.learning_threads)
             for _ in range(2 * horizon):
                 self.algo.policy.act(observation, noise)
-            return self._learn(rollout)
+            self.algo.learn(rollout, self._update)
+            return self._count(rollout)
 
         return Repeated("network", passes)
 
     def updates_alone(self) -> Repeated:
-        """Of an algorithm with a replay: the same updates of another network, with one batch that stays."""
+        """Returns a contestant that repeats the updates of an algorithm with a replay, with one batch and a network of
+        its own."""
         replay, config = self.algo.replay, self.config
         assert replay
         algo = build_algo(config)
         assert isinstance(algo, DQN)
+        algo.target = frozen_copy(algo.policy)  # in place of `setup`, which would make a second replay
         update = build_update(config, algo.policy)
         batch = replay.batch(replay.draw(config.algo.batch_size)[0], torch.device(config.run.device))
         count = batch.valid.sum()
@@ -137,7 +134,7 @@ class Training(Repeated):
         return Repeated("network", learn)
 
     def sampling(self) -> Repeated:
-        """Acting and simulating as in training, and no learning."""
+        """Returns a contestant that acts and simulates as in training, without learning."""
 
         def collect() -> int:
             torch.set_num_threads(self.config.plan.sampling_threads)

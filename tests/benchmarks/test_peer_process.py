@@ -1,4 +1,4 @@
-"""Contestants in processes of their own: the line protocol, and that nothing of them works, or lives, out of turn."""
+"""Contestants in processes of their own: the line protocol, and that nothing of them runs between turns or remains."""
 
 import ast
 import os
@@ -12,13 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-import accel_rl.bench.driven
-from accel_rl.bench.driven import Driven, driver_command
 from accel_rl.errors import RunError
+from peer_process import DRIVERS, PeerProcess, driver_command
 
-DRIVERS = Path(accel_rl.bench.driven.__file__).parent / "drivers"
+LIMIT_S = 60.0  # for what happens at once on an idle machine
 
-# Iterations of 10 steps and 2 updates take 20 ms. Its child holds the pipes, too, and goes on by itself: a file grows.
+# Iterations of 10 steps and 2 updates take 20 ms. A child inherits the pipes and lets a file grow in the background.
 DRIVER = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
@@ -51,75 +50,71 @@ def command(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def driven(command: list[str]) -> Iterator[Driven]:
-    contestant = Driven("peer", command)
+def peer(command: list[str]) -> Iterator[PeerProcess]:
+    contestant = PeerProcess("peer", command)
     yield contestant
     contestant.close()
 
 
-def ends(processes: list[psutil.Process], within_s: float = 5.0) -> bool:
-    def left() -> bool:
-        return any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
-
-    return wait_until(lambda: not left(), within_s)
+def have_ended(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
-def wait_until(fact: Callable[[], bool], within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not fact():
+def wait_until(is_true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_true():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True
 
 
-def test_turns_are_whole_iterations(driven: Driven) -> None:
-    """Would catch a rate over the time asked for, updates that are counted twice, and prints that look like answers."""
-    assert driven.facts == {"parameters": 3}
-    rates = [driven.run(0.05) for _ in range(3)]
+def test_turns_are_whole_iterations(peer: PeerProcess) -> None:
+    """Would catch a rate over the time asked for, updates that are counted twice, and prints mistaken for answers."""
+    assert peer.facts == {"parameters": 3}
+    rates = [peer.run(0.05) for _ in range(3)]
     assert all(0 < rate <= 10 / 0.02 for rate in rates)
-    assert driven.steps % 10 == 0 and driven.steps >= 3 * 10
-    assert driven.steps / driven.updates == 5
+    assert peer.steps % 10 == 0 and peer.steps >= 3 * 10
+    assert peer.steps / peer.updates == 5
 
 
-def test_nothing_goes_on_between_turns(driven: Driven) -> None:
-    """Would catch an asynchronous peer that works in the others' turns, for which its rate would then be too good."""
-    grows = Path(driven._scratch.name) / "grows"
-    driven.run(0.1)
+def test_nothing_runs_between_turns(peer: PeerProcess) -> None:
+    """Would catch an asynchronous peer that works in other contestants' turns, which would make its rate too high."""
+    grows = peer.tree.folder / "grows"
+    peer.run(0.1)
     before = grows.stat().st_size
     time.sleep(0.2)
     assert grows.stat().st_size == before
-    driven.run(0.1)
-    assert grows.stat().st_size > before
+    assert wait_until(lambda: peer.run(0.05) > 0 and grows.stat().st_size > before)
 
 
-def test_time_out_of_turn_does_not_count(driven: Driven) -> None:
-    """Would catch a clock that goes on while the process is stopped."""
-    driven.run(0.05)
+def test_time_between_turns_does_not_count(peer: PeerProcess) -> None:
+    """Would catch a clock that runs while the process is stopped."""
+    peer.run(0.05)
     time.sleep(0.5)
     start = time.perf_counter()
-    rate = driven.run(0.05)
+    rate = peer.run(0.05)
     took = time.perf_counter() - start
-    assert rate >= 10 / took, "one iteration at least, in less than the turn took"
+    assert rate >= 10 / took, "at least one iteration, in no more time than the turn took"
 
 
 def test_close_leaves_nothing(command: list[str]) -> None:
-    """Would catch stopped processes that stay for ever, and folders of theirs."""
-    contestant = Driven("peer", command)
-    processes, scratch = contestant._processes(), Path(contestant._scratch.name)
+    """Would catch stopped processes that remain for ever, and their folders."""
+    contestant = PeerProcess("peer", command)
+    processes, folder = contestant.tree.processes(), contestant.tree.folder
     assert len(processes) == 2
     contestant.close()
-    assert ends(processes, 0.1) and not scratch.exists()
+    assert have_ended(processes) and not folder.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="relies on the kernel hanging up orphaned groups that are stopped")
+@pytest.mark.skipif(sys.platform != "linux", reason="relies on the kernel to hang up orphaned groups")
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_nothing_outlives_a_killed_benchmark(command: list[str], tmp_path: Path, in_turn: bool) -> None:
-    """Would catch stopped or working processes that stay after kill -9."""
+    """Would catch stopped or running processes that remain after kill -9."""
     code = f"""
-from accel_rl.bench.driven import Driven
-contestant = Driven("peer", {command!r})
-print(*[process.pid for process in contestant._processes()], flush=True)
+from peer_process import PeerProcess
+contestant = PeerProcess("peer", {command!r})
+print(*[process.pid for process in contestant.tree.processes()], flush=True)
 contestant.run({1.0 if in_turn else 0.05})
 print("its turn is over", flush=True)
 input()
@@ -137,18 +132,18 @@ input()
     benchmark.wait()
     benchmark.stdin.close()
     benchmark.stdout.close()
-    assert ends(processes)
+    assert wait_until(lambda: have_ended(processes))
 
 
 @pytest.mark.parametrize("while_building", [True, False])
 def test_a_driver_that_fails_says_why(tmp_path: Path, while_building: bool) -> None:
-    """Would catch a benchmark that hangs, or reports only that something went wrong in another process."""
+    """Would catch a benchmark that hangs, or that reports only that something went wrong in another process."""
     code = f"import sys\nsys.path.insert(0, {str(DRIVERS)!r})\nfrom turns import Turns\n"
     code += "raise ValueError('no game')" if while_building else "Turns(int).ready()\nraise ValueError('no game')"
     (tmp_path / "driver.py").write_text(code)
 
     def play() -> None:
-        contestant = Driven("peer", [sys.executable, str(tmp_path / "driver.py")])
+        contestant = PeerProcess("peer", [sys.executable, str(tmp_path / "driver.py")])
         try:
             contestant.run(0.05)
         finally:
@@ -158,17 +153,17 @@ def test_a_driver_that_fails_says_why(tmp_path: Path, while_building: bool) -> N
         play()
 
 
-def test_a_driver_that_is_killed_is_noticed(driven: Driven) -> None:
-    """Would catch waiting for ever on a pipe that the driver's children hold open."""
-    os.kill(driven._driver.pid, signal.SIGKILL)
-    driven._driver.wait()
+def test_a_driver_that_is_killed_is_noticed(peer: PeerProcess) -> None:
+    """Would catch an endless wait on a pipe that the driver's children hold open."""
+    os.kill(peer.tree.process.pid, signal.SIGKILL)
+    peer.tree.process.wait()
     with pytest.raises(RunError, match="has ended"):
-        driven.run(0.05)
+        peer.run(0.05)
 
 
 def test_drivers_stand_alone() -> None:
-    """Would catch a driver that needs this package, or anything of ours that a peer's environment lacks."""
-    for path in DRIVERS.glob("*.py"):
+    """Would catch a driver that imports this package, which a peer's environment lacks."""
+    for path in (DRIVERS / name for name in ("appo.py", "sb3.py", "turns.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

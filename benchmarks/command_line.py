@@ -1,0 +1,74 @@
+"""What the programs in this folder share: the arguments for turns and files, and how they report errors."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_rl.bench.timing import Schedule
+from accel_rl.errors import RunError, UsageError
+
+FULL_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """How long and how often contestants take turns. seconds: the length of a turn; whole iterations can take longer.
+
+    Raises UsageError for a value out of range."""
+
+    seconds: float = 1.0
+    rounds: int | None = None
+    full: bool = False
+    json: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise UsageError(f"seconds={self.seconds} must be greater than 0")
+        if self.rounds is not None and self.rounds < 1:
+            raise UsageError(f"rounds={self.rounds} must be at least 1")
+
+    def schedule(self, budget_s: float) -> Schedule:
+        """Returns the rounds that are asked for, or as many as fit into budget_s, FULL_ROUNDS at most."""
+        if self.rounds or self.full:
+            return Schedule(self.seconds, self.rounds or FULL_ROUNDS)
+        return Schedule(self.seconds, FULL_ROUNDS, budget_s)
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser whose help is the program's docstring."""
+    return argparse.ArgumentParser(
+        description=inspect.cleandoc(doc or ""), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_turns(parser: argparse.ArgumentParser, seconds: float = 1.0, budget: str = "4 minutes") -> None:
+    """Adds --seconds, --rounds and --full. budget: the time that the program takes by default."""
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"length of a turn, in seconds ({seconds})")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help=f"rounds (as many as fit into {budget}; --full: {FULL_ROUNDS})"
+    )
+    parser.add_argument("--full", action="store_true", help=f"{FULL_ROUNDS} rounds")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds --json."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+
+
+def add_overrides(parser: argparse.ArgumentParser, overrides: dict[str, str]) -> None:
+    """Adds a flag for each of these integer settings of a run, by name with its help."""
+    for name, help_text in overrides.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=help_text)
+
+
+def run_program(program: Callable[[], object]) -> int:
+    """Runs a program; returns its exit status: 0, or 2 after a UsageError and 1 after a RunError, which it prints."""
+    try:
+        program()
+    except (UsageError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0

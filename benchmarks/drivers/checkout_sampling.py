@@ -1,0 +1,41 @@
+"""Samples Pong with random actions in turns, with the accel_rl on PYTHONPATH; see turns.py.
+
+benchmarks/compare_commits.py runs it with the accel_rl of several checkouts. It uses little of it, so that it fits old
+commits and later ones.
+"""
+
+import argparse
+from collections.abc import Callable
+
+import torch
+
+import accel_rl
+from accel_rl.bench.options import SamplingOptions
+from accel_rl.bench.sampling import Benchmark
+from turns import Turns
+
+
+def build_sampler(benchmark: Benchmark) -> Callable[[], int]:
+    """Returns a function that collects one rollout and returns its number of steps."""
+    if hasattr(benchmark, "random_contestant"):
+        return benchmark.random_contestant().collect
+    contestant = benchmark._sampling("random", benchmark.config, None)()  # up to version 0.1.0
+    return lambda: contestant._sampler.collect().reward.numel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs_per_core", type=int, default=8, help="environments per core (8)")
+    options = parser.parse_args()
+    benchmark = Benchmark(SamplingOptions(envs_per_core=options.envs_per_core, device="cpu"))
+    collect = build_sampler(benchmark)
+    turns = Turns(lambda: 0)
+    torch.set_num_threads(1)
+    collect()
+    turns.ready(package=accel_rl.__file__, envs=benchmark.num_envs)
+    while True:
+        turns.iterated(collect())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The driver's end of the line protocol by which peers take turns. benchmarks/peer_process.py holds the other end.
+
+Drivers are programs that train with other frameworks in turns. Each runs as a script in its peer's environment, which
+does not hold this project: drivers import nothing of it but this module.
+
+    driver writes                                    driver reads
+    {"ready": {"parameters": 1687719, ...}}          run SECONDS
+    {"steps": 960, "updates": 12, "seconds": 2.1}    run SECONDS
+    ...                                              (end of file: it ends all processes that it has started)
+
+A turn is a whole number of iterations, each a number of steps and the updates that belong to them: it ends with the
+first one that is finished after SECONDS. Standard output belongs to the protocol; what a framework prints goes to
+standard error.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Turns:
+    """Blocks in `ready` and `iterated` while it is not this driver's turn.
+
+    num_updates: returns how many steps the optimizer has taken so far.
+    """
+
+    def __init__(self, num_updates: Callable[[], int]):
+        self._num_updates = num_updates
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._seconds = self._start = 0.0
+        self._steps = self._updates_before = 0
+
+    def ready(self, **facts: Any) -> None:
+        """Announces, between two iterations, that everything is set up. facts: the set-up as the peer reports it."""
+        self._write({"ready": facts})
+        self._wait()
+
+    def iterated(self, steps: int) -> None:
+        """Must be called after each iteration. steps: its number of agent steps."""
+        self._steps += steps
+        seconds = time.perf_counter() - self._start
+        if seconds >= self._seconds:
+            updates = self._num_updates() - self._updates_before
+            self._write({"steps": self._steps, "updates": updates, "seconds": seconds})
+            self._wait()
+
+    def _write(self, answer: dict[str, Any]) -> None:
+        try:
+            print(json.dumps(answer), file=self._answers, flush=True)
+        except BrokenPipeError:
+            _end()
+
+    def _wait(self) -> None:
+        words = sys.stdin.readline().split()
+        if not words:
+            _end()
+        self._seconds = float(words[1])
+        self._steps, self._updates_before, self._start = 0, self._num_updates(), time.perf_counter()
+
+
+def _end() -> None:
+    """Terminates this process group, since the other end has closed.
+
+    Frameworks would take long to end in good order. multiprocessing's resource tracker ignores the signal, removes what
+    the other processes have left in shared memory, and then ends."""
+    os.killpg(0, signal.SIGTERM)

@@ -1,0 +1,148 @@
+"""Starts a program whose processes are all stopped (SIGSTOP) while it is not its turn."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from accel_rl.errors import RunError
+
+STOP_TIMEOUT_S = 60.0
+TERMINATE_TIMEOUT_S = 10.0
+LOG_TAIL = 2000  # characters of what a failed program has printed
+
+
+class ProcessTree:
+    """Runs a program in a process group and an empty folder of its own, with all processes that it starts.
+
+    While it is stopped, frameworks whose processes run in the background use no CPU time. If this process is killed,
+    the kernel hangs up (SIGHUP) the program's group, even a stopped one. Standard error goes to a log file.
+
+    name: what errors call the program. stdin, stdout: as for subprocess.Popen."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = None,
+    ):
+        self.name = name
+        self._scratch = tempfile.TemporaryDirectory(prefix="accel_rl_bench_")
+        self.folder = Path(self._scratch.name)
+        self._log = self.folder / "program.log"
+        self._paused: list[psutil.Process] = []
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=stdin,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                cwd=self.folder,
+                env=environment,
+                process_group=0,
+            )
+
+    def pause(self) -> None:
+        """Stops all processes; returns once the last one has stopped. Raises RunError if the program has ended."""
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        _signal(self._paused, signal.SIGSTOP)  # those of the last pause at once: finding processes takes milliseconds
+        while True:
+            self._paused = self.processes()
+            running = [process for process in self._paused if _is_running(process)]
+            if not running:
+                break
+            if time.monotonic() > deadline:
+                raise self.error("cannot be stopped")
+            _signal(running, signal.SIGSTOP)
+            time.sleep(0.001)
+        if self.process.poll() is not None:
+            raise self.error("has ended")
+
+    def resume(self) -> None:
+        """Lets all processes continue. Raises RunError if the program has ended."""
+        if self.process.poll() is not None:
+            raise self.error("has ended")
+        _signal(self._paused, signal.SIGCONT)
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns the living processes of the program: its group, also those whose parents have ended, and all that
+        descend from them."""
+        alive: dict[int, psutil.Process] = {}
+        children: dict[int, list[int]] = {}
+        pending: list[int] = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if _is_alive(process):
+                    alive[process.pid] = process
+                    children.setdefault(process.ppid(), []).append(process.pid)
+                    if os.getpgid(process.pid) == self.process.pid:
+                        pending.append(process.pid)
+        found: dict[int, psutil.Process] = {}
+        while pending:
+            if (pid := pending.pop()) in alive:
+                found[pid] = alive.pop(pid)
+                pending += children.get(pid, [])
+        return [*found.values()]
+
+    def error(self, what: str) -> RunError:
+        """Returns an error that says what has happened and ends with what the program has printed."""
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a program that is about to end prints its traceback first
+            self.process.wait(2.0)
+        printed = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
+        return RunError(f"{self.name} {what}; it printed:\n{printed}")
+
+    def close(self) -> None:
+        """Ends all processes; returns once they are gone."""
+        # SIGTERM first: multiprocessing's resource tracker ignores it, removes what the other processes have left in
+        # shared memory, and then ends.
+        processes = self.processes()
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            _signal(processes, number)
+        deadline = time.monotonic() + TERMINATE_TIMEOUT_S
+        while (alive := self.processes()) or self.process.poll() is None:
+            if time.monotonic() > deadline:
+                _signal(alive, signal.SIGKILL)
+            time.sleep(0.02)
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+        self._scratch.cleanup()
+
+    def kill(self) -> None:
+        """Kills all processes, and then closes: for programs that would save their state when they are terminated."""
+        self.process.kill()
+        _signal(self.processes(), signal.SIGKILL)
+        self.close()
+
+
+def _signal(processes: Sequence[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_ZOMBIE)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return _status(process) != psutil.STATUS_ZOMBIE
+
+
+def _is_running(process: psutil.Process) -> bool:
+    return _status(process) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)

@@ -1,0 +1,96 @@
+"""The contests of benchmarks/training_throughput.py against other frameworks: settings of ours, options of theirs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from accel_rl.envs.atari import game_name, games
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Our training against a peer's.
+
+    settings: of our run; the peer's driver gets those that are among its options. variants: further options of the
+    driver. The first variant competes by default; with --full all are tried, and the fastest competes. budget_s: this
+    contest's part of the 4 minutes, start-up included. against_network: the updates alone take part instead of our
+    training in bfloat16, even where the peer is not installed. by_default: takes place where no contest is named."""
+
+    title: str
+    settings: Settings
+    peer: str
+    driver: str
+    variants: tuple[Settings, ...]
+    budget_s: float
+    against_network: bool = False
+    by_default: bool = True
+
+
+SAME = {"env_preset": "dqn84", "network": "nature"}
+VECTORIZATIONS = ("subproc", "dummy")
+
+
+def q_contest(batch_size: int) -> Contest:
+    """Returns a contest of DQN.
+
+    Learning begins as soon as the larger batch can be drawn; from then on a tenth of the actions is random."""
+    settings = {"algo": "dqn", "envs": 32, "horizon": 4, "batch_size": batch_size, "training_intensity": 8, **SAME}
+    short = {"replay_size": 20_000, "warmup_steps": 2048, "epsilon_final": [0.1], "epsilon_steps": 1}
+    return Contest(
+        f"DQN, 32 environments x 4 steps, batches of {batch_size}, intensity 8",
+        settings | short,
+        "stable-baselines3",
+        "sb3",
+        tuple({"algo": "dqn", "vectorization": name} for name in VECTORIZATIONS),
+        60.0,
+        against_network=True,
+        by_default=False,
+    )
+
+
+CONTESTS = {
+    "a2c": Contest(
+        "A2C, 16 environments x 5 steps",
+        {"algo": "a2c", "envs": 16, "horizon": 5, **SAME},
+        "stable-baselines3",
+        "sb3",
+        tuple({"algo": "a2c", "vectorization": name} for name in VECTORIZATIONS),
+        40.0,
+    ),
+    "ppo": Contest(
+        "PPO, 8 environments x 128 steps, 4 epochs x 4 minibatches",
+        {"algo": "ppo", "envs": 8, "horizon": 128, "epochs": 4, "minibatches": 4, **SAME},
+        "stable-baselines3",
+        "sb3",
+        tuple({"algo": "ppo", "vectorization": name} for name in VECTORIZATIONS),
+        60.0,
+    ),
+    "appo": Contest(
+        "PPO, 16 environments x 128 steps, 1 epoch x 8 minibatches",
+        {"algo": "ppo", "envs": 16, "horizon": 128, "epochs": 1, "minibatches": 8, **SAME},
+        "sample-factory",
+        "appo",
+        (
+            {"mode": "async", "workers": 2, "splits": 2},
+            {"mode": "async", "workers": 2, "splits": 1},
+            {"mode": "async", "workers": 1, "splits": 2},
+            {"mode": "sync", "workers": 2, "splits": 2},
+            {"mode": "serial", "workers": 1, "splits": 1},
+        ),
+        90.0,
+    ),
+    **{name: q_contest(batch_size) for name, batch_size in (("dqn", 32), ("dqn-512", 512))},
+}
+# Settings of ours that are also options of the drivers.
+SHARED_OPTIONS = (
+    "envs", "horizon", "epochs", "minibatches", "batch_size", "training_intensity", "replay_size", "warmup_steps",
+)  # fmt: skip
+
+
+def driver_settings(settings: Settings, variant: Settings) -> Settings:
+    """Returns the options with which a peer's driver does what our run does with these settings."""
+    name = game_name(settings["env"])
+    assert name
+    game = games()[name].removeprefix("ALE/").removesuffix("-v5")
+    return {"game": game, **{key: settings[key] for key in SHARED_OPTIONS if key in settings}, **variant}

@@ -1,0 +1,93 @@
+"""The comparison of two checkouts' speed: rows of progress.csv, turns of real runs, and the JSON."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compare_commits
+from accel_rl.bench.timing import Turns
+from accel_rl.errors import RunError, UsageError
+from compare_commits import CompareOptions, ProgressFile
+from process_tree import ProcessTree
+
+ROOT = Path(__file__).parents[2]
+
+# Writes a table for each line that it reads: a row, then half a row, then a row with the columns in another order.
+WRITER = """
+import os, sys
+tables = [
+    "a,time/total_timesteps\\n1,80\\n",
+    "a,time/total_timesteps\\n1,80\\n1,16",
+    "time/total_timesteps,a\\n80,1\\n160,1\\n",
+]
+for table in tables:
+    sys.stdin.readline()
+    with open("new.csv", "w") as file:
+        file.write(table)
+    os.replace("new.csv", "progress.csv")
+sys.stdin.readline()
+"""
+
+
+def test_steps_are_those_of_the_last_complete_row(tmp_path: Path) -> None:
+    """Would catch steps of a row that is half written or of another column, and an endless wait for a dead program."""
+    (tmp_path / "writer.py").write_text(WRITER)
+    tree = ProcessTree("writer", [sys.executable, str(tmp_path / "writer.py")], stdin=subprocess.PIPE)
+    progress = ProgressFile(tree, tree.folder / "progress.csv")
+    try:
+        assert tree.process.stdin
+        tree.process.stdin.write(b"\n")
+        assert progress.wait_for_row(60.0) == 80
+        tree.process.stdin.write(b"\n\n")
+        assert progress.wait_for_row(60.0) == 160
+        tree.process.stdin.write(b"\n")
+        with pytest.raises(RunError, match="writer has ended"):
+            progress.wait_for_row(60.0)
+    finally:
+        tree.kill()
+
+
+def test_ratios_are_new_over_old() -> None:
+    """Would catch a slower commit that looks faster."""
+    found = compare_commits.describe("a2c", {"old": Turns([100.0, 200.0]), "new": Turns([50.0, 100.0])})
+    assert found["new / old"]["median"] == 0.5 and found["unit"] == "steps/s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contests", [("a2c", "startup"), ("sampling",)])
+def test_contests_and_their_json(
+    contests: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Would catch a program that no longer runs, and contestants that make no steps in their turns."""
+    program, file = ROOT / "benchmarks" / "compare_commits.py", tmp_path / "c.json"
+    options = ["--rounds", "1", "--seconds", "0.1", "--json", str(file), "--contests", *contests]
+    monkeypatch.setattr(sys, "argv", [str(program), str(ROOT), str(ROOT), *options])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(program), run_name="__main__")
+    result = json.loads(file.read_text())
+    assert result["contests"].keys() == {*contests} and result["commits"].keys() == {"old", "new"}
+    for contest in result["contests"].values():
+        old, new = (contest["rates"][name] for name in ("old", "new"))
+        assert old[0] > 0 and new[0] > 0
+        assert contest["new / old"]["median"] == pytest.approx(new[0] / old[0])
+    assert str(ROOT) not in file.read_text()
+    assert "should be at least 0.97" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
+        ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
+        ({"old": ROOT / "tests"}, "tests must be a checkout of accel_rl, but importing"),
+    ],
+)
+def test_bad_options(bad: dict[str, Any], message: str) -> None:
+    """Would catch an error that comes only after minutes of work, and a comparison of an installed package."""
+    with pytest.raises(UsageError, match=message):
+        CompareOptions(**{"old": ROOT, "new": ROOT, **bad})

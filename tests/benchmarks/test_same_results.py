@@ -1,0 +1,40 @@
+"""The check that a refactoring changed no number."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_rl.errors import UsageError
+from same_results import RUNS, compare, differences
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_differences() -> None:
+    """Would catch a part that only one commit has and that goes unnoticed."""
+    old = {("a2c", "policy"): "1", ("a2c", "log"): "2", ("a2c", "update"): "3"}
+    new = {("a2c", "policy"): "1", ("a2c", "log"): "4", ("ppo", "policy"): "5"}
+    assert [line.split() for line in differences(old, new)] == [
+        ["a2c", "log", "2", "4"],
+        ["a2c", "update", "3", "-"],
+        ["ppo", "policy", "-", "5"],
+    ]
+    assert differences(old, old) == []
+
+
+def test_unknown_runs_are_refused() -> None:
+    with pytest.raises(UsageError, match="unknown run 'a2cc'; did you mean a2c"):
+        compare(ROOT, ROOT, ["a2cc"])
+    assert "a2c" in RUNS
+
+
+@pytest.mark.slow
+def test_a_checkout_equals_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch a program that no longer runs, and digests that differ from run to run."""
+    program = ROOT / "benchmarks" / "same_results.py"
+    monkeypatch.setattr(sys, "argv", [str(program), str(ROOT), str(ROOT), "ppo_vec", "dqn_vec"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(program), run_name="__main__")
+    assert capsys.readouterr().out.startswith("EQUAL: ")
