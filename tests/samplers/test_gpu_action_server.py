@@ -9,9 +9,8 @@ from torch import Tensor
 from accel_rl.envs import EnvConfig
 from accel_rl.hardware.timers import GpuClock
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.rollout import RecurrentInputs
+from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.rollout import PolicyStep
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import DeviceServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
