@@ -284,11 +284,9 @@ class BatchSimulator:
         self._guarded(column, self._start_env)
 
     def _mark_lost(self, t: int, column: int) -> None:
-        """Step t never happened: it is cut off as if truncated at the last observation seen, and is not valid."""
+        """Step t never happened: it is not valid, from which the learner's side knows that the episode ended before."""
         self._idle(t, column)
         arrays = self.arrays
-        arrays["truncated"][t, column] = True
-        arrays["final_observation"][t, column] = self._rows[t][column]
         self._rows[t + 1][column][...] = self._pending[column]
         arrays["reset"][t + 1, column] = True
         arrays["age"][t + 1, column] = self._age[column] = 0

@@ -96,6 +96,7 @@ class ActionServer:
     def finish(self) -> Rollout:
         """After the last step: the whole rollout, on the learner's device."""
         self._bring_last_rows()
+        self._end_lost_episodes(self.horizon)
         self._restarts = self.arrays["restarts"].copy()
         rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
         self.steps_done += self.horizon * self._steps_per_row
@@ -103,6 +104,7 @@ class ActionServer:
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         """The num_steps <= window + t steps before step t; when both groups have been served that."""
+        self._end_lost_episodes(t)
         return self._rollout(self.window + t - num_steps, num_steps, envs, [])
 
     # ---- what differs on a GPU ----
@@ -247,6 +249,22 @@ class ActionServer:
         changed = np.flatnonzero(self.arrays["restarts"][columns] != self._restarts[columns]) + (columns.start or 0)
         self._restarts[columns] = self.arrays["restarts"][columns]
         return [int(env) for env in changed]
+
+    def _end_lost_episodes(self, num_steps: int) -> None:
+        """Ends each episode whose next step, among the rollout's first num_steps, was lost.
+
+        A lost step is not valid although the step before it ended nothing. That step is truncated, and what was seen
+        after it is the final observation: the learner then has r + discount V, as at the end of a rollout. The step
+        before the rollout's first one is the window's last."""
+        first = max(self.window - 1, 0)
+        steps = slice(first, self.window + num_steps)
+        valid, terminated, truncated = (self._rows[name][steps] for name in ("valid", "terminated", "truncated"))
+        goes_on = valid & ~terminated & ~truncated
+        step, env = (goes_on[:-1] & ~valid[1:]).nonzero(as_tuple=True)
+        if len(step):
+            truncated[step, env] = True
+            seen_after = self._rows["observation"][self.history + first + step + 1, env]
+            self._rows["final_observation"][first + step, env] = seen_after
 
     def _lose_last_step(self, columns: slice) -> None:
         """For environments that were replaced when the rollout had begun already: what came after their last step is

@@ -267,10 +267,9 @@ def test_restart_on_error():
         observation=[(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)],
         reward=[1, 0, 1, 0],
         terminated="....",
-        truncated=".x.x",
+        truncated="....",
         valid="x.x.",
         reset="x.x.x",
-        final={1: [0, 1], 3: [0, 1]},
     )
     assert batch.arrays["restarts"].tolist() == [2]
 
@@ -286,11 +285,10 @@ def test_restart_of_one_environment(tmp_path):
         observation=[(0, 0), (0, 1), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1)],
         reward=[1, 0, 1, 2, 3, 1],
         terminated="....x.",
-        truncated=".x....",
+        truncated="......",
         valid="x.xxxx",
         reset="x.x..x.",
         games={4: (6, 3)},
-        final={1: [0, 1]},
     )
     assert_column(
         found,
@@ -387,10 +385,9 @@ def test_lost_step_of_replaced_environments():
         observation=[(0, 0), (0, 1), (0, 2), (0, 0), (0, 1)],
         reward=[1, 2, 0, 1],
         terminated="....",
-        truncated="..x.",
+        truncated="....",
         valid="xx.x",
         reset="x..x.",
-        final={2: [0, 2]},
     )
 
 

@@ -207,7 +207,7 @@ def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -
 def assert_rollout(rollout: Any, reset_mode: str) -> Any:
     """The rules of Counting hold wherever a sample is valid; returns which samples [T, B] were lost."""
     step, T = rollout.observation_rows[..., 1], rollout.horizon
-    valid, lost = rollout.valid, ~rollout.valid & rollout.truncated
+    valid, lost = rollout.valid, ~rollout.valid & rollout.reset[1:]
     reward = (10 * rollout.action + step[:T] + 1).float()
     assert torch.equal(rollout.reward, torch.where(valid, reward, 0.0))
     assert torch.equal(rollout.terminated, valid & (step[:T] == 6))
@@ -218,8 +218,10 @@ def assert_rollout(rollout: Any, reset_mode: str) -> Any:
     goes_on = valid & ~starts
     assert torch.equal(step[1:][goes_on], step[:T][goes_on] + 1)
     at = (rollout.final_step, rollout.final_env)
-    assert torch.equal(torch.stack(at, 1), lost.nonzero())
-    assert torch.equal(rollout.final_observation, rollout.observation_rows[at])  # the last one that was seen
+    cut_off = valid[:-1] & ~valid[1:] & ~rollout.terminated[:-1]  # the steps before the lost ones
+    assert torch.equal(torch.stack(at, 1), cut_off.nonzero())
+    seen_after = (rollout.final_step + 1, rollout.final_env)
+    assert torch.equal(rollout.final_observation, rollout.observation_rows[seen_after])
     assert all(game.length == 7 for game in rollout.games)
     return lost
 

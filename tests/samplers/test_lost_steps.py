@@ -1,0 +1,107 @@
+"""What learners compute from rollouts in which an environment was replaced, against sums written out step by step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.returns import discounted_return, generalized_advantage, vtrace
+from accel_rl.envs import EnvConfig
+from accel_rl.rollout import Rollout
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.gpu_action_server import DeviceServer
+from tests.helpers.samplers import TOYS, copy, make
+
+DISCOUNT, GAE_LAMBDA = 0.9, 0.7
+
+
+def value_of(observation: Tensor) -> Tensor:
+    """A value for each [game, step]; never 0, so that each bootstrap shows."""
+    return 100.0 + 10 * observation[..., 0] + observation[..., 1] ** 2
+
+
+def expected_advantage(rollout: Rollout, gae_lambda: float) -> Tensor:
+    """Generalized advantages [T, B], from the last step to the first; the recursion stops wherever data does.
+
+    A value is discounted once for each step between it and the reward before it, however the episode was cut short."""
+    T, B = rollout.reward.shape
+    value = value_of(rollout.observation_rows)
+    finals = {
+        (int(step), int(env)): float(value_of(seen))
+        for step, env, seen in zip(rollout.final_step, rollout.final_env, rollout.final_observation, strict=True)
+    }
+    advantage = torch.zeros(T, B)
+    for env in range(B):
+        for t in reversed(range(T)):
+            is_last = t == T - 1 or not rollout.valid[t + 1, env]
+            if rollout.terminated[t, env]:
+                after, later = 0.0, 0.0
+            elif (t, env) in finals and rollout.valid[t, env] and not is_last:
+                after, later = finals[t, env], 0.0
+            else:  # the row after this step is the last that is known of the episode, or the next step goes on from it
+                after = finals.get((t, env), float(value[t + 1, env]))
+                later = 0.0 if is_last else float(advantage[t + 1, env])
+            delta = float(rollout.reward[t, env]) + DISCOUNT * after - float(value[t, env])
+            advantage[t, env] = delta + DISCOUNT * gae_lambda * later
+    return advantage
+
+
+def assert_learned_right(rollout: Rollout) -> int:
+    """Returns, GAE, V-trace and n-step Q at every valid step; returns how many episodes were cut short by a loss."""
+    T, valid = rollout.horizon, rollout.valid
+    value = value_of(rollout.observation_rows)
+    reward = rollout.reward.clone()  # as every learner has it, see accel_rl/algos/returns.py
+    reward[rollout.final_step, rollout.final_env] += DISCOUNT * value_of(rollout.final_observation)
+    target = value[:T] + expected_advantage(rollout, 1.0)
+    close = {"rtol": 1e-5, "atol": 1e-3}  # values of about 100 in float32
+
+    returns = discounted_return(reward, rollout.done, value[T], DISCOUNT)  # for n-step Q, of the best action's value
+    torch.testing.assert_close(returns[valid], target[valid], **close)
+    advantage, _ = generalized_advantage(reward, value[:T], rollout.done, value[T], DISCOUNT, GAE_LAMBDA)
+    torch.testing.assert_close(advantage[valid], expected_advantage(rollout, GAE_LAMBDA)[valid], **close)
+    on_policy = torch.zeros_like(reward)
+    corrected, _ = vtrace(reward, value[:T], rollout.done, value[T], on_policy, DISCOUNT, 1.0, 1.0)
+    torch.testing.assert_close(corrected[valid], target[valid], **close)
+    ends_here = valid[:-1] & ~valid[1:]
+    assert (rollout.done[:-1] | ~ends_here).all()
+    assert not (rollout.done & ~valid).any()
+    return int((ends_here & rollout.truncated[:-1]).sum())
+
+
+def sampler_of(kind: str, tmp_path: Path, how: str, at_step: int, window: int) -> Any:
+    """serial | alternating | device: an alternating one that is served as on a GPU."""
+    options = {"how": how, "at_step": at_step, "lengths": [9, -6, 4], "once": str(tmp_path / "once")}
+    config = SamplerConfig(num_envs=4, horizon=4, num_workers=2, window=window, env_timeout_s=60)
+    sampler_class = SerialSampler if kind == "serial" else AlternatingSampler
+    sampler = make(sampler_class, EnvConfig(f"{TOYS}:Broken", options=options), config, restart_on_error=True)
+    if kind == "device":
+        server, arrays = sampler._server, sampler.pool._train.arrays
+        sampler._server = DeviceServer(sampler.spec, arrays, server.generator, torch.device("cpu"), window)
+    return sampler
+
+
+@pytest.mark.parametrize("at_step", [5, 7])  # the first of a rollout, and one in the middle
+@pytest.mark.parametrize(
+    ("kind", "how"), [("serial", "raise"), ("alternating", "raise"), ("alternating", "kill"), ("device", "kill")]
+)
+def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
+    kind: str, how: str, at_step: int, tmp_path: Path
+) -> None:
+    """Would catch r + discount^2 V in place of r + discount V, in a rollout and in windows that reach into it."""
+    window = 7
+    sampler = sampler_of(kind, tmp_path, how, at_step, window)
+    recent: list[Rollout] = []
+
+    def on_step(t: int) -> None:
+        recent.append(copy(sampler.recent(t, min(window, len(recent)), slice(0, 4))))
+
+    try:
+        rollouts = [copy(sampler.collect(on_step)) for _ in range(6)]
+        assert sum(map(assert_learned_right, rollouts)) == (0 if at_step == 5 else sampler.num_restarts)
+        assert sum(map(assert_learned_right, recent[1:])) > 0
+        assert sampler.num_restarts > 0 and sum(int((~rollout.valid).sum()) for rollout in rollouts) > 0
+    finally:
+        sampler.close()
