@@ -62,7 +62,7 @@ class ActionServer:
         self.bytes_moved = 0  # between host and device so far
         self.gpu_s = 0.0  # that a GPU has worked on actions so far
 
-    # ---- one rollout: begin; serve and record, T times for each group; finish ----
+    # ---- one rollout: begin; for each group T times bring, act and record, then bring; finish ----
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         """Makes the last rows the first ones of the next rollout; before any environment writes to them."""
@@ -75,17 +75,26 @@ class ActionServer:
             noise = policy.draw_noise(self.horizon, self.num_envs, self.generator)
             self._noise = [noise[:, columns].unbind() for columns in self.groups]
 
-    def serve(self, group: int, t: int) -> None:
+    def bring(self, group: int, t: int) -> None:
+        """Takes over the group's row t, which its environments have written: `act` and `recent` see it from now on."""
+        if t == 0:
+            self._lose_last_step(self.groups[group])
+        elif self._recurrent_inputs is not None:
+            columns = self.groups[group]
+            self._recurrent_inputs.previous_reward[self.window + t, columns] = self.shared["reward"][t - 1, columns]
+
+    def act(self, group: int, t: int) -> None:
         """Chooses the group's actions of step t; when it returns, the environments may take them."""
         noise, columns = None if self._greedy else self._noise[group][t], self.groups[group]
-        if t == 0:
-            self._lose_last_step(columns)
-        action, policy_outputs, state = self._policy.act(self._observe(group, t), noise, self._recall(t, columns))
+        recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
+            *(rows[self.window + t, columns] for rows in self._recurrent_inputs)
+        )
+        action, policy_outputs, state = self._policy.act(self._observe(group, t), noise, recurrent_inputs)
         self._chosen[group][t][...] = action.numpy()
         self._newest = (t, columns, action, policy_outputs, state)
 
     def record(self) -> None:
-        """Keeps what `serve` has just computed; apart, so that the environments can step meanwhile."""
+        """Keeps what `act` has just computed; a call of its own, so that the environments step during it."""
         t, columns, action, policy_outputs, state = self._newest
         for name, value in policy_outputs.items():
             self._rows_of_output(name, value)[self.window + t, columns] = value
@@ -94,8 +103,7 @@ class ActionServer:
             self._recurrent_inputs.previous_action[self.window + t + 1, columns] = action
 
     def finish(self) -> Rollout:
-        """After the last step: the whole rollout, on the learner's device."""
-        self._bring_last_rows()
+        """After the last rows: the whole rollout, on the learner's device."""
         self._end_lost_episodes(self.horizon)
         self._restarts = self.arrays["restarts"].copy()
         rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
@@ -103,7 +111,7 @@ class ActionServer:
         return rollout
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
-        """The num_steps <= window + t steps before step t; when both groups have been served that."""
+        """The num_steps <= window + t steps before step t, of environments whose row t has been brought."""
         self._end_lost_episodes(t)
         return self._rollout(self.window + t - num_steps, num_steps, envs, [])
 
@@ -127,20 +135,6 @@ class ActionServer:
         num_rows, B, action = self.window + self.horizon + 1, self.num_envs, self._rows["action"]
         state, reward = torch.zeros(num_rows, B, state_size), torch.zeros(num_rows, B)
         return RecurrentInputs(state, action.new_zeros(num_rows, *action.shape[1:]), reward, self._rows["reset"])
-
-    def _recall(self, t: int, columns: slice) -> RecurrentInputs | None:
-        """The policy's recurrent inputs at row t."""
-        if self._recurrent_inputs is None:
-            return None
-        row = self.window + t
-        if t > 0:
-            self._recurrent_inputs.previous_reward[row, columns] = self.shared["reward"][t - 1, columns]
-        return RecurrentInputs(*(rows[row, columns] for rows in self._recurrent_inputs))
-
-    def _bring_last_rows(self) -> None:
-        """Row T, upon which nobody acts."""
-        if self._recurrent_inputs is not None:
-            self._recurrent_inputs.previous_reward[-1] = self.shared["reward"][-1]
 
     def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
         """Some rows of an array, on the learner's device."""

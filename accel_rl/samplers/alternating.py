@@ -14,7 +14,16 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.base import (
+    EVALUATION_HORIZON,
+    NO_HOOK,
+    EnvsToUpdate,
+    Games,
+    OnStep,
+    SamplerConfig,
+    StepHook,
+    noise_generator,
+)
 from accel_rl.samplers.gpu_action_server import make_server
 from accel_rl.samplers.worker_pool import EnvArrays, WorkerPool
 
@@ -73,58 +82,65 @@ class AlternatingSampler:
     def num_restarts(self) -> int:
         return int(self._server.arrays["restarts"].sum())
 
-    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
+    def collect(
+        self,
+        on_step: OnStep | None = None,
+        every: int = 1,
+        first_step: int | None = None,
+        envs_to_update: EnvsToUpdate | None = None,
+    ) -> Rollout:
         if not self._started:
             self.pool.request("start")
             self._started = True
         if first_step is not None:
             self._server.steps_done = first_step
-        return self._collect(self._server, greedy=False, on_step=on_step, every=every)
+        rollout = self._collect(self._server, self.policy, hook=StepHook(on_step, every, envs_to_update))
+        if self.device.type == "cuda":
+            self.seconds["gpu"] = self._server.gpu_s
+        return rollout
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)
 
-    def _collect(
-        self,
-        server: ActionServer,
-        greedy: bool,
-        on_step: OnStep | None = None,
-        every: int = 1,
-        policy: Policy | None = None,
-    ) -> Rollout:
+    def _collect(self, server: ActionServer, policy: Policy, greedy: bool = False, hook: StepHook = NO_HOOK) -> Rollout:
         T = server.horizon
-        server.begin(policy or self.policy, greedy)
+        server.begin(policy, greedy)
         self.pool.begin()
-        step = [0, 0]  # the row that each group will announce next
+        step = [0, 0]  # the row that each group announces next
+        due, held = hook.next_call(0, T, server.groups)  # no group goes beyond step `due` before the hook has run
         while step != [T + 1, T + 1]:
             start = time.perf_counter()
-            behind = 0 if step[0] <= step[1] else 1
-            due = -(-step[behind] // every) * every  # the next t of on_step, which the group in front has to wait for
-            held = on_step is not None and due < step[1 - behind]
-            group = self.pool.wait((behind,) if held else (behind, 1 - behind))
+            behind = int(step[1] < step[0])
+            group = self.pool.wait([group for group in (behind, 1 - behind) if step[group] <= due])
             ready = time.perf_counter()
-            t = step[group]
-            if t < T:
-                server.serve(group, t)
-                self.pool.answer(group)
-                server.record()  # only now: the environments step already
-            step[group] += 1
             self.seconds["env_wait"] += ready - start
+            t = step[group]
+            server.bring(group, t)
+            step[group] += 1
+            if t < T and not (t == due and group in held):
+                self._act(server, group, t)
             self.seconds["inference"] += time.perf_counter() - ready
-            if on_step and t < T and t % every == 0 and step[1 - group] > t:
-                on_step(t)
+            if due < T and min(step) > due:
+                hook.run(due)
+                learned = time.perf_counter()
+                for group in held:
+                    self._act(server, group, due)
+                self.seconds["inference"] += time.perf_counter() - learned
+                due, held = hook.next_call(due + 1, T, server.groups)
         self.pool.end()
-        rollout = server.finish()
         self.seconds["action_wait"] = self.pool.waited_s
-        if server is self._server and self.device.type == "cuda":
-            self.seconds["gpu"] = server.gpu_s
-        return rollout
+        return server.finish()
+
+    def _act(self, server: ActionServer, group: int, t: int) -> None:
+        server.act(group, t)
+        self.pool.answer(group)
+        server.record()  # only now: the environments step already
 
     def evaluate(self, games: Games, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         server = self._make_server(self._evaluation, noise_generator(self.batch, self.device, role))
         self.pool.open_evaluation(role)
-        played = games.play(lambda: self._collect(server, greedy, policy=policy), server.num_envs)
+        played = games.play(lambda: self._collect(server, policy or self.policy, greedy), server.num_envs)
         self.pool.close_evaluation()
         server.close()
         return played

@@ -1,7 +1,7 @@
 """What both samplers do alike: their arguments, the generators of noise, and whole games for evaluation."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,34 @@ EVALUATION_HORIZON = 8  # steps between two looks at the finished games
 MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and some; other environments may never end
 
 OnStep = Callable[[int], None]
+EnvsToUpdate = Callable[[int], slice | None]
+
+
+@dataclass(frozen=True)
+class StepHook:
+    """What runs between the steps of a rollout, and which groups wait for it: the arguments of Sampler.collect."""
+
+    on_step: OnStep | None = None
+    every: int = 1
+    envs_to_update: EnvsToUpdate | None = None
+
+    def next_call(self, t: int, horizon: int, groups: Sequence[slice]) -> tuple[int, list[int]]:
+        """Returns the first step from t on at which on_step runs, and the groups whose actions of that step wait for
+        it; horizon and no groups if it does not run any more."""
+        due = -(-t // self.every) * self.every
+        if self.on_step is None or due >= horizon:
+            return horizon, []
+        envs = self.envs_to_update(due) if self.envs_to_update else None
+        if envs is None:
+            return due, []
+        return due, [g for g, own in enumerate(groups) if envs.start < own.stop and own.start < envs.stop]
+
+    def run(self, t: int) -> None:
+        assert self.on_step is not None
+        self.on_step(t)
+
+
+NO_HOOK = StepHook()
 
 
 @dataclass(frozen=True)
@@ -84,18 +112,30 @@ class Sampler(Protocol):
     def num_restarts(self) -> int:
         """Training environments replaced by new ones so far (restart_on_error)."""
 
-    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
-        """The next rollout.
+    def collect(
+        self,
+        on_step: OnStep | None = None,
+        every: int = 1,
+        first_step: int | None = None,
+        envs_to_update: EnvsToUpdate | None = None,
+    ) -> Rollout:
+        """Returns the next rollout.
 
-        on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have had their actions for step t, before
-        either has those for step t + 1: so what it changes in the policy shows from step t + 1 on, whoever is served
-        first. first_step: agent steps of the run so far, where other learners may be further or less far than this one
-        (None: they are as far)."""
+        on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have been given their actions of step t and
+        before either is given those of step t + 1. Where envs_to_update(t) names environments, the groups that hold any
+        of them are given their actions of step t only after on_step(t), while a group that holds none simulates. So t
+        alone decides which policy chose an action, not the order in which groups become ready. envs_to_update is asked
+        once for each of these t, in order.
+
+        first_step: the run's agent steps so far, where other learners may have done more or fewer than this one (None:
+        as many)."""
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
-        """In on_step(t): the num_steps steps before step t of some environments; these may have begun in rollouts
-        before this one (config.window of their steps are kept). Steps before the first one of all are not valid. The
-        tensors are views of what goes on being written: they are right until on_step returns."""
+        """Returns, in on_step(t), the num_steps steps before step t of some environments.
+
+        If envs_to_update(t) named environments, envs must be among those of the groups that were held. The steps may
+        have begun in earlier rollouts (config.window of their steps are kept). Steps before the very first one are not
+        valid. The tensors are views of storage that is written again: they hold until on_step returns."""
 
     def evaluate(self, games: "Games", index: int, greedy: bool, policy: Any = None) -> list[Game]:
         """Whole games by environments and generators of their own; index: decides their seeds; policy: another one

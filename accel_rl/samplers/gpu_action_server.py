@@ -99,16 +99,26 @@ class DeviceServer(ActionServer):
             if group.stream:
                 group.stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def serve(self, group: int, t: int) -> None:
+    def _wait_for_groups(self) -> None:
+        """What the groups have brought comes before what the learner enqueues from now on."""
+        for group in self._on_device:
+            if group.stream:
+                torch.cuda.current_stream(self.device).wait_stream(group.stream)
+
+    def bring(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
         if t == 0:
             self._lose_last_step(on_device.columns)
-        self._wait_for_learner()  # it may have learned since the last step
         with on_device.on_stream():
             if t > 0 or self._first_row_is_new(on_device.columns):
                 self._upload("observation", self.history + t, on_device.columns)
             self._upload("age", t, on_device.columns)
             self._upload_recurrent_inputs(t, on_device.columns)
+
+    def act(self, group: int, t: int) -> None:
+        on_device = self._on_device[group]
+        self._wait_for_learner()  # it may have learned since the last step
+        with on_device.on_stream():
             with on_device.clock:
                 if on_device.graph:
                     on_device.graph.replay()
@@ -121,7 +131,17 @@ class DeviceServer(ActionServer):
             on_device.stream.synchronize()
 
     def record(self) -> None:
-        """Nothing: `serve` has."""
+        """Does nothing: `act` has stored all that there is to keep."""
+
+    def finish(self) -> Rollout:
+        self._wait_for_groups()
+        self.gpu_s += sum(group.clock.read() for group in self._on_device)
+        self._has_last_rows = self._is_warm = True
+        return super().finish()
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        self._wait_for_groups()
+        return super().recent(t, num_steps, envs)
 
     @torch.no_grad()
     def _act(self, group: _Group) -> None:
@@ -186,17 +206,6 @@ class DeviceServer(ActionServer):
         if t > 0:
             reward = self.shared["reward"][t - 1, columns]
             self._recurrent_inputs.previous_reward[row, columns].copy_(reward, non_blocking=True)
-
-    def _bring_last_rows(self) -> None:
-        for group in self._on_device:
-            with group.on_stream():
-                self._upload("observation", self.history + self.horizon, group.columns)
-                self._upload("age", self.horizon, group.columns)
-                self._upload_recurrent_inputs(self.horizon, group.columns)
-            if group.stream:
-                torch.cuda.current_stream(self.device).wait_stream(group.stream)
-            self.gpu_s += group.clock.read()
-        self._has_last_rows = self._is_warm = True
 
     def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
         rollout = super()._rollout(first, num_steps, envs, games)

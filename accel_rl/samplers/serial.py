@@ -10,7 +10,16 @@ from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_l
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import EVALUATION_HORIZON, Games, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.base import (
+    EVALUATION_HORIZON,
+    NO_HOOK,
+    EnvsToUpdate,
+    Games,
+    OnStep,
+    SamplerConfig,
+    StepHook,
+    noise_generator,
+)
 from accel_rl.samplers.gpu_action_server import make_server
 
 
@@ -45,13 +54,19 @@ class SerialSampler:
     def num_restarts(self) -> int:
         return int(self._server.arrays["restarts"].sum())
 
-    def collect(self, on_step: OnStep | None = None, every: int = 1, first_step: int | None = None) -> Rollout:
+    def collect(
+        self,
+        on_step: OnStep | None = None,
+        every: int = 1,
+        first_step: int | None = None,
+        envs_to_update: EnvsToUpdate | None = None,
+    ) -> Rollout:
         if not self._started:
             self._envs.start()
             self._started = True
         if first_step is not None:
             self._server.steps_done = first_step
-        return self._collect(self._server, self._envs, greedy=False, on_step=on_step, every=every)
+        return self._collect(self._server, self._envs, self.policy, hook=StepHook(on_step, every, envs_to_update))
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)
@@ -60,28 +75,37 @@ class SerialSampler:
         self,
         server: ActionServer,
         envs: BatchSimulator,
-        greedy: bool,
-        on_step: OnStep | None = None,
-        every: int = 1,
-        policy: Policy | None = None,
+        policy: Policy,
+        greedy: bool = False,
+        hook: StepHook = NO_HOOK,
     ) -> Rollout:
-        server.begin(policy or self.policy, greedy)
+        T, groups = server.horizon, range(len(server.groups))
+        server.begin(policy, greedy)
         envs.begin()
-        for t in range(server.horizon):
+        for group in groups:
+            server.bring(group, 0)
+        due, held = hook.next_call(0, T, server.groups)
+        for t in range(T):
+            self._act(server, t, [group for group in groups if t < due or group not in held])
+            if t == due:
+                hook.run(t)
+                self._act(server, t, held)
+                due, held = hook.next_call(t + 1, T, server.groups)
             start = time.perf_counter()
-            for group in range(len(server.groups)):
-                server.serve(group, t)
-                server.record()
-            served = time.perf_counter()
-            if on_step and t % every == 0:
-                on_step(t)
-            learned = time.perf_counter()
             envs.step(t)
-            self.seconds["inference"] += served - start
-            self.seconds["env_wait"] += time.perf_counter() - learned
+            for group in groups:
+                server.bring(group, t + 1)
+            self.seconds["env_wait"] += time.perf_counter() - start
         rollout = server.finish()
         envs.pause()
         return rollout
+
+    def _act(self, server: ActionServer, t: int, groups: list[int]) -> None:
+        start = time.perf_counter()
+        for group in groups:
+            server.act(group, t)
+            server.record()
+        self.seconds["inference"] += time.perf_counter() - start
 
     def evaluate(self, games: Games, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
@@ -90,7 +114,7 @@ class SerialSampler:
         envs = BatchSimulator(self.batch.for_evaluation(role), arrays, first_env=0)
         envs.start()
         try:
-            return games.play(lambda: self._collect(server, envs, greedy, policy=policy), server.num_envs)
+            return games.play(lambda: self._collect(server, envs, policy or self.policy, greedy), server.num_envs)
         finally:
             envs.close()
 

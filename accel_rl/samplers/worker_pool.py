@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -148,7 +148,7 @@ class WorkerPool:
         for group in range(NUM_GROUPS):
             self._wake(group)
 
-    def wait(self, groups: tuple[int, ...]) -> int:
+    def wait(self, groups: Sequence[int]) -> int:
         """Waits for every worker of a group; when it returns, that group's newest rows are safe to read.
 
         Returns the one of these groups that is ready first, the first of them if both are."""

@@ -12,7 +12,9 @@ from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.gpu_action_server import DeviceServer
 
 TOYS = "tests.helpers.toy_envs"
 
@@ -60,6 +62,18 @@ def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any 
     spec = spec_of(env)
     policy = policy or Echo(int(spec.action_space.n))  # type: ignore[attr-defined]
     return sampler_class(spec, BatchConfig(env, **{"seed": 3, **batch}), policy, config)
+
+
+KINDS = ("serial", "alternating", "device")
+
+
+def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
+    """A sampler: serial | alternating | device, an alternating one whose server works as on a GPU, on the CPU."""
+    sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
+    if kind == "device":
+        server, arrays = sampler._server, sampler.pool._train.arrays
+        sampler._server = DeviceServer(sampler.spec, arrays, server.generator, torch.device("cpu"), config.window)
+    return sampler
 
 
 FIELDS = [

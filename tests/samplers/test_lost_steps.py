@@ -10,10 +10,8 @@ from torch import Tensor
 from accel_rl.algos.returns import discounted_return, generalized_advantage, vtrace
 from accel_rl.envs import EnvConfig
 from accel_rl.rollout import Rollout
-from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.samplers.gpu_action_server import DeviceServer
-from tests.helpers.samplers import TOYS, copy, make
+from tests.helpers.samplers import TOYS, copy, make_kind
 
 DISCOUNT, GAE_LAMBDA = 0.9, 0.7
 
@@ -72,15 +70,9 @@ def assert_learned_right(rollout: Rollout) -> int:
 
 
 def sampler_of(kind: str, tmp_path: Path, how: str, at_step: int, window: int) -> Any:
-    """serial | alternating | device: an alternating one that is served as on a GPU."""
     options = {"how": how, "at_step": at_step, "lengths": [9, -6, 4], "once": str(tmp_path / "once")}
     config = SamplerConfig(num_envs=4, horizon=4, num_workers=2, window=window, env_timeout_s=60)
-    sampler_class = SerialSampler if kind == "serial" else AlternatingSampler
-    sampler = make(sampler_class, EnvConfig(f"{TOYS}:Broken", options=options), config, restart_on_error=True)
-    if kind == "device":
-        server, arrays = sampler._server, sampler.pool._train.arrays
-        sampler._server = DeviceServer(sampler.spec, arrays, server.generator, torch.device("cpu"), window)
-    return sampler
+    return make_kind(kind, EnvConfig(f"{TOYS}:Broken", options=options), config, restart_on_error=True)
 
 
 @pytest.mark.parametrize("at_step", [5, 7])  # the first of a rollout, and one in the middle

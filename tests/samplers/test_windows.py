@@ -13,23 +13,14 @@ from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.samplers.gpu_action_server import DeviceServer
-from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, spec_of
+from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind, spec_of
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 PER_STEP = ("action", "reward", "terminated", "truncated", "valid")
 PER_ROW = ("age", "reset")
 ENVS = [slice(0, 2), slice(1, 4), slice(0, 4)]
-
-
-def on_cpu(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any, **batch: Any) -> Any:
-    """A sampler: serial | alternating | device, an alternating one that is served as on a GPU."""
-    sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
-    if kind == "device":
-        server, arrays = sampler._server, sampler.pool._train.arrays
-        sampler._server = DeviceServer(sampler.spec, arrays, server.generator, torch.device("cpu"), config.window)
-    return sampler
+HELD_ENVS = [slice(0, 2), slice(2, 3), slice(1, 4), None]
 
 
 def recurrent(env: EnvConfig, core: str = "lstm") -> ActorCritic:
@@ -38,23 +29,29 @@ def recurrent(env: EnvConfig, core: str = "lstm") -> ActorCritic:
 
 
 class Watcher:
-    """Collects, and keeps what `recent` shows at each step [t, num_steps, envs] and all rollouts."""
+    """Collects, and keeps what `recent` shows at each step [t, num_steps, envs] and all rollouts.
 
-    def __init__(self, sampler: Any, sizes: list[int]):
-        self.sampler, self.sizes = sampler, sizes
+    holds: the groups of the environments that it looks at wait for it."""
+
+    def __init__(self, sampler: Any, sizes: list[int], holds: bool = False):
+        self.sampler, self.sizes, self.holds = sampler, sizes, holds
         self.rollouts: list[Rollout] = []
         self.seen: list[tuple[int, int, slice, Rollout]] = []  # global step, number of steps, environments
 
     def collect(self) -> Rollout:
         T = self.sampler.config.horizon
 
+        def held(t: int) -> slice | None:
+            return HELD_ENVS[(len(self.rollouts) * T + t) % len(HELD_ENVS)]
+
         def on_step(t: int) -> None:
             step = len(self.rollouts) * T + t
             for index, size in enumerate(self.sizes):
-                envs = ENVS[(step + index) % len(ENVS)]
+                envs = held(t) if self.holds else None
+                envs = envs or ENVS[(step + index) % len(ENVS)]
                 self.seen.append((step, size, envs, copy(self.sampler.recent(t, size, envs))))
 
-        self.rollouts.append(copy(self.sampler.collect(on_step)))
+        self.rollouts.append(copy(self.sampler.collect(on_step, envs_to_update=held if self.holds else None)))
         return self.rollouts[-1]
 
     def check(self) -> None:
@@ -125,16 +122,17 @@ def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> N
     watcher.check()
 
 
+@pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("kind", ["alternating", "device"])
 @pytest.mark.parametrize(("env", "reset_mode"), [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")])
-def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, kind: str) -> None:
+def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, kind: str, holds: bool) -> None:
     """Would catch a group that acts with other parameters than in the serial sampler when on_step has changed them,
     rows read while they are written, and anything that a GPU's server keeps elsewhere."""
     watchers = []
     for each in ("serial", kind):
         policy = recurrent(COUNTING) if env is COUNTING else Echo(6)
         config = SamplerConfig(4, 3, 2, window=5)
-        sampler = on_cpu(each, env, config, policy, reset_mode=reset_mode, decorrelation_steps=5)
+        sampler = make_kind(each, env, config, policy, reset_mode=reset_mode, decorrelation_steps=5)
         if isinstance(policy, ActorCritic):
             show = sampler.recent
 
@@ -146,7 +144,7 @@ def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, ki
                 return rollout
 
             sampler.recent = recent
-        watchers.append(Watcher(sampler, [5, 2]))
+        watchers.append(Watcher(sampler, [5, 2], holds))
     try:
         for index in range(6):
             assert_equal(*(watcher.collect() for watcher in watchers), f"rollout {index}")
@@ -190,7 +188,7 @@ def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[s
     config = SamplerConfig(4, 3, 2, window=7)
     policies = [recurrent(COUNTING) if env is COUNTING else Echo(6) for _ in kinds]
     batch = {"reset_mode": "wait" if env is COUNTING else "immediate", "decorrelation_steps": 5}
-    samplers = [on_cpu(kind, env, config, policy, **batch) for kind, policy in zip(kinds, policies, strict=True)]
+    samplers = [make_kind(kind, env, config, policy, **batch) for kind, policy in zip(kinds, policies, strict=True)]
     try:
         for _ in range(4):
             samplers[0].collect()
@@ -212,7 +210,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
     has no state to save, and the old game's observation taken for the new one's."""
     env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})  # [game, step, noise]
     config = SamplerConfig(4, 4, 2, window=3)
-    samplers = [on_cpu(kind, env, config, recurrent(env)) for _ in range(2)]
+    samplers = [make_kind(kind, env, config, recurrent(env)) for _ in range(2)]
     try:
         samplers[0].collect()
         last = copy(samplers[0].collect())

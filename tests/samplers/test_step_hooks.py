@@ -1,0 +1,134 @@
+"""Updates between the steps of a rollout: which policy chooses which actions, and what the learner can see."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.envs import EnvConfig
+from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.samplers import AlternatingSampler
+from accel_rl.samplers.base import SamplerConfig, StepHook
+from tests.helpers.samplers import KINDS, TOYS, Echo, assert_equal, copy, make, make_kind
+
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+GROUPS = [slice(0, 2), slice(2, 4)]
+GROUP_0, GROUP_1, BOTH = slice(1, 2), slice(2, 4), slice(1, 3)
+LIMIT_S = 60.0
+
+
+class Versioned(Echo):
+    """Acts by its version, which the learner counts up, and records it."""
+
+    version = 0
+
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
+        action, outputs, state = super().act(observation, noise, recurrent_inputs)
+        outputs["version"] = torch.full((len(action),), float(self.version), device=action.device)
+        return (action + self.version) % self.num_actions, outputs, state
+
+
+def expected_versions(horizon: int, every: int, named: list[slice | None], first: int) -> Tensor:
+    """[T, 4]: updates made before each action, `first` of them before the rollout."""
+    versions, made = torch.zeros(horizon, 4), first
+    for t in range(horizon):
+        updates = t % every == 0
+        envs = named[t % len(named)] if updates else None
+        for group in GROUPS:
+            held = envs is not None and any(env in range(4)[group] for env in range(4)[envs])
+            versions[t, group] = made + held
+        made += updates
+    return versions
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    "named",
+    [[GROUP_0], [GROUP_1], [BOTH], [None], [GROUP_0, GROUP_1], [None, BOTH, GROUP_1, GROUP_0, None]],
+    ids=["group 0", "group 1", "both groups", "none", "in turn", "mixed"],
+)
+def test_the_step_alone_decides_which_policy_chose_an_action(named: list[slice | None], every: int) -> None:
+    """Would catch an update that shows one step late in the group that it learned from, or early in the other one, or
+    wherever the order in which groups become ready happens to put it."""
+    horizon = 7
+    policies = {kind: Versioned(4) for kind in KINDS}
+    samplers = {kind: make_kind(kind, COUNTING, SamplerConfig(4, horizon, 2), policies[kind]) for kind in KINDS}
+    try:
+        for index in range(3):
+            rollouts = []
+            for kind in KINDS:
+                called: list[int] = []
+
+                def on_step(t: int, policy: Any = policies[kind], called: list[int] = called) -> None:
+                    called.append(t)
+                    policy.version += 1
+
+                rollouts.append(samplers[kind].collect(on_step, every, None, lambda t: named[t % len(named)]))
+                assert called == [*range(0, horizon, every)]
+            expected = expected_versions(horizon, every, named, index * len(called))
+            for kind, rollout in zip(KINDS, rollouts, strict=True):
+                assert torch.equal(rollout.policy_outputs["version"], expected), kind
+                assert_equal(rollouts[0], rollout, f"rollout {index}, {kind}")
+    finally:
+        for sampler in samplers.values():
+            sampler.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_learner_sees_the_row_that_it_holds(kind: str) -> None:
+    """Would catch an observation, age or reset of step t that is not there yet when on_step(t) runs before it."""
+    sampler = make_kind(kind, COUNTING, SamplerConfig(4, 5, 2, window=2))
+    named = [GROUP_0, GROUP_1, BOTH]
+    try:
+        for _ in range(4):
+            seen = []
+
+            def on_step(t: int, seen: list[Any] = seen) -> None:
+                envs = named[t % len(named)]
+                seen.append((t, envs, copy(sampler.recent(t, 2, envs))))
+
+            rollout = sampler.collect(on_step, envs_to_update=lambda t: named[t % len(named)])
+            assert [t for t, *_ in seen] == [*range(5)]
+            for t, envs, recent in seen:
+                assert torch.equal(recent.observation_rows[-1], rollout.observation_rows[t, envs])
+                assert torch.equal(recent.age[-1], rollout.age[t, envs])
+                assert torch.equal(recent.reset[-1], rollout.reset[t, envs])
+                if t:
+                    assert torch.equal(recent.reward[-1], rollout.reward[t - 1, envs])
+                    assert torch.equal(recent.action[-1], rollout.action[t - 1, envs])
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize(("envs", "free"), [(GROUP_0, 1), (GROUP_1, 0)])
+def test_a_group_that_is_not_learned_from_simulates_during_the_update(envs: slice, free: int) -> None:
+    """Would catch an update that all environments wait for."""
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 4, 2))
+    rows: list[tuple[int, int]] = []  # that the free group and the other one have announced by the end of each update
+
+    def on_step(t: int) -> None:
+        def announced(group: int) -> int:
+            return min(sampler.pool._rows_announced(worker, group) for worker in range(2))
+
+        deadline = time.monotonic() + LIMIT_S
+        while announced(free) < t + 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        rows.append((announced(free), announced(1 - free)))
+
+    try:
+        sampler.collect(on_step, envs_to_update=lambda t: envs)
+        assert rows == [(t + 2, t + 1) for t in range(4)]
+    finally:
+        sampler.close()
+
+
+def test_envs_to_update_is_asked_once_for_each_update() -> None:
+    """Would catch a question about a step that has no update, or two of them, with answers that may differ."""
+    asked: list[int] = []
+    hook = StepHook(lambda t: None, 3, lambda t: asked.append(t))
+    due, calls = hook.next_call(0, 8, GROUPS)[0], 1
+    while due < 8:
+        due, calls = hook.next_call(due + 1, 8, GROUPS)[0], calls + 1
+    assert asked == [0, 3, 6] and calls == 4
