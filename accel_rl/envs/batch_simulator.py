@@ -53,6 +53,17 @@ def select_envs(arrays: dict[str, Array], columns: slice, window: int = 0) -> di
     return {name: a[columns] if name == "restarts" else a[window:, columns] for name, a in arrays.items()}
 
 
+def stand_still(arrays: dict[str, Array], t: int) -> None:
+    """Writes steps t ... T - 1 of environments that do not take them: none is valid, and row t's observation stays."""
+    horizon = len(arrays["reward"])
+    history = len(arrays["observation"]) - len(arrays["reset"])
+    arrays["observation"][history + t + 1 :] = arrays["observation"][history + t]
+    arrays["age"][t + 1 :] = arrays["age"][t] + np.arange(1, horizon - t + 1)[:, None]
+    arrays["reset"][t + 1 :] = False
+    for name in ("reward", "terminated", "truncated", "valid", "game_length"):
+        arrays[name][t:] = 0
+
+
 def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False) -> Simulator:
     """The simulator that a worker steps. Raises UsageError for an unknown name or option.
 
@@ -127,7 +138,7 @@ class BatchSimulator:
         self._length = [0] * self.num_envs
         self._age = [0] * self.num_envs  # of the newest row
         self._counts = [True] * self.num_envs  # False while the game has random play in it
-        self._lost_step = False
+        self._failed = [False] * self.num_envs  # it has raised; the pause builds a new environment
         self._random_action: Any = None  # the last one of the environment that is being started
         self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
 
@@ -139,7 +150,8 @@ class BatchSimulator:
             except RunError as error:
                 if not self.config.restart_on_error:
                     raise
-                self._renew(column, error)
+                self._note_failure(column, error)
+                self._replace(column)
 
     def begin(self) -> None:
         """Row 0 of a rollout: environments that waited for the pause show the first row of their next game.
@@ -160,32 +172,26 @@ class BatchSimulator:
 
     def step(self, t: int) -> None:
         """Steps every environment with its action of step t, and writes row t and the observation after it."""
-        if self._lost_step:
-            self._lose_step(t)
-            return
         for column in range(self.num_envs):
             self._heartbeat(self.first_env + column)
             if self._waiting[column]:
-                self._idle(t, column)
                 continue
             try:
                 self._step_env(t, column)
             except Exception as error:
-                failure = self._failure(column, self.arrays["action"][t, column])
+                failure = self._failure(column, self._action[t, column])
                 if not self.config.restart_on_error:
                     raise failure from error
-                self._renew(column, failure)
-                self._mark_lost(t, column)
+                self._note_failure(column, failure)
+                self._wait_for_pause(t, column)
 
     def pause(self) -> None:
         """Between two rollouts: whatever can be done while the learner works."""
         for column in range(self.num_envs):
-            if self._waiting[column]:
+            if self._waiting[column] and not self._failed[column]:
                 self._guarded(column, lambda column: self._reset_env(column, self._pending[column, ...]))
-
-    def lose_next_step(self) -> None:
-        """The next step is lost: these environments replace ones that died in the middle of a rollout."""
-        self._lost_step = True
+            if self._failed[column]:
+                self._replace(column)
 
     def _build(self, column: int) -> Simulator:
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
@@ -215,14 +221,13 @@ class BatchSimulator:
         self._counts[column] = num_random == 0
 
     def _reset_env(self, column: int, row: Array) -> None:
-        """The next game. Nothing is lost if it takes a new environment to have one."""
+        """Starts the next game."""
         try:
             self.simulators[column].reset(row)
         except Exception:
             if not self.config.restart_on_error:
                 raise
-            self._renew(column, self._failure(column, None))
-            row[...] = self._pending[column]
+            self._note_failure(column, self._failure(column, None))
 
     def _step_env(self, t: int, column: int) -> None:
         row = self._rows[t + 1][column]
@@ -236,6 +241,8 @@ class BatchSimulator:
         if terminated or truncated or game_over:
             self._end_episode(t, column, outcome)
         self._ages[t + 1, column] = self._age[column]
+        if self._waiting[column]:
+            self._wait_for_pause(t + 1, column)
 
     def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
         """The learner's; perhaps also the game."""
@@ -250,10 +257,14 @@ class BatchSimulator:
             self._finish_game(t, column)
             if self.config.reset_mode == "wait":
                 self._waiting[column] = True
-            else:
-                self._reset_env(column, row)
-                arrays["reset"][t + 1, column] = True
-                self._age[column] = 0
+                return
+            self._reset_env(column, row)
+            if self._failed[column]:
+                self._waiting[column] = True
+                row[...] = self._rows[t][column]  # the reset may have left anything there
+                return
+            arrays["reset"][t + 1, column] = True
+            self._age[column] = 0
 
     def _finish_game(self, t: int, column: int) -> None:
         if self._counts[column]:
@@ -261,37 +272,25 @@ class BatchSimulator:
             self.arrays["game_length"][t, column] = self._length[column]
         self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
 
-    def _idle(self, t: int, column: int) -> None:
-        """A row that counts for nothing: its observation stands still."""
-        self._rows[t + 1][column][...] = self._rows[t][column]
-        self._age[column] += 1
-        self._ages[t + 1, column] = self._age[column]
-        for name in ("reward", "terminated", "truncated", "valid", "game_length"):
-            self.arrays[name][t, column] = 0
+    def _wait_for_pause(self, t: int, column: int) -> None:
+        """Leaves the environment alone from step t on."""
+        self._waiting[column] = True
+        stand_still(select_envs(self.arrays, slice(column, column + 1)), t)
 
-    def _lose_step(self, t: int) -> None:
-        self._lost_step = False
-        for column in range(self.num_envs):
-            self._mark_lost(t, column)
-
-    def _renew(self, column: int, failure: RunError) -> None:
-        """A new environment in place of one that raised; raises RunError if that one fails at once, too."""
+    def _note_failure(self, column: int, failure: RunError) -> None:
+        """Counts and logs an environment that raised, where restart_on_error lets the run go on."""
         logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
         self.arrays["restarts"][column] += 1
+        self._failed[column] = True
+
+    def _replace(self, column: int) -> None:
+        """Builds and starts a new environment; raises RunError if that one fails at once, too."""
         with contextlib.suppress(Exception):
             self.simulators[column].close()
         self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
-
-    def _mark_lost(self, t: int, column: int) -> None:
-        """Step t never happened: it is not valid, from which the learner's side knows that the episode ended before."""
-        self._idle(t, column)
-        arrays = self.arrays
-        self._rows[t + 1][column][...] = self._pending[column]
-        arrays["reset"][t + 1, column] = True
-        arrays["age"][t + 1, column] = self._age[column] = 0
-        self._waiting[column] = False
         self._score[column], self._length[column] = 0.0, 0
+        self._failed[column], self._waiting[column] = False, True
 
     def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
         self._heartbeat(self.first_env + column)

@@ -52,7 +52,7 @@ class ActionServer:
         self._rows = {name: torch.from_numpy(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._policy_outputs: dict[str, Tensor] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
-        self._restarts = self.arrays["restarts"].copy()  # as far as taken note of
+        self._restarts = self.arrays["restarts"].copy()  # at the end of the last rollout
         # What each group sees and does at each step, as views made once: making one costs as much as using it.
         self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
@@ -68,7 +68,7 @@ class ActionServer:
         """Makes the last rows the first ones of the next rollout; before any environment writes to them."""
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
-        self.end_episodes(self._take_restarts(slice(None)))
+        self.end_episodes(self._find_restarted())
         self._carry_over()
         self._policy, self._greedy = policy, greedy
         if not greedy:
@@ -77,9 +77,7 @@ class ActionServer:
 
     def bring(self, group: int, t: int) -> None:
         """Takes over the group's row t, which its environments have written: `act` and `recent` see it from now on."""
-        if t == 0:
-            self._lose_last_step(self.groups[group])
-        elif self._recurrent_inputs is not None:
+        if t > 0 and self._recurrent_inputs is not None:
             columns = self.groups[group]
             self._recurrent_inputs.previous_reward[self.window + t, columns] = self.shared["reward"][t - 1, columns]
 
@@ -238,11 +236,10 @@ class ActionServer:
             logger.warning("the policy's noise starts anew: its generator was one of a %s", state["generator_device"])
         self.steps_done = state["steps_done"]
 
-    def _take_restarts(self, columns: slice) -> list[int]:
-        """The environments that have been replaced by new ones since the last rollout, or since this was last asked."""
-        changed = np.flatnonzero(self.arrays["restarts"][columns] != self._restarts[columns]) + (columns.start or 0)
-        self._restarts[columns] = self.arrays["restarts"][columns]
-        return [int(env) for env in changed]
+    def _find_restarted(self) -> Array:
+        """Returns which environments [B] have been replaced by new ones since the last rollout."""
+        replaced: Array = self.arrays["restarts"] != self._restarts
+        return replaced
 
     def _end_lost_episodes(self, num_steps: int) -> None:
         """Ends each episode whose next step, among the rollout's first num_steps, was lost.
@@ -260,23 +257,13 @@ class ActionServer:
             seen_after = self._rows["observation"][self.history + first + step + 1, env]
             self._rows["final_observation"][first + step, env] = seen_after
 
-    def _lose_last_step(self, columns: slice) -> None:
-        """For environments that were replaced when the rollout had begun already: what came after their last step is
-        overwritten, so that it counts for nothing."""
-        envs = self._take_restarts(columns)
-        if envs and self.window:
-            row = self.window - 1
-            self._rows["valid"][row, envs] = False
-            self._rows["truncated"][row, envs] = True
-            self._rows["final_observation"][row, envs] = self._rows["observation"][row + self.history, envs]
-
-    def end_episodes(self, envs: list[int]) -> None:
-        """For environments that were started anew between two rollouts: their last step was the last of its episode,
-        cut off, for `recent` still shows it."""
-        if not self.window or not envs:
+    def end_episodes(self, restarted: Array | list[int]) -> None:
+        """Truncates the last step of environments (by mask or index) that were started anew between two rollouts: the
+        window still shows that step."""
+        if not self.window:
             return
         rows, chosen = self._rows, torch.zeros(self.num_envs, dtype=torch.bool)
-        chosen[envs] = True
+        chosen[restarted] = True
         chosen &= rows["valid"][-1] & ~rows["terminated"][-1] & ~rows["truncated"][-1]
         rows["truncated"][-1, chosen] = True
         rows["final_observation"][-1, chosen] = rows["observation"][-1, chosen]

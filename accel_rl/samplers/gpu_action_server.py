@@ -10,6 +10,7 @@ import contextlib
 import logging
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,9 @@ class DeviceServer(ActionServer):
         self._history_rows = torch.arange(self.history + 1, device=device)
         self._noise_here: Tensor | None = None
         self._on_device = [_Group(columns, device) for columns in self.groups]
-        self._first_rows: tuple[Array, Array] | None = None  # flags of row 0, as the rollout before has left them
+        # The last row of the previous rollout is row 0 of this one, but for environments that show another one.
+        self._carried_reset: Array | None = None  # [B] bool, of that row; None: nothing was carried over
+        self._restarted = np.zeros(self.num_envs, bool)
         self._has_last_rows = False
         self._is_warm = False
         self._uploaded: Any = None
@@ -77,12 +80,11 @@ class DeviceServer(ActionServer):
             self._uploaded.synchronize()  # what is about to be overwritten has gone up
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
-        restarts = self._restarts.copy()
-        self.end_episodes(self._take_restarts(slice(None)))
+        self._restarted = self._find_restarted()
+        self.end_episodes(self._restarted)
         self._carry_over()
         self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
-        if self._has_last_rows:
-            self._first_rows = (self.arrays["reset"][0].copy(), restarts)
+        self._carried_reset = self.arrays["reset"][0].copy() if self._has_last_rows else None
         self._policy, self._greedy = policy, greedy
         if not greedy:
             noise = policy.draw_noise(self.horizon, self.num_envs, self.generator).to(self.device)
@@ -107,10 +109,8 @@ class DeviceServer(ActionServer):
 
     def bring(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
-        if t == 0:
-            self._lose_last_step(on_device.columns)
         with on_device.on_stream():
-            if t > 0 or self._first_row_is_new(on_device.columns):
+            if t > 0 or self._row_0_is_new(on_device.columns):
                 self._upload("observation", self.history + t, on_device.columns)
             self._upload("age", t, on_device.columns)
             self._upload_recurrent_inputs(t, on_device.columns)
@@ -182,15 +182,12 @@ class DeviceServer(ActionServer):
                     each.graph = None
                 return
 
-    def _first_row_is_new(self, columns: slice) -> bool:
-        """Whether row 0 differs from the last row of the rollout before, which is here already."""
-        if self._first_rows is None:
+    def _row_0_is_new(self, columns: slice) -> bool:
+        """Whether row 0 differs from the last row of the previous rollout, which is here already."""
+        if self._carried_reset is None:
             return True
-        reset, restarts = self._first_rows
-        return bool(
-            (self.arrays["reset"][0, columns] != reset[columns]).any()
-            or (self.arrays["restarts"][columns] != restarts[columns]).any()
-        )
+        changed = self.arrays["reset"][0, columns] != self._carried_reset[columns]
+        return bool((changed | self._restarted[columns]).any())
 
     def _upload(self, name: str, row: int, columns: slice) -> None:
         newest = self.shared[name][row, columns]
@@ -233,8 +230,7 @@ class DeviceServer(ActionServer):
         super().set_state(state)
         for name, rows in self._kept.items():
             rows[self.horizon :] = state["rows"][name].to(self.device)
-        # The first row goes up again: environments that had to be started anew show another one.
-        self._first_rows, self._has_last_rows = None, False
+        self._has_last_rows = False  # row 0 goes up again: environments that had to be started anew show another one
 
     def close(self) -> None:
         if self._pinned:

@@ -82,11 +82,9 @@ class WorkerSetup:
     status_fd: int
     signals: tuple[GroupSignals, GroupSignals]
     turns: tuple[int, int] = (0, 0)  # which of its two signals each group waits for
-    # In place of a worker that died: an evaluation under way, and each group's step that is lost (None: between two
-    # rollouts).
+    # In place of a worker that died: its environments start at once, in an evaluation under way as well.
     replaces: bool = False
     evaluation_role: int | None = None
-    lost_steps: tuple[int | None, int | None] = (None, None)
 
 
 class Worker:
@@ -109,10 +107,6 @@ class Worker:
 
     def run(self) -> None:
         """Serves until the server hangs up (EOFError)."""
-        for lost_group, step in enumerate(self._setup.lost_steps):
-            if step is not None:
-                self._active[lost_group].lose_next_step()
-                self._next_row[lost_group] = step + 1
         while True:
             group = self._wait()
             if group is not None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.batch_simulator import BatchConfig, select_envs, stand_still
+from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.placement import default_worker_cpus
 from accel_rl.hardware.shared_memory import Layout, SharedArrays, Signal, poller
@@ -72,6 +73,11 @@ class EnvArrays:
     def setup(self, worker: int) -> EnvArraysSetup:
         return EnvArraysSetup(self.layout, self.memory.fd, self.shares[worker], self.window)
 
+    def arrays_of(self, worker: int, group: int) -> dict[str, Array]:
+        """The columns of the worker's environments in a group, without the window."""
+        first, num = self.shares[worker][group]
+        return select_envs(self.arrays, slice(first, first + num), self.window)
+
     def envs(self, worker: int) -> list[int]:
         """The worker's environments, by index."""
         return [env for first, num in self.shares[worker] for env in range(first, first + num)]
@@ -99,6 +105,8 @@ class WorkerPool:
         self._spin = spin
         self._batch, self._train, self._evaluation = batch, train, evaluation
         self._active = train
+        self._members = self._copy_members()
+        self._lost: list[int] = []  # workers that have died in this rollout
         self._evaluation_role: int | None = None
         status_layout: Layout = {"status": ((num_workers, ANNOUNCED + NUM_GROUPS), "<i8")}
         self._status_memory = SharedArrays(status_layout)
@@ -144,6 +152,7 @@ class WorkerPool:
     def begin(self) -> None:
         """Every worker begins a rollout."""
         self._answered = [-1] * NUM_GROUPS
+        self._members = self._copy_members()
         self._begun = True
         for group in range(NUM_GROUPS):
             self._wake(group)
@@ -167,19 +176,25 @@ class WorkerPool:
 
     def _wake(self, group: int) -> None:
         self._woken_at[group] = time.monotonic()
-        signals, num_members = self._signals[group], len(self._active.members[group])
+        signals, num_members = self._signals[group], len(self._members[group])
+        if not num_members:  # all are lost: nobody else would announce the row
+            self._ready[group] = True
+            return
         if num_members > 1:
             signals.countdown.announce(num_members - 1)
         signals.actions_ready[self._turn[group]].announce(num_members)
         self._turn[group] = 1 - self._turn[group]
 
     def end(self) -> None:
-        """After a rollout: raises RunError if an announcement is left over, which would lose synchronisation."""
+        """Ends a rollout: new processes take the place of lost workers.
+
+        Raises RunError if an announcement is left over, which would lose synchronisation."""
         self._begun = False
         if left := self.announcements_left():
             raise RunError(f"out of step with the workers: {left} announcements left over after a rollout")
         self._rows_before += (self._active.horizon + 1) * self._active.has
         self._rows_read = [0] * NUM_GROUPS
+        self._replace_lost()
 
     def announcements_left(self) -> int:
         """Between rollouts, when nobody waits for any: must be 0."""
@@ -197,7 +212,8 @@ class WorkerPool:
         if self._batch.restart_on_error:
             for worker, process in enumerate(self.processes):
                 if self._launcher.status(process) is not None:
-                    self._replace(worker, self._obituary(worker))
+                    self._lose(worker, self._obituary(worker))
+            self._replace_lost()
         self._alive_at[:] = time.monotonic()
         for worker, process in enumerate(self.processes):
             with contextlib.suppress(BrokenPipeError):  # found dead by the wait below
@@ -228,7 +244,7 @@ class WorkerPool:
     def _wait_for_event(self, timeout_s: float, late: Callable[[], list[int]]) -> list[int]:
         """The descriptors that are readable, of groups and of control connections. late(): the workers waited for.
 
-        Returns [] after having replaced a worker, or raises RunError."""
+        Returns [] after having lost a worker that hung, or raises RunError."""
         while True:
             ready = self._poll.poll(0 if self._spin and self._begun else SLICE_S * 1000)
             now = time.monotonic()
@@ -248,9 +264,13 @@ class WorkerPool:
         woken_at = np.where(self._active.has, self._woken_at, 0.0).max(axis=1)
         return [worker for worker in late if now - max(self._alive_at[worker], woken_at[worker]) > timeout_s]
 
+    def _copy_members(self) -> list[list[int]]:
+        return [list(members) for members in self._active.members]
+
     def _watch(self) -> None:
         """What waits watch: both groups' announcements, and every control connection."""
-        self._controls = {process.control.fileno(): worker for worker, process in enumerate(self.processes)}
+        living = [worker for worker in range(len(self.processes)) if worker not in self._lost]
+        self._controls = {self.processes[worker].control.fileno(): worker for worker in living}
         self._poll = poller(*(group.obs_ready.fd for group in self._signals), *self._controls)
 
     def _take_announcements(self, ready: list[int]) -> None:
@@ -273,7 +293,8 @@ class WorkerPool:
                 except RunError as error:
                     if not (self._batch.restart_on_error and request in MET_BY_NEW_WORKERS):
                         raise
-                    self._replace(worker, str(error))
+                    self._lose(worker, str(error))
+                    self._replace_lost()
                     kind, content = "done", None
                 if kind == "done":
                     replies[worker] = content
@@ -300,7 +321,7 @@ class WorkerPool:
         except RunError as error:
             if not self._batch.restart_on_error:
                 raise
-            self._replace(worker, str(error))
+            self._lose(worker, str(error))
         else:
             if kind == "done":
                 raise RunError(f"worker {worker} spoke out of turn")
@@ -312,7 +333,7 @@ class WorkerPool:
     def _owing(self, group: int) -> list[int]:
         """The workers that have been answered more often than they have announced."""
         expected = self._answered[group] + 2
-        return [w for w in self._active.members[group] if self._rows_announced(w, group) < expected]
+        return [w for w in self._members[group] if self._rows_announced(w, group) < expected]
 
     def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
         """The late workers have shown no sign of life for timeout_s."""
@@ -323,49 +344,48 @@ class WorkerPool:
         for worker in late:
             self._launcher.kill(self.processes[worker])
         for worker, message in zip(late, messages, strict=True):
-            self._replace(worker, message)
+            self._lose(worker, message)
 
     def _rows_announced(self, worker: int, group: int) -> int:
         """In this rollout. What has been read was announced, even if the worker was killed before it had counted it."""
         counted = int(self._status[worker, ANNOUNCED + group] - self._rows_before[worker, group])
         return max(counted, self._rows_read[group])
 
-    def _replace(self, worker: int, reason: str) -> None:
-        """A new process with new environments takes over; the steps that the old one died in are lost."""
-        old = self.processes[worker]
-        self._launcher.kill(old)
-        old.control.close()
+    def _lose(self, worker: int, reason: str) -> None:
+        """A worker has failed: it is ended, and its environments take no more steps in the rollout under way."""
+        self._launcher.kill(self.processes[worker])
+        self.processes[worker].control.close()
         for stage in (self._train, self._evaluation):
             stage.arrays["restarts"][stage.envs(worker)] += 1
         self.num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
-        groups = [group for group in range(NUM_GROUPS) if self._active.has[worker, group]]
-        lost_steps: list[int | None] = [None] * NUM_GROUPS
-        turns, owed = list(self._turn), []
-        for group in groups:
-            announced = self._rows_announced(worker, group)
-            self._status[worker, ANNOUNCED + group] = self._rows_before[worker, group] + announced
-            if self._begun and 0 < announced <= self._active.horizon:
-                lost_steps[group] = announced - 1
-            if self._begun and worker in self._owing(group):
-                owed.append(group)
-                turns[group] = 1 - self._turn[group]
-        if self._begun:
-            for group in groups:
-                self._settle(group)
-        setup = replace(
-            old.setup,
-            replaces=True,
-            evaluation_role=self._evaluation_role,
-            lost_steps=(lost_steps[0], lost_steps[1]),
-            turns=(turns[0], turns[1]),
-        )
-        self.processes[worker] = self._launcher.launch(setup)
+        self._lost.append(worker)
         self._watch()
-        self._wait_until_built(worker)
-        self._alive_at[worker] = time.monotonic()
-        for group in owed:
-            self._signals[group].actions_ready[turns[group]].announce()
+        if not self._begun:
+            return
+        for group in range(NUM_GROUPS):
+            if self._active.has[worker, group]:
+                self._members[group].remove(worker)
+                stand_still(self._active.arrays_of(worker, group), max(self._rows_announced(worker, group) - 1, 0))
+                self._settle(group)
+
+    def _replace_lost(self) -> None:
+        """Between two rollouts: starts a process with new environments in place of each lost worker."""
+        lost, self._lost = self._lost, []
+        for worker in lost:
+            self._status[worker, ANNOUNCED:] = self._rows_before[worker]
+            setup = replace(
+                self.processes[worker].setup,
+                replaces=True,
+                evaluation_role=self._evaluation_role,
+                turns=(self._turn[0], self._turn[1]),
+            )
+            self.processes[worker] = self._launcher.launch(setup)
+        if lost:
+            self._watch()
+        for worker in lost:
+            self._wait_until_built(worker)
+            self._alive_at[worker] = time.monotonic()
 
     def _settle(self, group: int) -> None:
         """Waits for the group's living workers; then takes stock, since a dead one leaves its signals in any state."""

@@ -7,7 +7,14 @@ import warnings
 import numpy as np
 import pytest
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.batch_simulator import (
+    BatchConfig,
+    BatchSimulator,
+    make_simulator,
+    rollout_layout,
+    select_envs,
+    stand_still,
+)
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from tests.helpers import toy_envs
@@ -259,19 +266,20 @@ def test_decorrelation_samples_actions_of_the_environment():
 
 
 def test_restart_on_error():
-    """Catches a lost step that counts, a score of two halves of games, and environments beside it that suffer."""
+    """Catches a lost step that counts, a score of two halves of games, and a new environment that starts too early."""
     batch = Batch("Broken", num_envs=1, options={"at_step": 2, "lengths": [5]}, restart_on_error=True).start()
-    assert_column(
-        batch.rollout(),
-        0,
-        observation=[(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)],
-        reward=[1, 0, 1, 0],
-        terminated="....",
-        truncated="....",
-        valid="x.x.",
-        reset="x.x.x",
-    )
-    assert batch.arrays["restarts"].tolist() == [2]
+    for num_restarts in (1, 2):
+        assert_column(
+            batch.rollout(),
+            0,
+            observation=[(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)],
+            reward=[1, 0, 0, 0],
+            terminated="....",
+            truncated="....",
+            valid="x...",
+            reset="x....",
+        )
+        assert batch.arrays["restarts"].tolist() == [num_restarts]
 
 
 def test_restart_of_one_environment(tmp_path):
@@ -282,68 +290,76 @@ def test_restart_of_one_environment(tmp_path):
     assert_column(
         found,
         0,
-        observation=[(0, 0), (0, 1), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1)],
-        reward=[1, 0, 1, 2, 3, 1],
-        terminated="....x.",
+        observation=[(0, 0), (0, 1), *[(0, 1)] * 5],
+        reward=[1, 0, 0, 0, 0, 0],
+        terminated="......",
         truncated="......",
-        valid="x.xxxx",
-        reset="x.x..x.",
-        games={4: (6, 3)},
+        valid="x.....",
+        reset="x......",
     )
-    assert_column(
-        found,
-        1,
-        observation=[(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)],
-        reward=[1, 2, 3, 1, 2, 3],
-        terminated="..x..x",
-        truncated="......",
-        valid="xxxxxx",
-        reset="x..x..x",
-        games={2: (6, 3), 5: (6, 3)},
-    )
+    assert_column(batch.rollout(), 0, **TWO_GAMES)
+    assert_column(found, 1, **TWO_GAMES)
     assert batch.arrays["restarts"].tolist() == [1, 0]
+
+
+TWO_GAMES = {
+    "observation": [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)],
+    "reward": [1, 2, 3, 1, 2, 3],
+    "terminated": "..x..x",
+    "truncated": "......",
+    "valid": "xxxxxx",
+    "reset": "x..x..x",
+    "games": {2: (6, 3), 5: (6, 3)},
+}
 
 
 @pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape"])
 def test_restart_leaves_nothing_bad_behind(how, tmp_path):
     """Catches a spoilt observation or reward that is stored before it is found out."""
     options = {"how": how, "at_step": 2, "lengths": [9], "once": str(tmp_path / "once")}
-    found = Batch("Broken", options=options, restart_on_error=True).start().rollout()
-    assert found["observation"][:, 0].tolist() == [[0, 0], [0, 1], [0, 0], [0, 1], [0, 2]]
-    assert found["reward"][:, 0].tolist() == [1, 0, 1, 2] and found["valid"][:, 0].tolist() == [True, False, True, True]
+    batch = Batch("Broken", options=options, restart_on_error=True).start()
+    found = batch.rollout()
+    assert found["observation"][:, 0].tolist() == [[0, 0], [0, 1], [0, 1], [0, 1], [0, 1]]
+    assert found["reward"][:, 0].tolist() == [1, 0, 0, 0] and found["valid"][:, 0].tolist() == [True, *[False] * 3]
+    assert batch.rollout()["observation"][:, 0].tolist() == [[0, step] for step in range(5)]
 
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
-    """Catches a run that ends, or a finished game that is lost, because the next game could not begin."""
-    options = {"at_step": 0, "at_game": 1, "lengths": [4], "once": str(tmp_path / "once")}
+    """Catches a run that ends, or a finished game that is lost, because the next game could not begin; and what the
+    failed reset left of an observation."""
+    options = {"at_step": 0, "at_game": 1, "lengths": [3], "how": "nan_observation", "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True, reset_mode=reset_mode).start()
-    last_row, last_reset = ((0, 0), "x") if reset_mode == "immediate" else ((0, 4), ".")
-    rows = {
-        "reward": [1, 2, 3, 4],
-        "terminated": "...x",
-        "truncated": "....",
-        "valid": "xxxx",
-        "games": {3: (10, 4)},
-    }
+    ended = (0, 2) if reset_mode == "immediate" else (0, 3)  # of what came after the game, nothing counts
     found = batch.rollout()
-    assert_column(found, 0, observation=[(0, 0), (0, 1), (0, 2), (0, 3), last_row], reset="x..." + last_reset, **rows)
+    assert_column(
+        found,
+        0,
+        observation=[(0, 0), (0, 1), (0, 2), ended, ended],
+        reward=[1, 2, 3, 0],
+        terminated="..x.",
+        truncated="....",
+        valid="xxx.",
+        reset="x....",
+        games={2: (6, 3)},
+    )
     assert batch.arrays["restarts"].tolist() == [1]
-    last_row = (1, 0) if reset_mode == "immediate" else (0, 4)
     found = batch.rollout()
-    assert_column(found, 0, observation=[(0, 0), (0, 1), (0, 2), (0, 3), last_row], reset="x..." + last_reset, **rows)
+    assert found["reset"][0, 0] and found["valid"][:3, 0].all() and found["observation"][0, 0].tolist() == [0, 0]
+    assert batch.rollout()["valid"][:3, 0].all()
     assert batch.arrays["restarts"].tolist() == [1]
 
 
 def test_replaced_environments_are_seeded_anew_and_closed(tmp_path):
     """Catches a new environment that repeats the course of the old one, and an old one that is left open."""
     options = {"at_step": 2, "lengths": [9], "seeded": True, "once": str(tmp_path / "once")}
-    found = Batch("Broken", options=options, restart_on_error=True).start().rollout()
-    first, second = found["observation"][0, 0], found["observation"][2, 0]
+    batch = Batch("Broken", options=options, restart_on_error=True).start()
+    first, second = (batch.rollout()["observation"][0, 0] for _ in range(2))
     assert first[:2].tolist() == second[:2].tolist() and first[2] != second[2]
     batch = Batch("Closable", options={"at_step": 2, "lengths": [9]}, restart_on_error=True).start()
     kind = type(batch.simulator.simulators[0]._env)
     before = kind.closed
+    batch.rollout()
     batch.rollout()
     assert kind.closed == before + 2
 
@@ -367,28 +383,23 @@ def test_restart_that_fails_at_once():
         batch.rollout()
 
 
-def test_lost_step_of_replaced_environments():
-    """Catches a replaced worker's first step that counts: its environments were at their start, not where they died."""
-    batch = Batch("Counting", num_envs=2, options={"lengths": [9]}).start()
+def test_environments_that_stand_still():
+    """Catches rows of a dead worker's environments that still count, and ones before these that are changed."""
+    batch = Batch("Counting", num_envs=2, options={"lengths": [2]}).start()
     batch.rollout()
-    replacing = Batch("Counting", num_envs=2, options={"lengths": [9]})
-    for name, array in batch.arrays.items():
-        replacing.arrays[name][...] = array
-    replacing.start()
-    replacing.simulator.lose_next_step()
-    replacing.arrays["action"][:] = 0
-    for t in (2, 3):
-        replacing.simulator.step(t)
+    stand_still(select_envs(batch.arrays, slice(1, 2)), 1)
     assert_column(
-        replacing.arrays,
+        batch.arrays,
         1,
-        observation=[(0, 0), (0, 1), (0, 2), (0, 0), (0, 1)],
-        reward=[1, 2, 0, 1],
+        observation=[(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)],
+        reward=[1, 0, 0, 0],
         terminated="....",
         truncated="....",
-        valid="xx.x",
-        reset="x..x.",
+        valid="x...",
+        reset="x....",
     )
+    assert batch.arrays["age"][:, 1].tolist() == [0, 1, 2, 3, 4]
+    assert batch.arrays["valid"][:, 0].all() and batch.arrays["observation"][:, 0, 0].tolist() == [0, 0, 1, 1, 2]
 
 
 def test_failure_names_everything():

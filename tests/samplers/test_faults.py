@@ -205,25 +205,27 @@ def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -
 
 
 def assert_rollout(rollout: Any, reset_mode: str) -> Any:
-    """The rules of Counting hold wherever a sample is valid; returns which samples [T, B] were lost."""
+    """The rules of Counting hold wherever a sample is valid; returns which environments [B] were lost in it."""
     step, T = rollout.observation_rows[..., 1], rollout.horizon
-    valid, lost = rollout.valid, ~rollout.valid & rollout.reset[1:]
+    valid = rollout.valid
     reward = (10 * rollout.action + step[:T] + 1).float()
     assert torch.equal(rollout.reward, torch.where(valid, reward, 0.0))
     assert torch.equal(rollout.terminated, valid & (step[:T] == 6))
     assert not (rollout.terminated & rollout.truncated).any()
-    starts = lost | (rollout.terminated if reset_mode == "immediate" else False)
+    starts = rollout.terminated & (reset_mode == "immediate")
     assert torch.equal(rollout.reset[1:], starts)
     assert (step[1:][starts] == 0).all()
     goes_on = valid & ~starts
     assert torch.equal(step[1:][goes_on], step[:T][goes_on] + 1)
-    at = (rollout.final_step, rollout.final_env)
+    assert torch.equal(step[1:][~valid], step[:T][~valid])  # it stands still
+    assert not (valid[1:] & ~valid[:-1]).any()  # until the rollout's end
     cut_off = valid[:-1] & ~valid[1:] & ~rollout.terminated[:-1]  # the steps before the lost ones
+    at = (rollout.final_step, rollout.final_env)
     assert torch.equal(torch.stack(at, 1), cut_off.nonzero())
     seen_after = (rollout.final_step + 1, rollout.final_env)
     assert torch.equal(rollout.final_observation, rollout.observation_rows[seen_after])
     assert all(game.length == 7 for game in rollout.games)
-    return lost
+    return cut_off.any(0) | ~valid[0]
 
 
 def assert_no_token_left(sampler: Any) -> None:
@@ -242,7 +244,7 @@ def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -
                 rollout = sampler.collect()
                 lost = assert_rollout(rollout, reset_mode)
                 assert_no_token_left(sampler)
-                assert reset_mode == "wait" or torch.equal(rollout.valid, ~lost)
+                assert reset_mode == "wait" or torch.equal(rollout.valid.all(0), ~lost)
                 num_lost.append(int(lost.sum()))
                 num_games += len(rollout.games)
             assert num_lost == [0, 1 if how == "raise" else 2, 0, 0, 0, 0, 0, 0]
@@ -295,6 +297,35 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
             rollout = sampler.collect()
             assert not assert_rollout(rollout, "immediate").any()
         assert len(sampler.evaluate(Games(8), 0, False)) == 8
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("held", [None, slice(0, 2)], ids=["between two steps", "while group 0 is held"])
+def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
+    """Would catch a rollout that waits for a group of which nobody is left, or that counts a step of theirs."""
+    sampler = make(
+        AlternatingSampler,
+        EnvConfig(f"{TOYS}:Counting", options={"lengths": [7]}),
+        SamplerConfig(4, 6, 2),
+        restart_on_error=True,
+    )
+
+    def on_step(t: int) -> None:
+        if t == 3:
+            for process in sampler.pool.processes:
+                os.kill(process.pid, signal.SIGKILL)
+                while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+                    time.sleep(0.001)
+
+    try:
+        rollout = sampler.collect(on_step, envs_to_update=lambda t: held)
+        assert_rollout(rollout, "immediate")
+        assert_no_token_left(sampler)
+        assert rollout.valid[:3].all() and not rollout.valid[4:].any()
+        assert sampler.num_restarts == 4
+        rollout = sampler.collect()
+        assert rollout.valid.all() and rollout.reset[0].all() and not rollout.observation_rows[0].any()
     finally:
         sampler.close()
 
