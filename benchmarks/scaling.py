@@ -33,7 +33,7 @@ from accel_rl.distributed.supervisor import started
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.placement import show_plans
-from accel_rl.hardware.topology import read_machine, show_cpus
+from accel_rl.hardware.topology import read_topology, show_cpus
 from accel_rl.training.metrics import shares
 from accel_rl.training.resolve import Config, resolve
 from command_line import TurnOptions, add_json, add_overrides, add_turns, make_parser, run_program
@@ -105,7 +105,7 @@ class ScalingOptions(TurnOptions):
     @property
     def most(self) -> int:
         """The largest number of learners that have a device."""
-        return torch.cuda.device_count() if self.on_gpus else read_machine().num_busy
+        return torch.cuda.device_count() if self.on_gpus else read_topology().num_busy
 
     @property
     def numbers(self) -> list[int]:

@@ -41,7 +41,7 @@ from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ra
 from accel_rl.envs.atari import game_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.description import describe_machine, format_machine
-from accel_rl.hardware.topology import read_machine
+from accel_rl.hardware.topology import read_topology
 from command_line import TurnOptions, add_json, add_overrides, add_turns, make_parser, run_program
 from peer_environments import install_peers, python_of
 from peer_process import PeerProcess, driver_command
@@ -189,7 +189,7 @@ def run_bound(options: TrainingOptions) -> Result:
 def run_on_gpu(algo: str, options: TrainingOptions) -> Result:
     """Compares ours with the same without learning: what learning on a GPU takes from the simulators."""
     start = time.perf_counter()
-    envs = ON_GPU_ENVS_PER_CPU * len(read_machine().cpus)
+    envs = ON_GPU_ENVS_PER_CPU * len(read_topology().cpus)
     horizon = {"a2c": 5, "ppo": max(4, ON_GPU_BATCH // envs)}[algo]
     settings = {"algo": algo, "envs": envs, "horizon": horizon, "env": options.env, "device": options.device}
     training = Training("ours", {**settings, **options.overrides})

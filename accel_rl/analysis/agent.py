@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from accel_rl.envs import make_env
-from accel_rl.envs.spaces import misfit, to_env, to_row, unbatch
+from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, unbatch
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError
 from accel_rl.rollout import RecurrentInputs
-from accel_rl.samplers.base import Games
+from accel_rl.samplers.base import GamesToPlay
 from accel_rl.training import checkpoint
 from accel_rl.training.build import build_algo, build_sampler
 from accel_rl.training.evaluation import Evaluation
@@ -61,7 +61,7 @@ class Player:
             self._recurrent_inputs = recurrent_inputs._replace(
                 state=state, previous_action=chosen, is_first=torch.zeros_like(recurrent_inputs.is_first)
             )
-        actions = to_env(chosen.cpu().numpy(), self.config.spec.action_space)
+        actions = to_env_action(chosen.cpu().numpy(), self.config.spec.action_space)
         if is_batch:
             return actions
         return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0, ...]
@@ -87,7 +87,7 @@ class Player:
         """What the network takes [N, ...], and whether there were several observations."""
         spec = self.config.spec
         if spec.nested_space is not None:
-            is_batch = bool(misfit(observation, spec.nested_space))
+            is_batch = bool(find_mismatch(observation, spec.nested_space))
             try:
                 single = unbatch(observation, spec.nested_space) if is_batch else [observation]
             except ValueError as error:
@@ -111,7 +111,7 @@ class Player:
         num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
         sampler = build_sampler(config, self.policy, num_envs=least, num_evaluation_envs=num_envs)
         try:
-            games = sampler.evaluate(Games(episodes), index=0, greedy=config.run.eval_greedy)
+            games = sampler.evaluate(GamesToPlay(episodes), index=0, greedy=config.run.eval_greedy)
         finally:
             sampler.close()
         if not games:

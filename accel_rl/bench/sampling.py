@@ -59,7 +59,7 @@ from accel_rl.hardware.placement import (
     make_plan,
     pinned,
 )
-from accel_rl.hardware.topology import Cpus, read_machine
+from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig
 
@@ -121,7 +121,7 @@ class Benchmark:
 
     def _on_gpu(self, gpu: str) -> list[Builder]:
         """Returns our sampler with its network on this GPU, and the limit of the cores that its workers have."""
-        machine = read_machine()
+        machine = read_topology()
         num_cores = len(machine.cores) - (len(machine.cores) >= LEAST_CORES_TO_RESERVE_ONE)
         num_envs = self.options.envs_per_core * num_cores
         plan = make_plan(machine, num_envs, on_gpu=True)

@@ -1,4 +1,4 @@
-"""Simulators. `make_env` gives any of them as a gymnasium.Env; workers build them with `make_simulator`."""
+"""Simulators: `make_env` returns any of them as a gymnasium.Env; workers build them with `make_simulator`."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ __all__ = ["BatchSimulator", "EnvConfig", "EnvSpec", "Simulator", "make_env", "m
 def make_env(
     env_id: str, preset: str = "stooke", render_mode: str | None = None, **options: Any
 ) -> gymnasium.Env[Any, Any]:
-    """One environment: an Atari game ("pong" or "ALE/Pong-v5"), any gymnasium id, or "package.module:factory".
+    """Returns one environment: an Atari game ("pong" or "ALE/Pong-v5"), any gymnasium id, or "package.module:factory".
 
-    Atari: preset is stooke | dqn84 | v5, options are those of AtariOptions, observations the stack [S, H, W] uint8,
-    oldest first. Raises UsageError for an unknown name or option.
+    For Atari games, preset is stooke | dqn84 | v5, options are fields of AtariOptions, and observations are stacks
+    [S, H, W] uint8, oldest frame first. Raises UsageError for an unknown name or option.
     """
     game = game_name(env_id)
     if game is not None:

@@ -1,8 +1,8 @@
-"""Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (section 5.1) and its kin.
+"""Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (section 5.1) and others.
 
 A step is one decision of the agent: `frame_skip` emulator frames with the same action. The newest observation frame is
-the pixel-wise maximum of the last two greyscale screens, downsized. No memory is allocated in a step,
-but for the changed tiles of 84x84 frames.
+the pixel-wise maximum of the last two greyscale screens, downsized. A step allocates no memory, except for the changed
+tiles of 84x84 frames.
 """
 
 import functools
@@ -23,18 +23,18 @@ cv2.setNumThreads(0)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 NUM_STARTS = 93  # prepared starts of a game, three for each of 0 to 30 no-ops: 1.6 MB at 104x80
-MAX_CROPPED_ROWS = 8  # a few rows at the bottom may go so that the frame is an exact half; more would cut the picture
+MAX_CROPPED_ROWS = 8  # rows at the bottom that may be dropped so that the frame is an exact half of the screen
 
 
 @dataclass(frozen=True)
 class AtariOptions:
     """Frame processing and episode rules; a step is one decision of the agent."""
 
-    # 104x80 is the half of 208x160, two rows cropped (Stooke & Abbeel 5.1).
+    # 104x80 is half of 208x160: two rows are cropped (Stooke & Abbeel 5.1).
     frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")
     frame_skip: int = setting(4, "emulator frames per step", least=1)
-    frame_stack: int = setting(4, "newest frames that the network sees", least=1)
-    noop_max: int = setting(30, "at most so many no-op frames at the start of a game, uniformly drawn", least=0)
+    frame_stack: int = setting(4, "number of newest frames that the network sees", least=1)
+    noop_max: int = setting(30, "most no-op frames at the start of a game; their number is drawn uniformly", least=0)
     repeat_action_probability: float = setting(
         0.0, "sticky actions: probability, per frame, that the last action is repeated", least=0, most=1
     )
@@ -60,7 +60,7 @@ PRESETS = {
 
 
 def make_options(preset: str, options: dict[str, Any]) -> AtariOptions:
-    """The named preset with some options changed.
+    """Returns the named preset with some options changed.
 
     Raises UsageError for an unknown preset or option, or a value out of range."""
     if preset not in PRESETS:
@@ -75,7 +75,7 @@ def make_options(preset: str, options: dict[str, Any]) -> AtariOptions:
 
 @functools.cache
 def games() -> dict[str, str]:
-    """Every playable game's name, and its id in gymnasium: {"pong": "ALE/Pong-v5", ...}."""
+    """Returns every game's name and its id in gymnasium: {"pong": "ALE/Pong-v5", ...}."""
     return {
         env.kwargs["game"]: env_id
         for env_id, env in sorted(gymnasium.registry.items())
@@ -84,14 +84,14 @@ def games() -> dict[str, str]:
 
 
 def game_name(env_id: str) -> str | None:
-    """The game that "pong" or "ALE/Pong-v5" names; None if it is no Atari game."""
+    """Returns the game that "pong" or "ALE/Pong-v5" names, or None if it is no Atari game."""
     if env_id in games():
         return env_id
     return next((name for name, ale_id in games().items() if ale_id == env_id), None)
 
 
-# Games whose saved states can't replace a reset: tests/envs/test_start_states.py compares the courses of all games.
-# A reset of these leaves something of the game before, so that no fixed set of states has its distribution:
+# Games whose saved states cannot replace a reset: tests/envs/test_start_states.py compares trajectories of all games.
+# A reset of these depends on the game before it, so that no fixed set of states has its distribution:
 RESET_REMEMBERS = frozenset(
     [
         "crossbow",
@@ -107,14 +107,14 @@ RESET_REMEMBERS = frozenset(
         "yars_revenge",
     ]
 )
-# The emulator's saved state lacks the half-drawn screen that these leave behind after each frame. Restoring it gives
-# another course, and in time corrupts memory, so no state of theirs is ever restored:
+# The emulator's saved state lacks the half-drawn screen that these leave behind after each frame. Restoring it leads to
+# another trajectory and in time corrupts memory, so no state of theirs is ever restored:
 # https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739
 NO_STATES = frozenset({"qbert", "tetris", "tic_tac_toe_3d"})
 
 
 def why_no_reserve(game: str, options: AtariOptions) -> str | None:
-    """The reason why prepared start states would not do for this game what its resets do; None if they would."""
+    """Returns why prepared start states cannot replace this game's resets, or None if they can."""
     if game in NO_STATES:
         return "its saved states are incomplete"
     if game in RESET_REMEMBERS:
@@ -122,12 +122,12 @@ def why_no_reserve(game: str, options: AtariOptions) -> str | None:
     if options.frame_skip < 3:
         return "after a saved state, the emulator needs up to two frames to draw whole screens again"
     if options.repeat_action_probability and options.fire_on_start:
-        return "sticky actions may change the presses that start it (--no-fire-on-start)"
+        return "sticky actions may change the button presses that start it (--no-fire-on-start omits these)"
     return None
 
 
 class Start(NamedTuple):
-    """A state that a reset has led to, and what is seen of it."""
+    """A state that a reset has led to, with its first frame."""
 
     emulator: Any
     frame: Array
@@ -137,21 +137,21 @@ class Start(NamedTuple):
 
 @functools.cache
 def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
-    """Prepared starts with 0, 1, ... noop_max no-ops, several of each, all from real resets.
+    """Returns prepared starts with 0, 1, ... noop_max no-ops, several of each, all from real resets.
 
-    Several, since the emulator starts its timer anew at random in each reset, which some games make use of: of
-    what that leads to, these are a sample, the same for every seed."""
+    Several, since each reset sets the emulator's timer at random, which some games use: these are a sample of what that
+    leads to, the same for every seed."""
     simulator = AtariSimulator(game, options, np.random.SeedSequence(0))
     copies = -(-NUM_STARTS // (options.noop_max + 1))
     return [[simulator.make_start(noops) for _ in range(copies)] for noops in range(options.noop_max + 1)]
 
 
 class AtariSimulator:
-    """One Atari game.
+    """Simulates one Atari game.
 
     seed decides the number of no-ops at the start of each game and the sticky actions. These are drawn here, not by the
     emulator, whose saved states do not hold the action that is to be repeated. reserve: a reset restores a prepared
-    state, which takes 50 microseconds in place of 5 milliseconds (see start_states and why_no_reserve).
+    state, which takes 50 microseconds instead of 5 milliseconds (see start_states and why_no_reserve).
     """
 
     def __init__(self, game: str, options: AtariOptions, seed: np.random.SeedSequence, reserve: bool = False):
@@ -204,7 +204,7 @@ class AtariSimulator:
         self._steps = 0
 
     def make_start(self, noops: int) -> Start:
-        """Resets the game, and keeps where that has led to."""
+        """Resets the game and returns the state that this has led to."""
         frame = np.zeros(self.options.frame_shape, np.uint8)
         self._reset_game(noops, frame)
         return Start(self.ale.cloneState(include_rng=False), frame, self._pressed, self._lives)
@@ -238,7 +238,7 @@ class AtariSimulator:
         reward = float((score > 0) - (score < 0)) if self.options.clip_reward else float(score)
         lives = ale.lives()
         life_lost = 0 < lives < self._lives
-        self._lives = lives  # also when it grew: a bonus life that is lost again counts as lost
+        self._lives = lives  # also if it grew: a bonus life that is lost again counts as lost
         over = bool(ale.game_over())
         cut = self._steps >= self.options.max_episode_steps and not over
         terminated = over or (life_lost and self.options.episodic_lives)
@@ -247,21 +247,21 @@ class AtariSimulator:
             self._lives = ale.lives()
             if terminated:
                 self._write_first_frame(row)
-            over = bool(ale.game_over())  # presses can lose a game, too
+            over = bool(ale.game_over())  # the button presses can lose a game, too
         return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut)
 
     def _act(self, press: ale_py.Action) -> int:
-        """One frame of the emulator, which may repeat the last frame's action instead; returns its reward."""
+        """Emulates one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""
         if not self._sticky or self._rng.random() >= self._sticky:
             self._pressed = press
         return self.ale.act(self._pressed)
 
     def _press_start(self) -> int:
-        """One frame of each button that starts a game or a life; returns the reward of these frames."""
+        """Presses each button that starts a game or a life for one frame; returns the reward of these frames."""
         return sum(self._act(press) for press in self._start_presses)
 
     def _write_first_frame(self, row: Array) -> None:
-        """The screen as it is: a maximum with the screen before would mix two episodes."""
+        """Writes the screen as it is: the maximum with the screen before would mix two episodes."""
         self.ale.getScreenGrayscale(self._screen)
         self._write(row)
 
@@ -272,7 +272,7 @@ class AtariSimulator:
             cv2.resize(self._cropped, self._size, dst=row, interpolation=cv2.INTER_AREA)
 
     def render(self) -> Array:
-        """The screen in colour [210, 160, 3]."""
+        """Returns the screen in colour [210, 160, 3]."""
         return self.ale.getScreenRGB()
 
     def get_state(self) -> Any:
@@ -288,7 +288,7 @@ class AtariSimulator:
         }
 
     def set_state(self, state: Any) -> None:
-        # The emulator's screen stays stale until its next frame; each step draws its screens anew.
+        # The emulator's screen stays stale until its next frame, but each step draws its screens anew.
         self.ale.restoreState(state["emulator"])
         self._rng.bit_generator.state = state["rng"]
         self._pressed = ale_py.Action(state["pressed"])
@@ -299,9 +299,9 @@ class AtariSimulator:
 
 
 class AtariEnv(gymnasium.Env[Array, int]):
-    """The same simulator as a gymnasium environment: observations are the stack [S, H, W] uint8, oldest first.
+    """Presents the same simulator as a gymnasium environment: observations are stacks [S, H, W] uint8, oldest first.
 
-    `reset` starts a new game; but right after a lost life that ended the episode it goes on with the next life.
+    `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.
     info: "score" (raw reward of the step), "lives", "game_over".
     """
 

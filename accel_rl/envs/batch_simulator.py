@@ -1,7 +1,7 @@
-"""Several environments stepped one after the other into columns of time-major arrays.
+"""Several environments, stepped one after the other into columns of time-major arrays.
 
-This is what a worker process and SerialSampler both hold. It keeps the rules of episodes in one place: resets, the
-score of whole games, decorrelated starts, what becomes of an environment that raises.
+Worker processes and SerialSampler hold one of these. It keeps the rules of episodes in one place: resets, scores of
+whole games, decorrelated starts, and what happens to an environment that raises.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import numpy as np
 
 from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.spaces import from_env
+from accel_rl.envs.spaces import from_env_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout
@@ -24,10 +24,10 @@ logger = logging.getLogger("accel_rl")
 
 
 def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> Layout:
-    """The arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
+    """Returns the arrays that environments and learner share, for T = horizon steps of B = num_envs environments.
 
     Row h + t of observation is what is seen before step t; h = max(frame_stack - 1, 0) rows of history come first.
-    window: rows in front of all these, for the last steps of the rollouts before.
+    window: rows in front of all these, for the last steps of earlier rollouts.
     """
     T, B = window + horizon, num_envs
     history = max(spec.frame_stack - 1, 0)
@@ -49,12 +49,12 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) 
 
 
 def select_envs(arrays: dict[str, Array], columns: slice, window: int = 0) -> dict[str, Array]:
-    """The arrays of these environments alone, without the window of earlier steps."""
+    """Returns views of these environments' columns, without the window of earlier steps."""
     return {name: a[columns] if name == "restarts" else a[window:, columns] for name, a in arrays.items()}
 
 
 def stand_still(arrays: dict[str, Array], t: int) -> None:
-    """Writes steps t ... T - 1 of environments that do not take them: none is valid, and row t's observation stays."""
+    """Writes steps t ... T - 1 of environments that do not take them: none is valid, and observation t is repeated."""
     horizon = len(arrays["reward"])
     history = len(arrays["observation"]) - len(arrays["reset"])
     arrays["observation"][history + t + 1 :] = arrays["observation"][history + t]
@@ -65,7 +65,7 @@ def stand_still(arrays: dict[str, Array], t: int) -> None:
 
 
 def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False) -> Simulator:
-    """The simulator that a worker steps. Raises UsageError for an unknown name or option.
+    """Returns the simulator that a worker steps. Raises UsageError for an unknown name or option.
 
     reserve: Atari games start from prepared states."""
     game = game_name(config.env_id)
@@ -75,7 +75,7 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Does for all simulators of this process what else the first one would: processes forked from it share it."""
+    """Prepares once what all simulators need, so that processes forked from this one share it."""
     game = game_name(config.env.env_id)
     options = make_options(config.env.preset, config.env.options) if game else None
     if game and options and config.reset_mode == "reserve" and not why_no_reserve(game, options):
@@ -84,12 +84,15 @@ def prepare(config: "BatchConfig") -> None:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How environments are run, the same for all of them.
+    """How all environments of a learner are run.
 
     reset_mode: "immediate" starts the next game at once; "wait" leaves the environment alone until the pause between
-    two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
-    decorrelation_steps: at most so many random actions first. first_env: the index in the run of this learner's first
-    environment; seeds go by it, and messages name it.
+        two rollouts (its samples are not valid until then); "reserve" starts it from a prepared state (Atari only).
+    decorrelation_steps: each environment starts with a random number of random actions, at most this many.
+    restart_on_error: an environment that raises does not end the run: its samples are not valid for the rest of the
+        rollout, and a new one takes its place in the pause.
+    role: 0 for training, 1 + k for evaluation k, which has generators of its own.
+    first_env: index in the run of this learner's first environment; seeds depend on it, and messages name it.
     """
 
     env: EnvConfig
@@ -97,21 +100,21 @@ class BatchConfig:
     reset_mode: str = "immediate"
     decorrelation_steps: int = 0
     restart_on_error: bool = False
-    role: int = 0  # 0: training; 1 + k: evaluation k, which has generators of its own
+    role: int = 0
     first_env: int = 0
 
     def for_evaluation(self, role: int) -> "BatchConfig":
-        """Whole games of the same environments, from their own beginnings."""
+        """Returns the settings for whole games of the same environments."""
         reset_mode = "immediate" if self.reset_mode == "wait" else self.reset_mode
         return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode)
 
 
 class BatchSimulator:
-    """The environments of the given columns: the learner's first_env ... first_env + k - 1.
+    """Steps k environments, the learner's first_env ... first_env + k - 1.
 
     arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
-    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called before each environment's step
-    with its index. Raises RunError with the environment's index in the run and its seed if one fails (unless
+    for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called with an environment's index before
+    each of its steps. Methods raise RunError with the environment's index in the run and its seed if one fails (unless
     restart_on_error).
     """
 
@@ -126,18 +129,18 @@ class BatchSimulator:
         self.horizon, self.num_envs = arrays["reward"].shape
         self._history = arrays["observation"].shape[0] - arrays["reset"].shape[0]
         observation = arrays["observation"]
-        # Views made once: making one costs as much as all the rest of a step's bookkeeping.
+        # Views made once: making one costs as much as all other bookkeeping of a step.
         self._rows = [
             [observation[row, column, ...] for column in range(self.num_envs)]
             for row in range(self._history, len(observation))
         ]
         self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
-        self._waiting = [True] * self.num_envs  # game over; the first row of the next game is in _pending
+        self._waiting = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
         self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
         self._score = [0.0] * self.num_envs
         self._length = [0] * self.num_envs
         self._age = [0] * self.num_envs  # of the newest row
-        self._counts = [True] * self.num_envs  # False while the game has random play in it
+        self._counts = [True] * self.num_envs  # False while the game began with random actions: its score is left out
         self._failed = [False] * self.num_envs  # it has raised; the pause builds a new environment
         self._random_action: Any = None  # the last one of the environment that is being started
         self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
@@ -154,9 +157,9 @@ class BatchSimulator:
                 self._replace(column)
 
     def begin(self) -> None:
-        """Row 0 of a rollout: environments that waited for the pause show the first row of their next game.
+        """Starts a rollout: environments that waited for the pause show the first row of their next game in row 0.
 
-        All that follows is set to what is so at most steps, so that a step need only write what is not."""
+        All later rows are set to what holds at most steps, so that a step writes only what differs."""
         arrays = self.arrays
         for name in ("reward", "terminated", "truncated", "game_length"):
             arrays[name][:] = 0
@@ -171,7 +174,7 @@ class BatchSimulator:
         self._age = arrays["age"][0].tolist()
 
     def step(self, t: int) -> None:
-        """Steps every environment with its action of step t, and writes row t and the observation after it."""
+        """Steps every environment with its action of step t; writes row t and the observation after it."""
         for column in range(self.num_envs):
             self._heartbeat(self.first_env + column)
             if self._waiting[column]:
@@ -186,7 +189,7 @@ class BatchSimulator:
                 self._wait_for_pause(t, column)
 
     def pause(self) -> None:
-        """Between two rollouts: whatever can be done while the learner works."""
+        """Resets or rebuilds the environments that waited, while the learner works."""
         for column in range(self.num_envs):
             if self._waiting[column] and not self._failed[column]:
                 self._guarded(column, lambda column: self._reset_env(column, self._pending[column, ...]))
@@ -197,7 +200,7 @@ class BatchSimulator:
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
-        """By the index in the run, so that environments do not depend on the numbers of workers and learners."""
+        """Seeds by the index in the run, so that environments do not depend on the numbers of workers and learners."""
         restarts = int(self.arrays["restarts"][column])
         spawn_key = (self.config.role, self._index_in_run(column), restarts, purpose)
         return np.random.SeedSequence(self.config.seed, spawn_key=spawn_key)
@@ -214,7 +217,7 @@ class BatchSimulator:
         space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
             self._heartbeat(self.first_env + column)
-            action = self._random_action = from_env(space.sample(), space)
+            action = self._random_action = from_env_action(space.sample(), space)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
         self._random_action = None
@@ -245,7 +248,7 @@ class BatchSimulator:
             self._wait_for_pause(t + 1, column)
 
     def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
-        """The learner's; perhaps also the game."""
+        """Ends the learner's episode, and the game if it is over."""
         arrays, row = self.arrays, self._rows[t + 1][column]
         arrays["terminated"][t, column] = outcome.terminated
         arrays["truncated"][t, column] = outcome.truncated
@@ -311,7 +314,7 @@ class BatchSimulator:
         )
 
     def get_state(self) -> list[dict[str, Any]]:
-        """At a pause: one entry an environment, picklable. "simulator" is None where it has no state to offer."""
+        """Returns, in a pause, a picklable entry per environment; "simulator" is None where it cannot be saved."""
         return [
             {
                 "simulator": self.simulators[column].get_state(),
@@ -325,7 +328,9 @@ class BatchSimulator:
         ]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        """Instead of `start`. Returns the environments that could only be started anew, by the learner's index."""
+        """Continues from get_state's result, in place of `start`.
+
+        Returns the environments, by the learner's index, that could only be started anew."""
         restarted = []
         for column, env_state in enumerate(state):
             if env_state["simulator"] is None:

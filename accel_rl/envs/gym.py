@@ -1,4 +1,4 @@
-"""Any gymnasium environment as a simulator; envs/spaces.py says which spaces there may be."""
+"""Any gymnasium environment as a simulator; envs/spaces.py says which spaces are supported."""
 
 import functools
 import importlib
@@ -15,10 +15,10 @@ import numpy as np
 from accel_rl.envs.spaces import (
     check_action_space,
     check_observation_space,
+    find_mismatch,
     is_flattened,
-    misfit,
     row_space,
-    to_env,
+    to_env_action,
     to_row,
     wrong_part,
 )
@@ -28,9 +28,9 @@ from accel_rl.errors import RunError, UsageError, unknown
 
 
 def import_name(name: str, kind: str) -> Any:
-    """What `package.module:name` names.
+    """Returns what `package.module:name` names.
 
-    Raises UsageError if there is no such module or name in it."""
+    Raises UsageError if there is no such module, or no such name in it."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise UsageError(f"{kind} {name!r} must be named as package.module:name")
@@ -39,7 +39,7 @@ def import_name(name: str, kind: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and module_name.startswith(error.name):
             raise UsageError(
-                f"{kind} {name!r}: there is no module {error.name!r} (the current directory counts)"
+                f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
             ) from None
         raise
     if not hasattr(module, attribute):
@@ -49,16 +49,16 @@ def import_name(name: str, kind: str) -> Any:
 
 
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Builds a registered environment, or calls the user's factory with those of seed and options that it takes.
+    """Builds a registered environment, or calls the user's factory with the arguments that it takes.
 
-    Raises UsageError for an unknown id or option, or if the factory returns something else than a gymnasium.Env."""
+    Raises UsageError for an unknown id or option, or if the factory does not return a gymnasium.Env."""
     if ":" not in config.env_id:
         if config.env_id not in gymnasium.registry:
             from accel_rl.envs.atari import games
 
             raise unknown("environment", config.env_id, [*games(), *gymnasium.registry], "(`accel-rl list envs`)")
         if render_mode and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-            os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen to draw on
+            os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
         try:
             return gymnasium.make(config.env_id, **{"render_mode": render_mode, **config.options})
         except gymnasium.error.DependencyNotInstalled as error:
@@ -86,11 +86,11 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
 
 
 class GymSimulator:
-    """One gymnasium environment.
+    """Steps one gymnasium environment.
 
-    Observations become rows as envs/spaces.py says; Box actions are clipped to the bounds when sent. What the
-    environment returns is checked against its declared spaces at every step (RunError), the bounds of observations
-    at every reset. Raises UsageError for spaces that are not supported.
+    Observations become rows as envs/spaces.py describes; Box actions are clipped to the bounds when sent. Every step
+    checks what the environment returns against its declared spaces, and every reset checks the bounds of observations,
+    too; methods raise RunError for a mismatch, the constructor UsageError for spaces that are not supported.
     """
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
@@ -107,7 +107,7 @@ class GymSimulator:
 
     def reset(self, row: Array) -> None:
         observation, _ = self._env.reset(seed=self._reset_seed)
-        self._reset_seed = None  # later games go on with the environment's own generator
+        self._reset_seed = None  # later games use the environment's own generator
         self._steps = 0
         self._write(observation, row)
         space = self.spec.observation_space
@@ -126,12 +126,12 @@ class GymSimulator:
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
 
     def _to_env(self, action: Any) -> Any:
-        sent = to_env(action, self._action_space)
+        sent = to_env_action(action, self._action_space)
         return int(sent) if isinstance(self._action_space, gymnasium.spaces.Discrete) else sent
 
     def _write(self, observation: Any, row: Array) -> None:
         """Raises RunError if the observation does not fit the declared space or is not finite."""
-        problem = misfit(observation, self._observation_space)
+        problem = find_mismatch(observation, self._observation_space)
         if not problem:
             row[...] = to_row(observation, self._observation_space)
             if self._is_float and not np.isfinite(row).all():
@@ -140,11 +140,15 @@ class GymSimulator:
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 
     def get_state(self) -> Any:
-        """None if the environment can't be kept (see envs/states.py)."""
+        """Returns None if the environment's state cannot be saved (see envs/states.py)."""
         try:
             if has_hook(self._env) or self._state_is_exact:
                 return {"steps": self._steps, "reset_seed": self._reset_seed, **capture(self._env)}
-        except (pickle.PicklingError, AttributeError, TypeError):  # what can't be pickled now, though it could be once
+        except (
+            pickle.PicklingError,
+            AttributeError,
+            TypeError,
+        ):  # it could be pickled when that was tried, but not now
             pass
         return None
 

@@ -1,7 +1,7 @@
-"""The screens of most games, 210x160, as frames of 84x84: bit for bit cv2's INTER_AREA, only where the screen changed.
+"""Resizes screens of 210x160 (most games) to 84x84, bit for bit like cv2's INTER_AREA, only where they changed.
 
-5 rows of the screen make 2 of the frame, 40 columns make 21. So the screen consists of 42x4 tiles that can be resized
-each on its own, a strip of 40 pixels being one row of a tile. Few of them change in a step.
+5 rows of the screen make 2 rows of the frame, and 40 columns make 21. So the screen consists of 42x4 tiles that can be
+resized independently; a strip of 40 pixels is one row of a tile. Few tiles change in a step.
 """
 
 import cv2
@@ -21,7 +21,7 @@ TILE_OF_WORD = TILE_OF_WORD.repeat(5)
 
 
 class ScreenResizer:
-    """Remembers the last screen and its frame. The result depends on the screen alone, whatever came before."""
+    """Resizes a sequence of screens, remembering the last one. Each result depends on its own screen only."""
 
     def __init__(self) -> None:
         self._screen = np.zeros(SCREEN, np.uint8)
@@ -32,7 +32,7 @@ class ScreenResizer:
         self._tiles = np.zeros(NUM_TILES, bool)
 
     def resize(self, screen: Array, row: Array) -> None:
-        """Writes the frame of a contiguous screen into row."""
+        """Writes the frame [84, 84] of a contiguous screen [210, 160] into row."""
         np.not_equal(screen.reshape(-1).view(np.uint64), self._words, out=self._changed)
         words = self._changed.nonzero()[0]
         if len(words):

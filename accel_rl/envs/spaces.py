@@ -1,8 +1,8 @@
-"""What becomes of gymnasium's spaces: observations are rows of one array, actions arrive as the environment wants them.
+"""Translates between gymnasium's spaces and arrays: observations become rows, actions what the environment expects.
 
 Supported observations: Box and Discrete as they are, pictures with their channels first; MultiDiscrete, MultiBinary,
 and Dict and Tuple of all these as one flat float32 row, by gymnasium's own rules (`gymnasium.spaces.flatten`: parts in
-the space's order, numbers of finite choices one-hot). Supported actions: Discrete, MultiDiscrete, MultiBinary, Box.
+the space's order, finite choices one-hot). Supported actions: Discrete, MultiDiscrete, MultiBinary, Box.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,9 +23,9 @@ _NESTED = (spaces.Dict, spaces.Tuple)
 
 
 class Part(NamedTuple):
-    """A space without parts of its own, and which numbers of the flat row it is.
+    """A space without parts of its own, and the numbers of the flat row that belong to it.
 
-    name: "camera", "arm/joints", or of a Tuple's parts their index; "" for a space that has no parts."""
+    name: "camera", "arm/joints", or a number for a Tuple's parts; "" for a space that has no parts."""
 
     name: str
     space: Space
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def parts_of(space: Space) -> list[Part]:
-    """The parts of a space, in the order in which the flat row has them."""
+    """Returns the parts of a space, in the order in which they stand in the flat row."""
     parts, start = [], 0
     for name, leaf in _leaves(space):
         width = spaces.flatdim(leaf)
@@ -57,17 +57,18 @@ def _join(name: str, key: Any) -> str:
 
 
 def is_picture(space: Space) -> bool:
+    """Returns whether observations are uint8 arrays with three axes."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
 
 
 def is_channels_last(space: Space) -> bool:
-    """Pictures [H, W, C] have their shortest axis last; in doubt they are taken for such."""
+    """Returns whether observations are pictures [H, W, C]; assumed unless the first axis is the shortest one."""
     shape = tuple(space.shape or ())
     return is_picture(space) and not shape[0] < min(shape[1:])
 
 
 def check_observation_space(space: Space, env_id: str) -> None:
-    """Raises UsageError for a space that is not supported, or shows nothing."""
+    """Raises UsageError for a space that is not supported or holds no number."""
     leaves = _leaves(space)
     for name, leaf in leaves:
         where = f" (part {name!r})" if name else ""
@@ -84,7 +85,7 @@ def check_observation_space(space: Space, env_id: str) -> None:
 
 
 def check_action_space(space: Space, env_id: str) -> None:
-    """Raises UsageError for a space that is not supported, or leaves nothing to choose."""
+    """Raises UsageError for a space that is not supported or leaves nothing to choose."""
     if not isinstance(space, _LEAVES):
         raise UsageError(
             f"{env_id}: actions of type {type(space).__name__} are not supported; "
@@ -100,12 +101,12 @@ def check_action_space(space: Space, env_id: str) -> None:
 
 
 def is_flattened(space: Space) -> bool:
-    """Whether such observations become one flat float32 row."""
+    """Returns whether such observations become one flat float32 row."""
     return not isinstance(space, spaces.Box | spaces.Discrete)
 
 
 def row_space(space: Space) -> Space:
-    """The space of the rows that observations become (see `to_row`)."""
+    """Returns the space of the rows that observations become (see `to_row`)."""
     if is_channels_last(space):
         assert isinstance(space, spaces.Box)
         return spaces.Box(np.moveaxis(space.low, 2, 0), np.moveaxis(space.high, 2, 0), dtype=np.uint8)
@@ -118,7 +119,7 @@ def row_space(space: Space) -> Space:
 
 
 def to_row(observation: Any, space: Space) -> NDArray[Any]:
-    """An environment's observation as networks see it: flat, or a picture with its channels first."""
+    """Returns an environment's observation as networks see it: flat, or a picture with its channels first."""
     if is_flattened(space):
         return np.asarray(spaces.flatten(space, observation))
     array = np.asarray(observation)
@@ -126,28 +127,28 @@ def to_row(observation: Any, space: Space) -> NDArray[Any]:
 
 
 def unbatch(observations: Any, space: Space) -> list[Any]:
-    """The single observations of a batch: arrays with one axis more, for Dict and Tuple within each part.
+    """Returns the observations of a batch: arrays with one more axis, in a Dict or Tuple within each part.
 
-    Raises ValueError, with what is wrong, if it is no batch of such observations."""
+    Raises ValueError, whose message says what is wrong, if this is no batch of such observations."""
     first, leaf = observations, space
     while isinstance(leaf, _NESTED):
         key, leaf = next(iter(_children(leaf)))
         if not isinstance(first, Mapping | tuple | list) or (isinstance(first, Mapping) and key not in first):
-            raise ValueError(misfit(observations, space))
+            raise ValueError(find_mismatch(observations, space))
         first = first[key]
     if np.ndim(first) != len(leaf.shape or ()) + 1 or not len(first):
-        raise ValueError(misfit(observations, space) or " is empty")
+        raise ValueError(find_mismatch(observations, space) or " is empty")
     batched = batch_space(space, len(first))
-    problem = misfit(observations, batched)
+    problem = find_mismatch(observations, batched)
     if problem:
         raise ValueError(problem)
     return list(iterate(batched, observations))
 
 
-def misfit(observation: Any, space: Space, name: str = "") -> str | None:
-    """What is wrong with an observation's structure, shapes and types; None if nothing is.
+def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:
+    """Returns what is wrong with an observation's structure, shapes and types, or None.
 
-    Neither the bounds of a Box nor whether its numbers are finite: that is seen faster in the row."""
+    The bounds of a Box, and whether its numbers are finite, are not checked here: that is faster in the row."""
     if not isinstance(space, _NESTED):
         return _leaf_misfit(observation, space, name)
     names = space.spaces.keys() if isinstance(space, spaces.Dict) else range(len(space.spaces))
@@ -157,7 +158,7 @@ def misfit(observation: Any, space: Space, name: str = "") -> str | None:
     if found != names:
         return f"{_part(name)} has the parts {[*found]}, but the declared space says {[*names]}"
     for key, child in _children(space):
-        problem = misfit(observation[key], child, _join(name, key))
+        problem = find_mismatch(observation[key], child, _join(name, key))
         if problem:
             return problem
     return None
@@ -188,16 +189,16 @@ def _part(name: str) -> str:
 
 
 def wrong_part(wrong: NDArray[np.bool_], space: Space) -> str:
-    """Which part of an observation has the numbers of its row that are marked as wrong."""
+    """Returns, as text, the first part of an observation with numbers that are marked as wrong in its row."""
     if not is_flattened(space):
         return ""
     return next(_part(part.name) for part in parts_of(space) if wrong[part.columns].any())
 
 
-def to_env(action: Any, space: Space) -> Any:
-    """A policy's action, or a batch of them, as the environment takes it: its numbering, type and bounds.
+def to_env_action(action: Any, space: Space) -> Any:
+    """Returns a policy's action, or a batch of them, as the environment takes it: its numbering, type and bounds.
 
-    Only what is sent is clipped: the log-probability is that of the action that was chosen."""
+    Only what is sent is clipped; log-probabilities are those of the action that was chosen."""
     if isinstance(space, spaces.Discrete):
         return action + space.start
     if isinstance(space, spaces.Box):
@@ -205,6 +206,6 @@ def to_env(action: Any, space: Space) -> Any:
     return np.asarray(action + getattr(space, "start", 0), space.dtype)
 
 
-def from_env(action: Any, space: Space) -> Any:
-    """An element of the action space, as a policy would have chosen it."""
+def from_env_action(action: Any, space: Space) -> Any:
+    """Returns an element of the action space as a policy would have chosen it."""
     return action - getattr(space, "start", 0)

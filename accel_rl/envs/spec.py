@@ -1,4 +1,4 @@
-"""What the rest of the framework knows about an environment, and what a simulator has to offer.
+"""What the rest of the framework knows about an environment, and the interface of a simulator.
 
 Glossary of shapes: T steps of a rollout, B environments, S frames in a stack, H x W one frame, D action dimensions.
 """
@@ -15,12 +15,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """The observation that a simulator writes, and the action that it takes.
+    """The observations that a simulator writes, and the actions that it takes.
 
-    observation_space: of what is written at each step: a frame [H, W] where frame_stack > 0, else all that is seen.
-    frame_stack: the network sees that many newest frames, oldest first; 0 if observations are complete as they are.
-    nested_space: the environment's own space where flat rows are made of it (see envs/spaces.py); `parts_of` tells
-        which numbers of a row are which part.
+    observation_space: of what is written at each step: a frame [H, W] if frame_stack > 0, else the whole observation.
+    frame_stack: the network sees this many newest frames, oldest first; 0: observations are complete as they are.
+    nested_space: the environment's own space, if its observations become flat rows (see envs/spaces.py); `parts_of`
+        returns which numbers of a row belong to which part.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -39,7 +39,7 @@ class EnvSpec:
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of what the network sees, without the batch."""
+        """Shape of what the network sees, without the batch dimension."""
         return (self.frame_stack, *self.row_shape) if self.frame_stack else self.row_shape
 
     @property
@@ -48,7 +48,7 @@ class EnvSpec:
 
     @property
     def is_numbers(self) -> bool:
-        """Observations are plain numbers, whose scale may be anything: no picture, no choice, nothing nested."""
+        """Whether observations are plain numbers of any scale: no picture, no discrete choice, nothing nested."""
         is_picture = self.row_dtype == np.uint8 and len(self.observation_shape) > 1
         is_box = isinstance(self.observation_space, gymnasium.spaces.Box)
         return is_box and not is_picture and self.nested_space is None
@@ -66,7 +66,8 @@ class EnvSpec:
 class EnvConfig:
     """Names one kind of environment, so that a worker process can build it.
 
-    env_id: an Atari game, a gymnasium id or `package.module:factory`; options: keyword arguments for it.
+    env_id: an Atari game, a gymnasium id or `package.module:factory`. preset: of Atari games. options: keyword
+        arguments.
     """
 
     env_id: str
@@ -77,8 +78,8 @@ class EnvConfig:
 class Outcome(NamedTuple):
     """What one step of one environment did.
 
-    reward is what the learner sees; score is the raw reward. terminated: the learner's episode is over (a lost life
-    may be enough). truncated: cut by a limit, the observation is the true last one. game_over: reset before going on.
+    reward: what the learner sees. score: the raw reward. terminated: the learner's episode is over (a lost life may be
+        enough). truncated: a limit cut it; the observation is the true last one. game_over: the next call is `reset`.
     """
 
     reward: float
@@ -89,7 +90,7 @@ class Outcome(NamedTuple):
 
 
 class Simulator(Protocol):
-    """One environment that writes its newest frame or observation into a given row [row_shape]."""
+    """Simulates one environment, writing its newest frame or observation into a given row [row_shape]."""
 
     spec: EnvSpec
 
@@ -97,12 +98,12 @@ class Simulator(Protocol):
         """Starts a new game and writes its first frame or observation."""
 
     def step(self, action: Any, row: Array) -> Outcome:
-        """Takes one step and writes what is then seen: after a lost life the first frame of the next one."""
+        """Takes one step and writes what is seen after it; after a lost life, that is the next life's first frame."""
 
     def get_state(self) -> Any:
-        """Everything that decides the future, picklable; None if this environment can't tell (it then restarts)."""
+        """Returns everything that decides the future, picklable, or None if this environment cannot save its state."""
 
     def set_state(self, state: Any) -> None:
-        """Goes on exactly where get_state was called."""
+        """Continues exactly where get_state was called."""
 
     def close(self) -> None: ...

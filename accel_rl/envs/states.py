@@ -1,8 +1,8 @@
-"""States of gymnasium environments: what has to be kept so that a resumed run takes the same course.
+"""States of gymnasium environments: what must be saved so that a resumed run continues exactly.
 
-By order of preference: the environment's own `get_state` and `set_state`; MuJoCo's simulation data with the other
-attributes of the environment (its pickle would begin anew); the pickle of the whole. The latter two are tried out
-before they are trusted.
+In order of preference: the environment's own `get_state` and `set_state`; MuJoCo's simulation data with the other
+attributes of the environment (its pickle would start over); a pickle of the whole environment. The latter two are
+tested before they are trusted.
 """
 
 import pickle
@@ -19,16 +19,17 @@ State = dict[str, Any]
 
 
 def has_hook(env: Env) -> bool:
+    """Returns whether the environment saves and restores its state itself."""
     return hasattr(env.unwrapped, "get_state") and hasattr(env.unwrapped, "set_state")
 
 
 def capture(env: Env) -> State:
-    """Everything that decides env's future; raises whatever an environment that can't be pickled does."""
+    """Returns everything that decides env's future; raises what pickling raises if it cannot be pickled."""
     inner: Any = env.unwrapped
     if has_hook(env):
         return {"hook": inner.get_state(), "wrappers": pickle.dumps(_wrapper_states(env))}
     if _is_mujoco(inner):
-        data = zlib.compress(pickle.dumps(inner.data), 1)  # from 700 KB to 35
+        data = zlib.compress(pickle.dumps(inner.data), 1)  # from 700 KB to 35 KB
         attributes = {name: value for name, value in vars(inner).items() if name not in _MUJOCO_OBJECTS}
         return {
             "mujoco": data,
@@ -38,14 +39,14 @@ def capture(env: Env) -> State:
     return {"pickle": pickle.dumps(env)}
 
 
-def restore(state: State, same_kind: Callable[[], Env]) -> Env:
-    """An environment in that state: the one that same_kind() gives, or a new one."""
+def restore(state: State, get_env: Callable[[], Env]) -> Env:
+    """Returns an environment in that state: the one that get_env() returns, of the same kind, or a new one."""
     if "pickle" in state:
         unpickled: Env = pickle.loads(state["pickle"])
         return unpickled
-    env = same_kind()
+    env = get_env()
     inner: Any = env.unwrapped
-    env.reset(seed=0)  # wrappers want to have seen a reset
+    env.reset(seed=0)  # some wrappers require a reset before anything else
     if "hook" in state:
         inner.set_state(state["hook"])
     else:
@@ -59,7 +60,7 @@ def restore(state: State, same_kind: Callable[[], Env]) -> Env:
 
 
 def is_exact(build: Callable[[], Env]) -> bool:
-    """True if an environment and one restored from its state take the same course."""
+    """Returns whether an environment and one restored from its state continue equally."""
     original = build()
     try:
         original.reset(seed=0)
@@ -67,17 +68,17 @@ def is_exact(build: Callable[[], Env]) -> bool:
         original.step(original.action_space.sample())
         copy = restore(capture(original), build)
         try:
-            return _same_course(original, copy)
+            return _continue_equally(original, copy)
         finally:
             copy.close()
-    except Exception:  # whatever keeps it from being pickled: then it has no state to offer
+    except Exception:  # an environment that cannot be pickled may raise anything
         return False
     finally:
         original.close()
 
 
-def _same_course(first: Env, second: Env, num_steps: int = 5) -> bool:
-    """Whether two environments show the same in some steps and in the episode after."""
+def _continue_equally(first: Env, second: Env, num_steps: int = 5) -> bool:
+    """Returns whether two environments return the same in a few steps and after the next reset."""
     for _ in range(num_steps):
         action = first.action_space.sample()
         one, other = first.step(action)[:4], second.step(action)[:4]
@@ -88,16 +89,16 @@ def _same_course(first: Env, second: Env, num_steps: int = 5) -> bool:
     return data_equivalence(first.reset()[0], second.reset()[0], exact=True)
 
 
-_MUJOCO_OBJECTS = ("model", "data", "mujoco_renderer")  # the model is the same in all of a kind
+_MUJOCO_OBJECTS = ("model", "data", "mujoco_renderer")  # the model is the same for all of a kind
 
 
 def _is_mujoco(env: Any) -> bool:
-    module = sys.modules.get("gymnasium.envs.mujoco.mujoco_env")  # not imported: who has no such environment needs none
+    module = sys.modules.get("gymnasium.envs.mujoco.mujoco_env")  # not imported here: it is slow
     return module is not None and isinstance(env, module.MujocoEnv)
 
 
 def _wrappers(env: Env) -> list[gymnasium.Wrapper[Any, Any, Any, Any]]:
-    """From the outermost one inwards; a time limit counts its steps in there."""
+    """Returns env's wrappers, outermost first: they have state, too, such as a time limit's step counter."""
     wrappers = []
     while isinstance(env, gymnasium.Wrapper):
         wrappers.append(env)

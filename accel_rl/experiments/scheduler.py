@@ -28,7 +28,7 @@ from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.devices import find_devices, gpu_node
 from accel_rl.hardware.placement import divide
 from accel_rl.hardware.signals import StopSignal, stop_with_parent
-from accel_rl.hardware.topology import Cpus, Machine, read_machine, show_cpus
+from accel_rl.hardware.topology import Cpus, CpuTopology, read_topology, show_cpus
 from accel_rl.training import finite_guard
 from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
@@ -101,7 +101,7 @@ def run_experiment(
     if not only_report:
         share = any(combination.settings.get("share_processors") for combination in experiment.combinations)
         found = find_devices(devices, learners_per_gpu)[::learners_per_gpu]
-        slots = make_slots(found, read_machine(cpus), share)
+        slots = make_slots(found, read_topology(cpus), share)
         configs = resolve_all(experiment, slots, learners_per_gpu)
         with _only_one(folder):
             tasks = [look_at(run, folder / run.name, config) for run, config in configs]
@@ -137,7 +137,7 @@ def _only_one(folder: Path) -> Iterator[None]:
 # ---- devices and processors ----
 
 
-def make_slots(devices: Sequence[str], machine: Machine, share: bool = False) -> list[Slot]:
+def make_slots(devices: Sequence[str], machine: CpuTopology, share: bool = False) -> list[Slot]:
     """Every device with its part of the machine, as the learners of one run on all of them would have it (see divide).
 
     None where nothing can be pinned, and for a single device with the whole machine."""

@@ -12,7 +12,7 @@ PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "
 
 
 def describe_machine() -> dict[str, Any]:
-    """Names the machine, as far as this process may use it: figures mean nothing without it."""
+    """Returns what figures depend on: CPU, cores that this process may use, GPUs, versions of Python and packages."""
     model = platform.processor() or platform.machine()
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -37,6 +37,7 @@ def _version(package: str) -> str | None:
 
 
 def format_machine(machine: dict[str, Any]) -> str:
+    """Returns describe_machine's result as one line of text."""
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     return f"{machine['cpu']}, cores: {machine['cores']}, {gpus}; Python {machine['python']}, {packages}"

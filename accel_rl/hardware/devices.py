@@ -1,4 +1,4 @@
-"""Which devices a setting names, and memory that a GPU reads directly."""
+"""Finds the devices that a setting names, and pins memory so that a GPU reads it directly."""
 
 import logging
 from collections import Counter
@@ -14,7 +14,9 @@ logger = logging.getLogger("accel_rl")
 
 
 def find_device(name: str, setting: str = "device") -> str:
-    """What the name stands for. Raises UsageError if it is none, or there is no such GPU here."""
+    """Returns the device that a name stands for (auto: the first GPU, or the CPU).
+
+    Raises UsageError if it is no device's name, or if there is no such GPU here. setting: names it in errors."""
     import torch
 
     if name == "auto":
@@ -33,11 +35,11 @@ def find_device(name: str, setting: str = "device") -> str:
 
 
 def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) -> tuple[str, ...]:
-    """The device of each learner, by rank: cpu as often as it is named, or each of the GPUs learners_per_gpu times.
+    """Returns each learner's device, by rank: cpu as often as it is named, or each of the GPUs learners_per_gpu times.
 
     GPUs are named as in cuda:0,cuda:2 or cuda:0-3 or 0-3, or as all; auto is the first one, or cpu where there is none.
-    They are numbered by torch: where CUDA_VISIBLE_DEVICES is set, 0 is the first of those that it lists. What this
-    function returned, it returns again. Raises UsageError for anything else, and for GPUs that are not here."""
+    PyTorch numbers them: where CUDA_VISIBLE_DEVICES is set, 0 is the first of those that it lists. The function returns
+    its own results unchanged. Raises UsageError for anything else, and for GPUs that are not here."""
     text = names if isinstance(names, str) else ",".join(map(str, names))
     shown, words = f"devices={text!r}", [word.strip() for word in text.split(",")]
     if learners_per_gpu < 1:
@@ -66,7 +68,7 @@ def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) ->
 
 
 def _find_gpus(words: list[str], shown: str) -> list[int]:
-    """The numbers of the GPUs that the words name, in their order."""
+    """Returns the numbers of the GPUs that the words name, in their order."""
     num_gpus = _num_gpus()
     numbers = ["0" if word == "cuda" else word.removeprefix("cuda:") for word in words]
     try:
@@ -89,7 +91,7 @@ def _num_gpus() -> int:
 
 
 def gpu_node(device: str) -> int | None:
-    """The NUMA node that the GPU is attached to; None for the CPU, and where the system does not tell."""
+    """Returns the NUMA node that the GPU is attached to; None for the CPU, and where the system does not say."""
     import torch
 
     if device == "cpu":
@@ -104,18 +106,19 @@ def gpu_node(device: str) -> int | None:
 
 
 def pin(memory: SharedArrays) -> int | None:
-    """Lets the GPU read the shared memory directly; its address, or None where the system refuses."""
+    """Pins the shared memory, so that the GPU reads it directly; returns its address, or None if that failed."""
     import torch
 
     address, size = memory.address, memory.size
     error = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
     if int(error) != 0:
-        logger.warning("the shared memory can't be pinned (CUDA error %d): transfers are slower", int(error))
+        logger.warning("the shared memory cannot be pinned (CUDA error %d): transfers are slower", int(error))
         return None
     return address
 
 
 def unpin(address: int) -> None:
+    """Undoes `pin`."""
     import torch
 
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Which of the processors that there are each part of a run is given: decided from what it is told alone."""
+"""Decides which logical CPUs each part of a run uses, from the topology and the settings that it is given."""
 
 import contextlib
 import math
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from accel_rl.errors import UsageError
-from accel_rl.hardware.topology import Cpus, Machine, count, read_machine, show_cpus
+from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, show_cpus
 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
@@ -18,32 +18,37 @@ WORKERS_TO_KEEP = 0.75  # at least this share of them, when a core is reserved
 
 @dataclass(frozen=True)
 class Plan:
-    """Who runs where, in a run of num_envs environments. None: wherever the operating system puts it."""
+    """Which logical CPUs a learner's processes run on, with num_envs environments.
 
-    machine: Machine
+    worker_cpus: of each simulator process, in order; server_cpus: of this process, which chooses actions and learns.
+        None: wherever the operating system puts it.
+    sampling_threads, learning_threads: of PyTorch, on the CPU.
+    """
+
+    topology: CpuTopology
     num_envs: int
-    worker_cpus: tuple[int | None, ...]  # of each simulator process, in order
-    server_cpus: Cpus | None  # of this process, which chooses actions and learns
-    sampling_threads: int  # of torch, on the CPU
+    worker_cpus: tuple[int | None, ...]
+    server_cpus: Cpus | None
+    sampling_threads: int
     learning_threads: int
     warnings: tuple[str, ...] = ()
 
     @property
     def server_is_reserved(self) -> bool:
-        """Whether this process has processors that no worker has."""
+        """Whether this process has logical CPUs that no worker uses."""
         return bool(self.server_cpus and self.worker_cpus and not {*self.server_cpus} & {*self.worker_cpus})
 
     def lines(self) -> list[str]:
-        """For people to read: a line each on the processors, the workers, and this process."""
+        """Returns one line of text each on the logical CPUs, the workers, and this process."""
         return [
-            f"processors  {self.machine}",
+            f"CPUs        {self.topology}",
             f"workers     {self._workers()}",
             f"server      {self.server()}; "
             f"torch threads: {self.sampling_threads} sampling, {self.learning_threads} learning",
         ]
 
     def server(self) -> str:
-        """Where this process is."""
+        """Returns, as text, where this process runs."""
         if self.server_cpus is None:
             return "not pinned"
         return f"on {show_cpus(self.server_cpus)}{', reserved for it' if self.server_is_reserved else ''}"
@@ -61,7 +66,7 @@ class Plan:
 
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan]) -> list[str]:
-    """For people to read: the lines of the only learner's plan, or a line for each of several, by rank."""
+    """Returns the lines of the only learner's plan, or one line for each of several learners, by rank."""
     if len(plans) == 1:
         return plans[0].lines()
     width = max(map(len, devices))
@@ -72,7 +77,7 @@ def show_plans(devices: Sequence[str], plans: Sequence[Plan]) -> list[str]:
 
 
 def _show_part(plan: Plan) -> str:
-    nodes, num_workers = set(plan.machine.nodes), len(plan.worker_cpus)
+    nodes, num_workers = set(plan.topology.nodes), len(plan.worker_cpus)
     workers = f"{count(num_workers, 'worker')} {_on(plan.worker_cpus)}" if num_workers else "no workers"
     return (
         f"{'node' if len(nodes) == 1 else 'nodes'} {show_cpus(nodes)}: server {plan.server()}; "
@@ -81,7 +86,7 @@ def _show_part(plan: Plan) -> str:
 
 
 def make_plan(
-    machine: Machine,
+    topology: CpuTopology,
     num_envs: int,
     num_workers: int | None = None,
     *,
@@ -90,17 +95,17 @@ def make_plan(
     sampling_threads: int | None = None,
     learning_threads: int | None = None,
 ) -> Plan:
-    """The plan for a run whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: not known).
+    """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
-    num_workers (0: this process steps the environments) and the threads of torch are picked where None. With a GPU,
-    this process has a core of its own if there are enough; on the CPU, simulating and learning take turns on all, but
-    of two processors one is left to choose actions."""
-    plan, num_free = _place(machine, num_envs, num_workers, on_gpu, gpu_node, sampling_threads, learning_threads)
+    num_workers (0: this process steps the environments) and the numbers of threads are chosen here where they are None.
+    With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take turns
+    on all logical CPUs, but of two, one is left to choose actions."""
+    plan, num_free = _place(topology, num_envs, num_workers, on_gpu, gpu_node, sampling_threads, learning_threads)
     return replace(plan, warnings=_warnings(num_envs, num_workers, [num_free]))
 
 
 def make_plans(
-    machine: Machine,
+    topology: CpuTopology,
     num_envs_of_each: int,
     num_workers_of_each: int | None = None,
     *,
@@ -110,26 +115,26 @@ def make_plans(
     sampling_threads: int | None = None,
     learning_threads: int | None = None,
 ) -> tuple[Plan, ...]:
-    """The plans of a run's learners, each on its part of the machine (gpu_nodes, share: see divide), to which all its
-    threads are pinned if there are several. What else is picked is picked for each as by make_plan.
+    """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
 
-    The first plan has the warnings of all. They count environments and workers of the whole run."""
+    With several learners, all threads of each are pinned to its part. Everything else is chosen as by make_plan. The
+    first plan has the warnings, which count environments and workers of the whole run."""
     num_learners = len(gpu_nodes)
     placed = [
         _place(part, num_envs_of_each, num_workers_of_each, on_gpu, node, sampling_threads, learning_threads)
-        for part, node in zip(divide(machine, gpu_nodes, share), gpu_nodes, strict=True)
+        for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
     ]
     plans = [plan for plan, _ in placed]
-    if num_learners > machine.num_busy:
-        text = f"learners={num_learners} share {count(machine.num_busy, 'processor')}"
-        warnings: tuple[str, ...] = (f"{text}; {count(machine.num_busy, 'learner')} would have one each",)
+    if num_learners > topology.num_busy:
+        text = f"learners={num_learners} share {count(topology.num_busy, 'logical CPU')}"
+        warnings: tuple[str, ...] = (f"{text}; {count(topology.num_busy, 'learner')} would have one each",)
     else:
         warnings = _warnings(num_envs_of_each, num_workers_of_each, [num_free for _, num_free in placed])
     return (replace(plans[0], warnings=warnings), *plans[1:])
 
 
 def _place(
-    machine: Machine,
+    topology: CpuTopology,
     num_envs: int,
     num_workers: int | None,
     on_gpu: bool,
@@ -137,11 +142,11 @@ def _place(
     sampling_threads: int | None,
     learning_threads: int | None,
 ) -> tuple[Plan, int]:
-    """The plan, and how many processors it has for workers."""
-    server_cpus, cores, num_busy = machine.cpus if machine.chosen else None, list(machine.cores), machine.num_busy
-    if on_gpu and machine.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
-        core = machine.nodes.index(gpu_node) if gpu_node in machine.nodes else 0
-        num_left = min(num_busy - 1, len(machine.cpus) - len(cores[core]))
+    """Returns the plan, and the number of logical CPUs that it has for workers."""
+    server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
+    if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
+        core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
+        num_left = min(num_busy - 1, len(topology.cpus) - len(cores[core]))
         if num_workers is None:  # 64 environments divide over 16 workers, but not over 15: then the core is needed
             enough = default_workers(num_envs, num_left) >= WORKERS_TO_KEEP * default_workers(num_envs, num_busy)
         else:
@@ -155,11 +160,11 @@ def _place(
     cpus = _spread(cores)
     if num_workers is None:
         num_workers = default_workers(num_envs, num_busy)
-    num_threads = 1 if on_gpu else machine.num_busy  # beside a GPU there is next to nothing for them to do
+    num_threads = 1 if on_gpu else topology.num_busy  # with a GPU there is almost nothing for them to do
     plan = Plan(
-        machine,
+        topology,
         num_envs,
-        tuple(cpus[worker % len(cpus)] if machine.can_pin else None for worker in range(num_workers)),
+        tuple(cpus[worker % len(cpus)] if topology.can_pin else None for worker in range(num_workers)),
         server_cpus,
         sampling_threads or min(num_threads, MAX_SAMPLING_THREADS),
         learning_threads or min(num_threads, MAX_LEARNING_THREADS),
@@ -168,8 +173,8 @@ def _place(
 
 
 def _warnings(num_envs: int, num_workers: int | None, num_free: list[int]) -> tuple[str, ...]:
-    """What to say of idle or shared processors to learners of so many environments and workers each (None: by default),
-    which have num_free processors for them."""
+    """Returns warnings about idle or shared logical CPUs. num_envs, num_workers (None: by default): of each learner;
+    num_free: the logical CPUs that each learner has for workers."""
     num_learners, total = len(num_free), sum(num_free)
     picked = [default_workers(num_envs, num) for num in num_free]
     if num_workers is None:
@@ -177,73 +182,73 @@ def _warnings(num_envs: int, num_workers: int | None, num_free: list[int]) -> tu
         num_used = sum(default_workers(more, num) for num in num_free)
         if num_used <= sum(picked):
             return ()
-        text = f"envs={num_learners * num_envs} keep {sum(picked)} of {total} processors busy"
+        text = f"envs={num_learners * num_envs} keep {sum(picked)} of {total} logical CPUs busy"
         return (f"{text}; --envs {num_learners * more} would use {'them all' if num_used == total else num_used}",)
     if num_workers <= min(num_free):
         return ()
-    text = f"workers={num_learners * num_workers} share {count(total, 'processor')}"
+    text = f"workers={num_learners * num_workers} share {count(total, 'logical CPU')}"
     return (f"{text}; --workers {num_learners * min(picked)} would have one each",)
 
 
 def _spread(cores: list[Cpus]) -> list[int]:
-    """One processor of each core, then the second of each, ...: the order in which workers take them.
+    """Returns the first logical CPU of each core, then the second of each, ...: the order in which workers take them.
 
-    So few workers have cores of their own, and where each worker serves one group (the first half of them group 0), the
+    So a few workers have cores of their own. Where each worker serves one group (the first half of them group 0), the
     two groups are on sibling threads of the same cores: while one waits for actions, the other has the core."""
     most = max(map(len, cores))
     return [core[thread] for thread in range(most) for core in cores if thread < len(core)]
 
 
 def default_worker_cpus(num_workers: int) -> list[int | None]:
-    """The processor of each worker where nobody has made a plan."""
-    return list(make_plan(read_machine(), 2 * num_workers, num_workers).worker_cpus)
+    """Returns the logical CPU of each worker, for a sampler that was given none."""
+    return list(make_plan(read_topology(), 2 * num_workers, num_workers).worker_cpus)
 
 
 # ---- how several learners divide the machine ----
 
 
-def divide(machine: Machine, gpu_nodes: Sequence[int | None], share: bool = False) -> list[Machine]:
-    """The part of the machine that each of several learners gets: whole cores, as many as any other or one more.
+def divide(topology: CpuTopology, gpu_nodes: Sequence[int | None], share: bool = False) -> list[CpuTopology]:
+    """Returns each learner's part of the machine: whole cores, whose numbers differ by one at most.
 
-    They are on the NUMA node of the learner's GPU as far as that has cores enough, the others on the nearest nodes, by
-    number, that have idle ones; for None (no GPU, or not known) on as few nodes as possible, nodes in turn. With fewer
+    They are on the NUMA node of the learner's GPU while that has enough cores, else on the nearest nodes (by number)
+    that have idle ones. For None (no GPU, or unknown) they are on as few nodes as possible, nodes in turn. With fewer
     cores than learners, hardware threads are dealt out. A quota is divided evenly. A single learner has everything.
 
-    Raises UsageError for fewer processors, or less quota, than learners, unless they may share: then each has one
-    processor, in turn."""
+    Raises UsageError for fewer logical CPUs, or less quota, than learners, unless share: then each learner has one, in
+    turn."""
     num_learners = len(gpu_nodes)
     if num_learners == 1:
-        return [machine]
-    if num_learners > machine.num_busy and not share:
-        quota = "" if machine.quota is None else f" with a quota of {machine.quota:g}"
+        return [topology]
+    if num_learners > topology.num_busy and not share:
+        quota = "" if topology.quota is None else f" with a quota of {topology.quota:g}"
         raise UsageError(
-            f"learners={num_learners} need a processor each, but here are {machine.num_busy} (of "
-            f"{show_cpus(machine.cpus)}{quota}); use no more than {count(machine.num_busy, 'learner')}, "
+            f"learners={num_learners} need a logical CPU each, but there are {topology.num_busy} (of "
+            f"{show_cpus(topology.cpus)}{quota}); use no more than {count(topology.num_busy, 'learner')}, "
             "or --share-processors"
         )
-    homes = [node if node in machine.nodes else None for node in gpu_nodes]
-    parts = _deal(machine, homes) if num_learners <= len(machine.cpus) else _share(machine, homes)
-    return [_part(machine, part, home, num_learners) for part, home in zip(parts, homes, strict=True)]
+    homes = [node if node in topology.nodes else None for node in gpu_nodes]
+    parts = _deal(topology, homes) if num_learners <= len(topology.cpus) else _share(topology, homes)
+    return [_part(topology, part, home, num_learners) for part, home in zip(parts, homes, strict=True)]
 
 
-def _part(machine: Machine, cpus: set[int], home: int | None, num_learners: int) -> Machine:
-    """These processors of the machine, those at home first, where its few workers are then."""
-    cores = zip((tuple(cpu for cpu in core if cpu in cpus) for core in machine.cores), machine.nodes, strict=True)
+def _part(topology: CpuTopology, cpus: set[int], home: int | None, num_learners: int) -> CpuTopology:
+    """Returns these logical CPUs, those on the home node first, so that a few workers are there."""
+    cores = zip((tuple(cpu for cpu in core if cpu in cpus) for core in topology.cores), topology.nodes, strict=True)
     mine = sorted(((core, node) for core, node in cores if core), key=lambda core: core[1] != home)
     return replace(
-        machine,
+        topology,
         cores=tuple(core for core, _ in mine),
         nodes=tuple(node for _, node in mine),
-        quota=None if machine.quota is None else machine.quota / num_learners,
-        chosen=machine.can_pin,
+        quota=None if topology.quota is None else topology.quota / num_learners,
+        chosen=topology.can_pin,
     )
 
 
-def _deal(machine: Machine, homes: list[int | None]) -> list[set[int]]:
-    """The processors of each learner, none twice."""
-    idle: dict[int, list[Cpus]] = {node: [] for node in sorted(set(machine.nodes))}
-    for core, node in zip(machine.cores, machine.nodes, strict=True):
-        idle[node] += [core] if len(machine.cores) >= len(homes) else [(cpu,) for cpu in core]
+def _deal(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
+    """Returns the logical CPUs of each learner, none twice."""
+    idle: dict[int, list[Cpus]] = {node: [] for node in sorted(set(topology.nodes))}
+    for core, node in zip(topology.cores, topology.nodes, strict=True):
+        idle[node] += [core] if len(topology.cores) >= len(homes) else [(cpu,) for cpu in core]
     num_on = {node: len(pieces) for node, pieces in idle.items()}
     sizes = _sizes(homes, num_on)
     parts: list[list[Cpus]] = []
@@ -261,8 +266,8 @@ def _deal(machine: Machine, homes: list[int | None]) -> list[set[int]]:
 
 
 def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
-    """How many of the pieces on each node each learner gets. The odd ones go to learners at whose home they are, spread
-    over these: of two on each GPU, one has one more."""
+    """Returns how many pieces (cores, or threads) each learner gets. Odd ones go to learners on whose home node they
+    are, spread evenly: of two learners on each GPU, one has one more."""
     least, odd = divmod(sum(num_on.values()), len(homes))
     sizes = [least] * len(homes)
     for node, num in num_on.items():
@@ -277,7 +282,7 @@ def _sizes(homes: list[int | None], num_on: dict[int, int]) -> list[int]:
 
 
 def _next_node(idle: dict[int, list[Cpus]], home: int | None) -> int:
-    """Where a learner takes what it is missing: the nearest node to its home, or the idlest one."""
+    """Returns where a learner takes what it lacks: the node nearest to its home, or the one with most idle pieces."""
     nodes = [node for node in idle if idle[node]]
     return min(nodes, key=lambda node: -len(idle[node]) if home is None else abs(node - home))
 
@@ -287,13 +292,13 @@ def _take(pieces: list[Cpus], num: int) -> list[Cpus]:
     return taken
 
 
-def _share(machine: Machine, homes: list[int | None]) -> list[set[int]]:
-    """A processor for each learner, in turn, at its home if it has one."""
-    node_of = {cpu: node for core, node in zip(machine.cores, machine.nodes, strict=True) for cpu in core}
+def _share(topology: CpuTopology, homes: list[int | None]) -> list[set[int]]:
+    """Returns one logical CPU for each learner, in turn, on its home node if it has one."""
+    node_of = {cpu: node for core, node in zip(topology.cores, topology.nodes, strict=True) for cpu in core}
     num_on: Counter[int] = Counter()
     chosen = []
     for home in homes:
-        cpu = min((c for c in _spread(list(machine.cores)) if home in (None, node_of[c])), key=num_on.__getitem__)
+        cpu = min((c for c in _spread(list(topology.cores)) if home in (None, node_of[c])), key=num_on.__getitem__)
         num_on[cpu] += 1
         chosen.append({cpu})
     return chosen
@@ -303,17 +308,18 @@ def _share(machine: Machine, homes: list[int | None]) -> list[set[int]]:
 
 
 def divides_evenly(num_envs: int, num_workers: int) -> bool:
-    """Whether each worker has as many of each of the two groups, or each group as many workers."""
+    """Returns whether each worker can have equally many environments of both groups, or each group equally many
+    workers."""
     return num_envs % math.lcm(2, num_workers) == 0
 
 
 def serves_both_groups(num_envs: int, num_workers: int) -> bool:
-    """Whether each worker has environments of both groups; else the first half of the workers serves group 0."""
+    """Returns whether each worker has environments of both groups; else the first half of them serves group 0."""
     return num_envs % (2 * num_workers) == 0
 
 
 def default_workers(num_envs: int, num_cpus: int) -> int:
-    """One simulator process a processor if the environments divide over them, else fewer."""
+    """Returns num_cpus, or the largest smaller number of workers that the environments divide over."""
     return next((n for n in range(num_cpus, 1, -1) if divides_evenly(num_envs, n)), 1)
 
 
@@ -323,7 +329,7 @@ def _on(cpus: tuple[int | None, ...]) -> str:
 
 @contextlib.contextmanager
 def pinned(cpus: Cpus | None) -> Iterator[None]:
-    """Meanwhile every thread of this process is on the given processors, and whatever it starts. None: no change."""
+    """Pins every thread of this process, and what it starts, to logical CPUs while entered. None: changes nothing."""
     if cpus is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -337,5 +343,5 @@ def pinned(cpus: Cpus | None) -> Iterator[None]:
 
 def _pin_threads(cpus: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread), cpus)

@@ -1,4 +1,4 @@
-"""Memory and signals that processes share. Neither has a name, so nothing can be left behind by a killed run."""
+"""Memory and semaphores that processes share. Neither has a name, so a killed run leaves nothing behind."""
 
 import ctypes
 import mmap
@@ -16,7 +16,9 @@ ALIGNMENT = 64  # bytes: a cache line
 
 
 class SharedArrays:
-    """NumPy arrays in one anonymous piece of shared memory; other processes inherit its file descriptor."""
+    """Holds NumPy arrays in one anonymous piece of shared memory, whose file descriptor other processes inherit.
+
+    fd: that of an existing piece, which is mapped; None: a new piece, of zeros."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
         offsets, size = [], 0
@@ -32,15 +34,16 @@ class SharedArrays:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the whole piece [bytes]."""
         return len(self._memory)
 
     @property
     def address(self) -> int:
+        """Address in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def close(self) -> None:
-        """Gives the descriptor back, once; the memory itself goes when the last array does."""
+        """Closes the file descriptor; the memory itself is freed when the last array is."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -56,10 +59,10 @@ def _anonymous_file(size: int) -> int:
     return fd
 
 
-class Signal:
-    """Counts how often a fact has been announced and not yet been taken note of, across processes.
+class Semaphore:
+    """Counts tokens across processes; it is named for the fact that a token announces.
 
-    one_at_a_time: each `take` is of one announcement only, so that several processes can wait for the same signal.
+    one_at_a_time: each `try_acquire` takes a single token, so that several processes can wait for one semaphore.
     """
 
     def __init__(self, one_at_a_time: bool = False):
@@ -73,18 +76,18 @@ class Signal:
 
     @property
     def fd(self) -> int:
-        """Readable while an announcement is pending."""
+        """The file descriptor that is readable while there are tokens."""
         return self.fds[0]
 
-    def announce(self, count: int = 1) -> None:
-        """One system call, however many processes it wakes."""
+    def release(self, count: int = 1) -> None:
+        """Adds count tokens: one system call, however many processes it wakes."""
         if sys.platform == "linux":
             os.eventfd_write(self.fds[1], count)
         else:
             os.write(self.fds[1], b"x" * count)
 
-    def take(self) -> int:
-        """The number of announcements since the last call (0 or 1 if one at a time); never waits."""
+    def try_acquire(self) -> int:
+        """Takes all tokens that there are, or one of them if one_at_a_time, without waiting; returns how many."""
         try:
             if sys.platform == "linux":
                 return os.eventfd_read(self.fds[0])
@@ -97,9 +100,9 @@ class Signal:
             os.close(fd)
 
 
-def poller(*fds: int) -> "select.poll":
-    """Waits for any of the descriptors to become readable."""
-    poll = select.poll()
+def make_poller(*fds: int) -> "select.poll":
+    """Returns an object whose poll() waits until any of the file descriptors is readable."""
+    poller = select.poll()
     for fd in fds:
-        poll.register(fd, select.POLLIN)
-    return poll
+        poller.register(fd, select.POLLIN)
+    return poller

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: the first one asks, the second one insists. Child processes leave it to their parent."""
+"""SIGINT and SIGTERM: the first one asks a run to stop, the second one ends it. Child processes leave them to their
+parent."""
 
 import ctypes
 import os
@@ -10,11 +11,11 @@ from typing import Any
 
 
 class StopSignal:
-    """While entered: `received` is the signal that asked the run to stop, or None.
+    """Remembers, while entered, which signal asked the run to stop: `received`, or None.
 
-    Before the run can stop in good order (`patient` is False) a signal raises KeyboardInterrupt (SIGINT) or SystemExit
-    (SIGTERM) at once, and so does a second one at any time. Does nothing outside the main thread, where Python lets
-    nobody handle signals.
+    Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or SystemExit (SIGTERM) at once, since the run
+    cannot stop in good order yet; so does a second signal at any time. Outside the main thread, where Python allows no
+    signal handlers, this class does nothing.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class StopSignal:
         return self
 
     def ready(self) -> None:
-        """The run can stop in good order from now on."""
+        """Declares that the run can stop in good order from now on."""
         self.patient = True
 
     def __exit__(self, *_: object) -> None:
@@ -43,7 +44,7 @@ class StopSignal:
             self.leave()
 
     def leave(self) -> None:
-        """Raises what the received signal amounts to, if there was one."""
+        """Raises KeyboardInterrupt or SystemExit if a signal was received."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is not None:
@@ -54,17 +55,17 @@ class StopSignal:
 
 
 def leave_signals_to_parent() -> None:
-    """For a child process: only its parent decides when it ends, and when the parent's thread ends, it does, too.
+    """Makes a child process ignore SIGINT and SIGTERM, and be killed when its parent's thread ends.
 
-    Even if it never returns from an environment: the kernel kills it."""
+    The kernel kills it, even if it never returns from an environment."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _when_parent_ends(signal.SIGKILL)
 
 
 def stop_with_parent(parent: int) -> None:
-    """For a run that process `parent` has just forked: when that ends, however it does, this one is asked to stop."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler, which this process has until it is a run
+    """Makes a run that process `parent` has just forked receive SIGTERM when that process ends, however it does."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of the parent's handler, which was inherited
     _when_parent_ends(signal.SIGTERM)
     if os.getppid() != parent:
         signal.raise_signal(signal.SIGTERM)

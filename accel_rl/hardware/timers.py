@@ -1,4 +1,4 @@
-"""Time that a device spends on its work, without waiting for it."""
+"""Measures how long a device works, without waiting for it."""
 
 import time
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 
-class GpuClock:
-    """Seconds that a GPU has spent on what was enqueued under `with clock:`; on the CPU, seconds."""
+class DeviceTimer:
+    """Adds up the seconds that a GPU spends on what is enqueued within `with timer:`; on the CPU, the wall time."""
 
     def __init__(self, device: torch.device):
         self._device, self._seconds = device, 0.0
@@ -27,13 +27,13 @@ class GpuClock:
         return event
 
     def read(self) -> float:
-        """Since the last reading. Waits for the GPU."""
-        seconds = sum(_between(start, end) for start, end in self._events)
+        """Returns the seconds since the last call. Waits for the GPU."""
+        seconds = sum(_elapsed_s(start, end) for start, end in self._events)
         self._events = []
         return seconds
 
 
-def _between(start: Any, end: Any) -> float:
+def _elapsed_s(start: Any, end: Any) -> float:
     if isinstance(start, float):
         return float(end - start)
     end.synchronize()

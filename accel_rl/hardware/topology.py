@@ -1,4 +1,4 @@
-"""Which processors this process has: hardware threads, by the operating system's number; a core has one or more."""
+"""Which logical CPUs this process has: hardware threads, by the operating system's number; a core has one or more."""
 
 import math
 import os
@@ -13,15 +13,22 @@ Cpus = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The part of this machine that the run may use."""
+class CpuTopology:
+    """The logical CPUs that a run, or one of its learners, may use.
 
-    cores: tuple[Cpus, ...]  # the processors of each physical core; NUMA nodes take turns
-    nodes: tuple[int, ...]  # the NUMA node of each core
-    num_online: int  # processors in all
-    quota: float | None = None  # processor time in processors (`docker --cpus`, Kubernetes, SLURM); None: no limit
+    cores: the logical CPUs of each physical core; NUMA nodes take turns. nodes: the NUMA node of each core.
+    num_online: logical CPUs of the whole machine.
+    quota: CPU time per second of wall time (`docker --cpus`, Kubernetes, SLURM); None: no limit.
+    can_pin: the system can bind processes to logical CPUs.
+    chosen: a selection of those that the process may use, by name or as one learner's part; else all of them.
+    """
+
+    cores: tuple[Cpus, ...]
+    nodes: tuple[int, ...]
+    num_online: int
+    quota: float | None = None
     can_pin: bool = True
-    chosen: bool = False  # from among those that the process may use: by name, or as one learner's part
+    chosen: bool = False
 
     @property
     def cpus(self) -> Cpus:
@@ -29,7 +36,7 @@ class Machine:
 
     @property
     def num_busy(self) -> int:
-        """How many processors there is time for."""
+        """How many logical CPUs can be busy all the time: all of them, or fewer under a quota."""
         return len(self.cpus) if self.quota is None else min(len(self.cpus), max(1, int(self.quota + 0.5)))
 
     def __str__(self) -> str:
@@ -43,7 +50,7 @@ class Machine:
 
 
 def has_bf16(root: Path = Path("/")) -> bool:
-    """Whether these processors calculate in bfloat16 themselves, as far as /proc tells; others do it in float32."""
+    """Returns whether the CPU has bfloat16 instructions, according to /proc; without them float32 emulates bfloat16."""
     try:
         flags = (root / "proc/cpuinfo").read_text().split()
     except OSError:
@@ -51,15 +58,15 @@ def has_bf16(root: Path = Path("/")) -> bool:
     return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def read_machine(chosen: str = "all", root: Path = Path("/")) -> Machine:
-    """chosen: the processors to use, as in 0-7,16-23. Raises UsageError for those that this process may not use.
+def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
+    """Returns the logical CPUs that this process may use, or those `chosen` of them, as in 0-7,16-23.
 
-    root: where /sys and /proc are."""
+    Raises UsageError for chosen ones that this process may not use. root: where /sys and /proc are."""
     allowed = available_cpus()
     online = sorted({*_read_cpus(root / "sys/devices/system/cpu/online"), *allowed})
     can_pin = hasattr(os, "sched_setaffinity")
     if chosen != "all" and not can_pin:
-        raise UsageError(f"cpus={chosen!r}: processes can't be bound to processors on this system; leave it away")
+        raise UsageError(f"cpus={chosen!r}: this system cannot bind processes to logical CPUs; omit --cpus")
     cpus = allowed if chosen == "all" else _choose(chosen, allowed, online)
     folders = (root / "sys/devices/system/node").glob("node[0-9]*")
     node_of = {cpu: int(folder.name[4:]) for folder in folders for cpu in _read_cpus(folder / "cpulist")}
@@ -68,18 +75,18 @@ def read_machine(chosen: str = "all", root: Path = Path("/")) -> Machine:
         on_node.setdefault(node_of.get(core[0], 0), []).append(tuple(core))
     turns = sorted((turn, node) for node, cores in on_node.items() for turn in range(len(cores)))
     cores = tuple(on_node[node][turn] for turn, node in turns)
-    return Machine(cores, tuple(n for _, n in turns), len(online), read_quota(root), can_pin, chosen != "all")
+    return CpuTopology(cores, tuple(n for _, n in turns), len(online), read_quota(root), can_pin, chosen != "all")
 
 
 def available_cpus() -> list[int]:
-    """The processors that this process may run on (`taskset`, `docker --cpuset-cpus` and SLURM restrict them)."""
+    """Returns the logical CPUs that this process may run on (`taskset`, `docker --cpuset-cpus`, SLURM restrict them)."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
-    """The given processors, those of one core (its hyperthreads) together."""
+    """Groups logical CPUs by physical core: those of one core are its hardware threads."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in cpus:
         siblings = _read_cpus(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -88,7 +95,7 @@ def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
 
 
 def read_quota(root: Path = Path("/")) -> float | None:
-    """The least quota of processor time, in processors, of the control groups that this process is in; None: none."""
+    """Returns the smallest quota of CPU time of the control groups that this process is in, in CPUs; None: no limit."""
     try:
         groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
@@ -121,7 +128,7 @@ def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:
     try:
         cpus = parse_cpus(text)
     except ValueError:
-        raise UsageError(f"cpus={text!r} must be a list of processors as in 0-7,16-23, or all") from None
+        raise UsageError(f"cpus={text!r} must be a list of logical CPUs as in 0-7,16-23, or all") from None
     for known, what in ((online, "exist on this machine"), (allowed, "are allowed to this process")):
         if unknown := set(cpus) - set(known):
             raise UsageError(f"cpus={text!r}: of these, {show_cpus(unknown)} do not; {show_cpus(known)} {what}")
@@ -129,7 +136,7 @@ def _choose(text: str, allowed: list[int], online: list[int]) -> list[int]:
 
 
 def parse_cpus(text: str) -> list[int]:
-    """The processors of a list as in 0-3,8. Raises ValueError for anything else."""
+    """Returns the numbers of a list as in 0-3,8, sorted. Raises ValueError for anything else."""
     cpus: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*", part)
@@ -147,7 +154,7 @@ def _read_cpus(path: Path) -> list[int]:
 
 
 def show_cpus(cpus: Iterable[int]) -> str:
-    """As parse_cpus reads it: 0-3,8."""
+    """Returns numbers as parse_cpus reads them: 0-3,8."""
     known = set(cpus)
     firsts = [cpu for cpu in sorted(known) if cpu - 1 not in known]
     lasts = [cpu for cpu in sorted(known) if cpu + 1 not in known]
@@ -155,4 +162,5 @@ def show_cpus(cpus: Iterable[int]) -> str:
 
 
 def count(number: int, what: str) -> str:
+    """Returns, for example, "1 core" or "2 cores"."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ Every distribution has
     encoded_size, encode      an action as input of a network
 
 Probabilities and entropies are those of actions as they were chosen: what is sent to the environment may be clipped to
-its bounds (envs/spaces.py: to_env), which changes nothing here.
+its bounds (envs/spaces.py: to_env_action), which changes nothing here.
 """
 
 import math

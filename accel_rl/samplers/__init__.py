@@ -1,7 +1,7 @@
-"""Where experience comes from: SerialSampler (this process) and AlternatingSampler (simulator processes).
+"""Where experience comes from: SerialSampler steps environments in this process, AlternatingSampler in workers.
 
-Both take the same arguments and give the same Rollout, bit for bit. Loaded lazily: worker processes import this
-package, and must stay free of torch.
+Both take the same arguments and give the same Rollout, bit for bit. Names are loaded lazily, since worker processes
+import this package and must stay free of torch.
 """
 
 from typing import TYPE_CHECKING, Any

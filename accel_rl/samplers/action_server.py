@@ -1,6 +1,6 @@
-"""Serves actions to environments, and keeps what the learner needs of each step.
+"""Chooses the environments' actions, and keeps what the learner needs of each step.
 
-Here it acts on the CPU; device_server.py has what differs on a GPU.
+Here the policy acts on the CPU; gpu_action_server.py has what differs on a GPU.
 """
 
 import logging
@@ -16,18 +16,18 @@ from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, blank
 
 logger = logging.getLogger("accel_rl")
 
-# What a rollout consists of; only final_observation is looked at in few places.
+# The arrays that every rollout shows whole; final_observation is read only where an episode was truncated.
 PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "truncated", "valid")
 
 
 class ActionServer:
-    """Chooses the actions of T steps for B environments in two groups, from and into the arrays shared with them.
-    Of an odd number, group 0 has one more; there is no group of none.
+    """Chooses the actions of T steps for B environments in two groups, and stores them into the arrays that it shares
+    with the environments. With an odd B, group 0 has one more; with B = 1, there is one group.
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
-    rollout is the shared memory itself. window: rows in front of the rollout's, in which the last steps of those before
-    it stay, for `recent`; `arrays` has them, self.arrays does not. num_learners: of the run, which counts the steps of
-    all; each has B environments.
+    rollout is the shared memory itself. window: rows in front of the rollout's, which keep the last steps of earlier
+    rollouts for `recent`; `arrays` has them, self.arrays does not. num_learners: of the run, each with B environments;
+    steps are counted over all of them.
     """
 
     device = torch.device("cpu")
@@ -48,34 +48,34 @@ class ActionServer:
         self.groups = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
         self.history = max(spec.frame_stack - 1, 0)
         self.shared = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
-        # With the window's rows in front:
+        # With the window's rows in front.
         self._rows = {name: torch.from_numpy(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._policy_outputs: dict[str, Tensor] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
         self._restarts = self.arrays["restarts"].copy()  # at the end of the last rollout
-        # What each group sees and does at each step, as views made once: making one costs as much as using it.
+        # Views of what each group sees and does at each step, made once: making one costs as much as using it.
         self._chosen = [list(self.arrays["action"][:, columns]) for columns in self.groups]
         self._ages = [list(self.arrays["age"][:, columns]) for columns in self.groups]
         self._seen = [[self._view(t, columns) for t in range(self.horizon)] for columns in self.groups]
         self._blanked = [torch.zeros_like(seen[0], memory_format=torch.contiguous_format) for seen in self._seen]
-        self.steps_done = 0  # agent steps of the run before this rollout; the sampler may be told better
+        self.steps_done = 0  # agent steps of the run before this rollout; `collect` may be told another number
         self.bytes_moved = 0  # between host and device so far
-        self.gpu_s = 0.0  # that a GPU has worked on actions so far
+        self.gpu_s = 0.0  # seconds that a GPU has worked on actions so far
 
-    # ---- one rollout: begin; for each group T times bring, act and record, then bring; finish ----
+    # ---- one rollout: begin; for each group T times receive, act and record, then receive; finish ----
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
-        """Makes the last rows the first ones of the next rollout; before any environment writes to them."""
+        """Starts a rollout: the last rows become its first ones. Environments must not write before this returns."""
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
-        self.end_episodes(self._find_restarted())
+        self.truncate_restarted(self._find_restarted())
         self._carry_over()
         self._policy, self._greedy = policy, greedy
         if not greedy:
             noise = policy.draw_noise(self.horizon, self.num_envs, self.generator)
             self._noise = [noise[:, columns].unbind() for columns in self.groups]
 
-    def bring(self, group: int, t: int) -> None:
+    def receive(self, group: int, t: int) -> None:
         """Takes over the group's row t, which its environments have written: `act` and `recent` see it from now on."""
         if t > 0 and self._recurrent_inputs is not None:
             columns = self.groups[group]
@@ -101,22 +101,22 @@ class ActionServer:
             self._recurrent_inputs.previous_action[self.window + t + 1, columns] = action
 
     def finish(self) -> Rollout:
-        """After the last rows: the whole rollout, on the learner's device."""
-        self._end_lost_episodes(self.horizon)
+        """Returns the whole rollout on the learner's device, once both groups' last rows have been received."""
+        self._truncate_before_lost_steps(self.horizon)
         self._restarts = self.arrays["restarts"].copy()
         rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
         self.steps_done += self.horizon * self._steps_per_row
         return rollout
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
-        """The num_steps <= window + t steps before step t, of environments whose row t has been brought."""
-        self._end_lost_episodes(t)
+        """Returns the num_steps <= window + t steps before step t, of environments whose row t has been received."""
+        self._truncate_before_lost_steps(t)
         return self._rollout(self.window + t - num_steps, num_steps, envs, [])
 
     # ---- what differs on a GPU ----
 
     def _carry_over(self) -> None:
-        """The last rows of everything become the first ones."""
+        """Copies the last rows of everything to the front."""
         ended = self._rows["truncated"][self.horizon :]  # of the window
         self._rows["final_observation"][: self.window][ended] = self._rows["final_observation"][self.horizon :][ended]
         for rows in self._all_rows():
@@ -129,19 +129,19 @@ class ActionServer:
         return [*(self._rows[name] for name in PER_STEP), *self._policy_outputs.values(), *recurrent_inputs]
 
     def _make_recurrent_inputs(self, state_size: int) -> RecurrentInputs:
-        """Rows [window + T + 1, B, ...] of zeros; whether a game is new says the shared memory."""
+        """Returns rows [window + T + 1, B, ...] of zeros; is_first is the shared memory's `reset`."""
         num_rows, B, action = self.window + self.horizon + 1, self.num_envs, self._rows["action"]
         state, reward = torch.zeros(num_rows, B, state_size), torch.zeros(num_rows, B)
         return RecurrentInputs(state, action.new_zeros(num_rows, *action.shape[1:]), reward, self._rows["reset"])
 
     def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
-        """Some rows of an array, on the learner's device."""
+        """Returns rows of an array on the learner's device."""
         return self._rows[name][rows, envs]
 
     # ---- parts ----
 
     def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
-        """The steps from row `first` on, counted with the window."""
+        """Returns num_steps steps from row `first` on, where row 0 is the window's first."""
         steps, here = slice(first, first + num_steps), {}
         for name in PER_STEP:
             more = len(self._rows[name]) - self.window - self.horizon  # rows than steps
@@ -166,29 +166,29 @@ class ActionServer:
         )
 
     def _rows_of_output(self, name: str, value: Tensor) -> Tensor:
-        """Where values like this one are kept [window + T, B, ...]."""
+        """Returns where values like this one are kept: [window + T, B, ...], made at the first call."""
         if name not in self._policy_outputs:
             shape = (self.window + self.horizon, self.num_envs, *value.shape[1:])
             self._policy_outputs[name] = torch.zeros(shape, dtype=value.dtype, device=self.device)
         return self._policy_outputs[name]
 
     def _view(self, t: int, columns: slice) -> Tensor:
-        """What the network sees of row t [b, ...], were there no episode's start to blank."""
+        """Returns a view of what the network sees at row t [b, ...], frames of earlier episodes included."""
         rows = self.shared["observation"][t : t + self.history + 1, columns]
         return rows.transpose(0, 1) if self.spec.frame_stack else rows[0]
 
     def _observe(self, group: int, t: int) -> Tensor:
-        """What the network sees [b, ...]."""
+        """Returns what the network sees at row t [b, ...]."""
         age, seen = self._ages[group][t], self._seen[group][t]
         if not self.history or age.min() >= self.history:
             return seen
-        blanked = self._blanked[group].copy_(seen)  # not `blank`, which takes longer: the environments wait
+        blanked = self._blanked[group].copy_(seen)  # faster than `blank`: the environments wait
         for env in np.flatnonzero(age < self.history):
             blanked[env, : self.history - age[env]] = 0
         return blanked
 
     def _final_observations(self, here: dict[str, Tensor], steps: Tensor, envs: Tensor, newest: Tensor) -> Tensor:
-        """The complete last observations [K, ...]; all but their newest frame are still in the rows before."""
+        """Returns the complete final observations [K, ...]: the newest frames, after the rows before them."""
         if not len(steps):
             return newest.new_empty((0, *self.spec.observation_shape))
         if not self.spec.frame_stack:
@@ -202,7 +202,7 @@ class ActionServer:
         return [Game(int(e), float(s), int(n)) for e, s, n in zip(envs, score, length, strict=True)]
 
     def get_state(self) -> dict[str, Any]:
-        """At a pause: what the next rollout continues from."""
+        """Returns, between rollouts, what the next one continues from."""
         T = self.horizon
         return {
             "rows": {name: self._rows_here(name, slice(T, None), slice(None)).cpu().clone() for name in PER_STEP},
@@ -218,6 +218,7 @@ class ActionServer:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from get_state's result; noise starts anew if its generator was another device's."""
         T = self.horizon
         for name, rows in state["rows"].items():
             self._rows[name][T:] = rows
@@ -233,7 +234,8 @@ class ActionServer:
         if state["generator_device"] == self.generator.device.type:
             self.generator.set_state(state["generator"])
         else:
-            logger.warning("the policy's noise starts anew: its generator was one of a %s", state["generator_device"])
+            device = state["generator_device"]
+            logger.warning("the policy's noise starts anew: its generator was saved on another device (%s)", device)
         self.steps_done = state["steps_done"]
 
     def _find_restarted(self) -> Array:
@@ -241,12 +243,12 @@ class ActionServer:
         replaced: Array = self.arrays["restarts"] != self._restarts
         return replaced
 
-    def _end_lost_episodes(self, num_steps: int) -> None:
-        """Ends each episode whose next step, among the rollout's first num_steps, was lost.
+    def _truncate_before_lost_steps(self, num_steps: int) -> None:
+        """Truncates each episode whose next step, among the rollout's first num_steps, was lost.
 
-        A lost step is not valid although the step before it ended nothing. That step is truncated, and what was seen
-        after it is the final observation: the learner then has r + discount V, as at the end of a rollout. The step
-        before the rollout's first one is the window's last."""
+        A lost step is not valid, although the step before it did not end an episode. That one is truncated, with what
+        was seen after it as its final observation, so that the learner computes r + discount V, as at the end of a
+        rollout. Before the rollout's first step comes the window's last."""
         first = max(self.window - 1, 0)
         steps = slice(first, self.window + num_steps)
         valid, terminated, truncated = (self._rows[name][steps] for name in ("valid", "terminated", "truncated"))
@@ -257,7 +259,7 @@ class ActionServer:
             seen_after = self._rows["observation"][self.history + first + step + 1, env]
             self._rows["final_observation"][first + step, env] = seen_after
 
-    def end_episodes(self, restarted: Array | list[int]) -> None:
+    def truncate_restarted(self, restarted: Array | list[int]) -> None:
         """Truncates the last step of environments (by mask or index) that were started anew between two rollouts: the
         window still shows that step."""
         if not self.window:
@@ -269,11 +271,11 @@ class ActionServer:
         rows["final_observation"][-1, chosen] = rows["observation"][-1, chosen]
 
     def close(self) -> None:
-        pass
+        """Releases what the server holds besides memory."""
 
 
 def carry(rows: Tensor, horizon: int) -> None:
-    """The last rows become the first ones: as many as there are beyond the horizon."""
+    """Copies the rows beyond the horizon to the front."""
     kept = len(rows) - horizon
     if kept:
         rows[:kept] = rows[horizon:].clone() if horizon < kept else rows[horizon:]

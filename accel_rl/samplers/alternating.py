@@ -1,7 +1,7 @@
 """Synchronized batched sampling with two alternating groups of simulator processes (Stooke & Abbeel 2018, section 3).
 
-While one group of workers steps its environments, the other one's observations go through the network together. Read
-this file, then action_server.py (how actions are chosen) and worker.py (what the processes do).
+While one group of workers steps its environments, the other group's observations go through the network as one batch.
+Read this file, then action_server.py (how actions are chosen) and worker.py (what the processes do).
 """
 
 import time
@@ -18,21 +18,22 @@ from accel_rl.samplers.base import (
     EVALUATION_HORIZON,
     NO_HOOK,
     EnvsToUpdate,
-    Games,
+    GamesToPlay,
     OnStep,
     SamplerConfig,
     StepHook,
     noise_generator,
 )
+from accel_rl.samplers.env_arrays import EnvArrays
 from accel_rl.samplers.gpu_action_server import make_server
-from accel_rl.samplers.worker_pool import EnvArrays, WorkerPool
+from accel_rl.samplers.worker_pool import WorkerPool
 
 
 class AlternatingSampler:
-    """config.num_workers processes hold the environments; this process serves whichever group is ready.
+    """Steps environments in config.num_workers processes; this process serves the group that is ready first.
 
-    Raises UsageError or RunError if an environment can't be built, UsageError for no workers; every method that waits
-    raises RunError if a worker fails. `close` ends the workers.
+    Raises UsageError or RunError if an environment cannot be built, UsageError for config.num_workers=0. Every method
+    that waits raises RunError if a worker fails. `close` ends the workers.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class AlternatingSampler:
         device: str | torch.device = "cpu",
     ):
         if not config.num_workers:
-            raise UsageError("workers=0 must be at least 1, or use SerialSampler (--sampler serial)")
+            raise UsageError("workers=0 must be at least 1; use SerialSampler (--sampler serial) for no workers")
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         layout = rollout_layout(spec, config.horizon, config.num_envs, config.window)
@@ -52,7 +53,7 @@ class AlternatingSampler:
         evaluation = EnvArrays(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
         self._evaluation = evaluation
         self._server = self._make_server(train, noise_generator(batch, self.device))
-        self._envs = [train.envs(worker) for worker in range(config.num_workers)]  # of each worker
+        self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         if self.device.type == "cuda":
@@ -107,7 +108,7 @@ class AlternatingSampler:
         server.begin(policy, greedy)
         self.pool.begin()
         step = [0, 0]  # the row that each group announces next
-        due, held = hook.next_call(0, T, server.groups)  # no group goes beyond step `due` before the hook has run
+        due, held = hook.next_call(0, T, server.groups)  # no group is given actions beyond step `due` before the hook
         while step != [T + 1, T + 1]:
             start = time.perf_counter()
             behind = int(step[1] < step[0])
@@ -115,7 +116,7 @@ class AlternatingSampler:
             ready = time.perf_counter()
             self.seconds["env_wait"] += ready - start
             t = step[group]
-            server.bring(group, t)
+            server.receive(group, t)
             step[group] += 1
             if t < T and not (t == due and group in held):
                 self._act(server, group, t)
@@ -128,15 +129,15 @@ class AlternatingSampler:
                 self.seconds["inference"] += time.perf_counter() - learned
                 due, held = hook.next_call(due + 1, T, server.groups)
         self.pool.end()
-        self.seconds["action_wait"] = self.pool.waited_s
+        self.seconds["action_wait"] = self.pool.status.waited_s
         return server.finish()
 
     def _act(self, server: ActionServer, group: int, t: int) -> None:
         server.act(group, t)
-        self.pool.answer(group)
-        server.record()  # only now: the environments step already
+        self.pool.announce_actions(group)
+        server.record()  # last, while the environments step already
 
-    def evaluate(self, games: Games, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
+    def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         server = self._make_server(self._evaluation, noise_generator(self.batch, self.device, role))
         self.pool.open_evaluation(role)
@@ -149,8 +150,8 @@ class AlternatingSampler:
         states = self.pool.request("get_state")
         envs = {
             env: env_state
-            for of, worker in zip(self._envs, states, strict=True)
-            for env, env_state in zip(of, worker, strict=True)
+            for own_envs, own_states in zip(self._envs, states, strict=True)
+            for env, env_state in zip(own_envs, own_states, strict=True)
         }
         return {"server": self._server.get_state(), "envs": [envs[env] for env in range(self.config.num_envs)]}
 
@@ -158,8 +159,8 @@ class AlternatingSampler:
         self._started = True
         self._server.set_state(state["server"])
         parts = [[state["envs"][env] for env in envs] for envs in self._envs]
-        restarted = sorted(env for of in self.pool.request("set_state", parts) for env in of)
-        self._server.end_episodes(restarted)
+        restarted = sorted(env for own_envs in self.pool.request("set_state", parts) for env in own_envs)
+        self._server.truncate_restarted(restarted)
         return [self.batch.first_env + env for env in restarted]
 
     def close(self) -> None:

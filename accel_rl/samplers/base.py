@@ -1,4 +1,4 @@
-"""What both samplers do alike: their arguments, the generators of noise, and whole games for evaluation."""
+"""What the samplers have in common: their interface and settings, generators of noise, games for evaluation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import divides_evenly
 from accel_rl.rollout import Game, Rollout
 
-EVALUATION_HORIZON = 8  # steps between two looks at the finished games
-MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and some; other environments may never end
+EVALUATION_HORIZON = 8  # steps between two checks for finished games
+MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and a margin; other environments may never end
 
 OnStep = Callable[[int], None]
 EnvsToUpdate = Callable[[int], slice | None]
@@ -51,22 +51,22 @@ NO_HOOK = StepHook()
 class SamplerConfig:
     """num_envs environments in two groups, stepped by num_workers processes.
 
-    Each worker has as many environments of each group; where they do not divide so, the first half of the workers
-    serves group 0. Raises UsageError where they divide in neither way. num_workers=0, for SerialSampler alone: any
-    number of environments, group 0 has the larger half.
+    Each worker has equally many environments of both groups; where they do not divide like this, the first half of the
+    workers serves group 0 and the second half group 1. Raises UsageError where they divide in neither way.
+    num_workers=0, for SerialSampler alone: any number of environments; group 0 has the larger half.
     """
 
     num_envs: int
     horizon: int
     num_workers: int = 2
-    num_evaluation_envs: int | None = None  # as many as for training
+    num_evaluation_envs: int | None = None  # None: as many as for training
     env_timeout_s: float = 20.0
     env_build_timeout_s: float = 60.0
-    spin: bool = False  # the server has a processor of its own, and waits without sleeping
+    spin: bool = False  # the server has a logical CPU of its own, and waits without sleeping
     cuda_graphs: bool = True
-    window: int = 0  # steps of the rollouts before that are kept for `recent`
-    num_learners: int = 1  # of the run, each with as many environments
-    worker_cpus: tuple[int | None, ...] | None = None  # that each worker is pinned to; None: the default placement
+    window: int = 0  # steps of earlier rollouts that are kept for `recent`
+    num_learners: int = 1  # of the whole run, each with num_envs environments
+    worker_cpus: tuple[int | None, ...] | None = None  # logical CPU of each worker; None: the default placement
 
     def __post_init__(self) -> None:
         for name, least in (("num_envs", 1), ("horizon", 1), ("num_workers", 0), ("num_learners", 1)):
@@ -97,20 +97,22 @@ def _check_division(name: str, num_envs: int, num_workers: int) -> None:
 
 
 class Sampler(Protocol):
-    """Gives rollouts of config.horizon steps of all environments."""
+    """Collects rollouts of config.horizon steps of all environments.
+
+    seconds: wall time so far, by what it was spent on: "env_wait" (the server waits for environments), "inference"
+        (choosing actions), "action_wait" (workers wait for actions: their mean), on a GPU "gpu" (its work on actions).
+    """
 
     config: SamplerConfig
     seconds: dict[str, float]
-    """Wall time so far: "env_wait" (for environments), "inference" (choosing actions), "action_wait" (workers', for
-    actions: their mean), on a GPU "gpu" (its work on actions)."""
 
     @property
     def bytes_moved(self) -> int:
-        """Between host and GPU so far, for sampling."""
+        """Bytes moved between host and GPU for sampling so far."""
 
     @property
     def num_restarts(self) -> int:
-        """Training environments replaced by new ones so far (restart_on_error)."""
+        """How many training environments have been replaced by new ones so far (restart_on_error)."""
 
     def collect(
         self,
@@ -137,32 +139,38 @@ class Sampler(Protocol):
         have begun in earlier rollouts (config.window of their steps are kept). Steps before the very first one are not
         valid. The tensors are views of storage that is written again: they hold until on_step returns."""
 
-    def evaluate(self, games: "Games", index: int, greedy: bool, policy: Any = None) -> list[Game]:
-        """Whole games by environments and generators of their own; index: decides their seeds; policy: another one
-        than that which acts for training."""
+    def evaluate(self, games: "GamesToPlay", index: int, greedy: bool, policy: Any = None) -> list[Game]:
+        """Returns whole games, played with environments and generators of their own.
+
+        index: decides their seeds. greedy: actions are not sampled. policy: the one that plays; None: the one that acts
+        in training."""
 
     def get_state(self) -> dict[str, Any]:
-        """Between rollouts: everything that the next rollout depends on, but for the policy."""
+        """Returns, between rollouts, everything that the next rollout depends on except the policy."""
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        """Continues from get_state; returns the environments that had to be started anew, by index in the run."""
+        """Continues from get_state's result.
 
-    def close(self) -> None: ...
+        Returns the environments, by index in the run, that had to be started anew."""
+
+    def close(self) -> None:
+        """Ends all processes and releases all memory."""
 
 
 def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) -> torch.Generator:
-    """The generator of the policy's noise, independent of those of the environments and of the other learners'."""
+    """Returns the generator of the policy's noise, independent of the environments' and of other learners'."""
     spawn_key = (role, config.first_env) if config.first_env else (role,)
     seed = int(np.random.SeedSequence(config.seed, spawn_key=spawn_key).generate_state(1, np.uint64)[0] >> 1)
     return torch.Generator(device).manual_seed(seed)
 
 
 @dataclass(frozen=True)
-class Games:
-    """Which whole games are played, and when to stop before.
+class GamesToPlay:
+    """Which whole games an evaluation plays: a number of episodes, or all that end within a number of steps.
 
-    Either `episodes`: the first ones of each environment, shared out evenly, so that short games are not counted more
-    often; none that lasts longer than MAX_GAME_STEPS. Or all that end within num_steps steps of all environments.
+    episodes: each environment plays equally many, its first ones, so that short games are not overrepresented; games
+        longer than MAX_GAME_STEPS are left out. num_steps: steps of all environments together; None: `episodes` counts.
+    stop: asked now and then; True ends the evaluation early.
     """
 
     episodes: int = 1
@@ -170,14 +178,15 @@ class Games:
     stop: Callable[[], bool] = lambda: False
 
     def play(self, collect: Callable[[], Rollout], num_envs: int) -> list[Game]:
+        """Returns the games, from rollouts of EVALUATION_HORIZON steps."""
         if self.num_steps is None:
             quota = [self.episodes // num_envs + (env < self.episodes % num_envs) for env in range(num_envs)]
             budget = MAX_GAME_STEPS * max(quota)  # steps of each environment
         else:
             budget = max(1, self.num_steps // num_envs)
-            quota = [budget] * num_envs  # games: a game has a step at least
+            quota = [budget] * num_envs  # never reached: a game has at least one step
         played: list[Game] = []
-        steps, ended_at = 0, [0] * num_envs  # one game follows another
+        steps, ended_at = 0, [0] * num_envs  # games follow each other without a gap
         while any(quota) and steps < budget and not self.stop():
             for game in collect().games:
                 ended_at[game.env] += game.length

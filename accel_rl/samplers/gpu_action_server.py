@@ -1,9 +1,9 @@
-"""The action server of a network on a GPU.
+"""The action server of a policy on a GPU.
 
-The rollout lives there. For a step of a group, its newest frames go up, once, from shared memory that is pinned; the
-whole rest is one CUDA graph: assembling the stacks of frames, the network, choosing actions, and storing all that into
-the rollout at the group's own step counter, which the graph counts up, so that one graph does for all steps. The
-actions come back in one copy, for which the server waits. Each group has a stream of its own.
+The rollout lives on the GPU. For each step of a group, the newest frames are uploaded once, from pinned shared memory.
+Everything else is one CUDA graph: it assembles the stacks of frames, runs the network, chooses actions, and stores all
+of this into the rollout at the group's own step counter, which it increments, so that one graph serves all steps. The
+actions come back in one copy, for which the server waits. Each group has its own stream.
 """
 
 import contextlib
@@ -17,35 +17,35 @@ from torch import Tensor
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
-from accel_rl.hardware.timers import GpuClock
+from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, blank
 from accel_rl.samplers.action_server import PER_STEP, ActionServer
 
 logger = logging.getLogger("accel_rl")
 
-KEPT_HERE = ("observation", "age", "action")  # the rest of a rollout goes up when the learner wants it
+ON_DEVICE = ("observation", "age", "action")  # the rest of a rollout is uploaded when the learner asks for it
 
 
 class _Group:
-    """One group's place on the device."""
+    """What one group has on the device."""
 
     def __init__(self, columns: slice, device: torch.device):
         self.columns = columns
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)  # to be acted upon next
-        self.action: Tensor | None = None  # where the graph leaves the newest actions [b, ...]
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)  # the next step to act on
+        self.action: Tensor | None = None  # [b, ...]: where the graph leaves the newest actions
         self.graph: Any = None
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.clock = GpuClock(device)
+        self.timer = DeviceTimer(device)
 
     def on_stream(self) -> Any:
         return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
 
 
-class DeviceServer(ActionServer):
-    """Acts and stores on `device`; with graphs=False without CUDA graphs, operation by operation.
+class GpuActionServer(ActionServer):
+    """Acts and stores on `device`; graphs=False: operation by operation, without CUDA graphs.
 
-    shared_memory: what the arrays lie in, to be pinned. (On the CPU, where tests use it, there are neither graphs nor
-    streams; all else is the same.)
+    shared_memory: the memory that holds the arrays, which gets pinned. On the CPU, where tests use this class, there
+    are neither graphs nor streams; everything else is the same.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class DeviceServer(ActionServer):
         self.device = device
         self._pinned = pin(shared_memory) if shared_memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
-        self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in KEPT_HERE}
+        self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in ON_DEVICE}
         self._here = {name: rows[window:] for name, rows in self._kept.items()}
         self._history_rows = torch.arange(self.history + 1, device=device)
         self._noise_here: Tensor | None = None
         self._on_device = [_Group(columns, device) for columns in self.groups]
-        # The last row of the previous rollout is row 0 of this one, but for environments that show another one.
-        self._carried_reset: Array | None = None  # [B] bool, of that row; None: nothing was carried over
+        # Row 0 is the previous rollout's last row, except for environments that were rebuilt or reset in the pause.
+        self._carried_reset: Array | None = None  # [B] bool, of that last row; None: there is none
         self._restarted = np.zeros(self.num_envs, bool)
         self._has_last_rows = False
         self._is_warm = False
@@ -77,11 +77,11 @@ class DeviceServer(ActionServer):
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
         if self._uploaded:
-            self._uploaded.synchronize()  # what is about to be overwritten has gone up
+            self._uploaded.synchronize()  # the rows that are about to be overwritten are on the device
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
         self._restarted = self._find_restarted()
-        self.end_episodes(self._restarted)
+        self.truncate_restarted(self._restarted)
         self._carry_over()
         self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
         self._carried_reset = self.arrays["reset"][0].copy() if self._has_last_rows else None
@@ -96,18 +96,18 @@ class DeviceServer(ActionServer):
             self._capture()
 
     def _wait_for_learner(self) -> None:
-        """What the learner has enqueued comes before what the groups do from now on."""
+        """Orders what the groups enqueue from now on after what the learner has enqueued."""
         for group in self._on_device:
             if group.stream:
                 group.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _wait_for_groups(self) -> None:
-        """What the groups have brought comes before what the learner enqueues from now on."""
+        """Orders what the learner enqueues from now on after what the groups have uploaded."""
         for group in self._on_device:
             if group.stream:
                 torch.cuda.current_stream(self.device).wait_stream(group.stream)
 
-    def bring(self, group: int, t: int) -> None:
+    def receive(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
         with on_device.on_stream():
             if t > 0 or self._row_0_is_new(on_device.columns):
@@ -117,9 +117,9 @@ class DeviceServer(ActionServer):
 
     def act(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
-        self._wait_for_learner()  # it may have learned since the last step
+        self._wait_for_learner()  # parameters may have changed since the last step
         with on_device.on_stream():
-            with on_device.clock:
+            with on_device.timer:
                 if on_device.graph:
                     on_device.graph.replay()
                 else:
@@ -131,11 +131,11 @@ class DeviceServer(ActionServer):
             on_device.stream.synchronize()
 
     def record(self) -> None:
-        """Does nothing: `act` has stored all that there is to keep."""
+        """Does nothing: `act` has stored everything already."""
 
     def finish(self) -> Rollout:
         self._wait_for_groups()
-        self.gpu_s += sum(group.clock.read() for group in self._on_device)
+        self.gpu_s += sum(group.timer.read() for group in self._on_device)
         self._has_last_rows = self._is_warm = True
         return super().finish()
 
@@ -145,7 +145,7 @@ class DeviceServer(ActionServer):
 
     @torch.no_grad()
     def _act(self, group: _Group) -> None:
-        """The group's next step, without a look at any value: what is enqueued is the same for every step."""
+        """Enqueues the group's next step. It reads no value on the host, so that the same graph serves every step."""
         columns, step, W = group.columns, group.step, self.window
         frames = self._here["observation"][:, columns].index_select(0, step + self._history_rows)
         if self.spec.frame_stack:
@@ -175,15 +175,15 @@ class DeviceServer(ActionServer):
                 with torch.cuda.graph(graph, stream=group.stream):
                     self._act(group)
                 group.graph = graph
-            except RuntimeError as error:  # a network of the user's that looks at values, for example
-                logger.warning("the network can't be captured as a CUDA graph and acts without one: %s", error)
+            except RuntimeError as error:  # for example, a user's network that reads values on the host
+                logger.warning("the network cannot be captured as a CUDA graph and acts without one: %s", error)
                 self._use_graphs = False
                 for each in self._on_device:
                     each.graph = None
                 return
 
     def _row_0_is_new(self, columns: slice) -> bool:
-        """Whether row 0 differs from the last row of the previous rollout, which is here already."""
+        """Returns whether row 0 differs from the last row of the previous rollout, which is on the device already."""
         if self._carried_reset is None:
             return True
         changed = self.arrays["reset"][0, columns] != self._carried_reset[columns]
@@ -195,7 +195,7 @@ class DeviceServer(ActionServer):
         self.bytes_moved += newest.nbytes
 
     def _upload_recurrent_inputs(self, t: int, columns: slice) -> None:
-        """What a recurrent policy needs of the step before t."""
+        """Uploads what a recurrent policy needs of the step before t."""
         if self._recurrent_inputs is None:
             return
         row = self.window + t
@@ -230,7 +230,7 @@ class DeviceServer(ActionServer):
         super().set_state(state)
         for name, rows in self._kept.items():
             rows[self.horizon :] = state["rows"][name].to(self.device)
-        self._has_last_rows = False  # row 0 goes up again: environments that had to be started anew show another one
+        self._has_last_rows = False  # row 0 is uploaded again: environments that were started anew show another one
 
     def close(self) -> None:
         if self._pinned:
@@ -249,7 +249,7 @@ def make_server(
     graphs: bool = True,
     num_learners: int = 1,
 ) -> ActionServer:
-    """The one for this device."""
+    """Returns the action server for this device."""
     if device.type == "cpu":
         return ActionServer(spec, arrays, generator, window, num_learners)
-    return DeviceServer(spec, arrays, generator, device, window, shared_memory, graphs, num_learners)
+    return GpuActionServer(spec, arrays, generator, device, window, shared_memory, graphs, num_learners)

@@ -1,4 +1,4 @@
-"""The sampler without processes: the ground truth of the tests, and the one to put a breakpoint in."""
+"""The sampler without processes: the reference that tests compare with, and the one to set a breakpoint in."""
 
 import time
 from typing import Any
@@ -14,7 +14,7 @@ from accel_rl.samplers.base import (
     EVALUATION_HORIZON,
     NO_HOOK,
     EnvsToUpdate,
-    Games,
+    GamesToPlay,
     OnStep,
     SamplerConfig,
     StepHook,
@@ -24,7 +24,7 @@ from accel_rl.samplers.gpu_action_server import make_server
 
 
 class SerialSampler:
-    """Steps all environments in this process, one after the other; infers group by group like AlternatingSampler."""
+    """Steps all environments in this process, one after the other; acts group by group like AlternatingSampler."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class SerialSampler:
         server.begin(policy, greedy)
         envs.begin()
         for group in groups:
-            server.bring(group, 0)
+            server.receive(group, 0)
         due, held = hook.next_call(0, T, server.groups)
         for t in range(T):
             self._act(server, t, [group for group in groups if t < due or group not in held])
@@ -94,7 +94,7 @@ class SerialSampler:
             start = time.perf_counter()
             envs.step(t)
             for group in groups:
-                server.bring(group, t + 1)
+                server.receive(group, t + 1)
             self.seconds["env_wait"] += time.perf_counter() - start
         rollout = server.finish()
         envs.pause()
@@ -107,7 +107,7 @@ class SerialSampler:
             server.record()
         self.seconds["inference"] += time.perf_counter() - start
 
-    def evaluate(self, games: Games, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
+    def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         arrays = _arrays(self.spec, EVALUATION_HORIZON, self.config.evaluation_envs)
         server = self._make_server(arrays, noise_generator(self.batch, self.device, role))
@@ -125,7 +125,7 @@ class SerialSampler:
         self._started = True
         self._server.set_state(state["server"])
         restarted = self._envs.set_state(state["envs"])
-        self._server.end_episodes(restarted)
+        self._server.truncate_restarted(restarted)
         return [self.batch.first_env + env for env in restarted]
 
     def close(self) -> None:

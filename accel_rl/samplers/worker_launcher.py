@@ -1,9 +1,9 @@
-"""Starts simulator processes: a process that has imported what they need, and forks them. Imports no torch.
+"""Starts simulator processes: a process that has imported what they need forks them. Imports no torch.
 
-A worker forked from here is up in milliseconds and shares the imported code and the prepared start states with the
-others, where a process of its own start would take a fifth of a second and 30 MB. (The learner itself can't fork: it
-has threads.) Each request of the server's `Launcher` is answered; the end of file of its connection says that the
-server is gone: then whatever workers are left have EXIT_PATIENCE_S to go.
+A worker forked from it is up in milliseconds and shares the imported code and the prepared start states with the other
+workers; a process started from nothing would take a fifth of a second and 30 MB. (The learner itself cannot fork: it
+has threads.) Each request of the server's `Launcher` is answered. The end of file of its connection means that the
+server has gone: then the workers that are left have EXIT_PATIENCE_S to end.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ EXIT_PATIENCE_S = 2.0
 
 @dataclass
 class WorkerProcess:
-    """A worker, as the server sees it."""
+    """A worker as the server sees it."""
 
     pid: int
     control: "Connection[Any, Any]"
@@ -37,7 +37,9 @@ class WorkerProcess:
 
 
 class Launcher:
-    """The server's side. fds: what workers inherit. Raises RunError when the launching process has come to an end."""
+    """Starts, watches and ends workers through the launching process: the server's side of it.
+
+    fds: the file descriptors that workers inherit. Methods raise RunError when the launching process has ended."""
 
     def __init__(self, batch: BatchConfig, fds: list[int]):
         self._control, theirs = Pipe()
@@ -58,28 +60,37 @@ class Launcher:
         self._control.send(batch)
 
     def launch(self, setup: WorkerSetup) -> WorkerProcess:
+        """Starts a worker, which builds its environments and then sends ("done", None)."""
         ours, theirs = Pipe()
         try:
             self._control.send(("launch", setup))
             send_handle(self._control, theirs.fileno(), self._popen.pid)
         except OSError:
-            raise RunError(self._gone()) from None
+            raise RunError(self._exit_message()) from None
         theirs.close()
         return WorkerProcess(self._answer(), ours, setup)
 
     def status(self, process: WorkerProcess, patience_s: float = 0.0) -> int | None:
-        """The status that the worker has exited with, minus the signal that killed it; None while it lives."""
+        """Returns the worker's exit status (minus the number of the signal that killed it), or None if it still lives
+        after patience_s."""
         status: int | None = self._ask("status", process.pid, patience_s)
         return status
 
+    def describe_exit(self, process: WorkerProcess) -> str:
+        """Returns how a worker that has ended did so, as in "was killed by SIGKILL"."""
+        status = self.status(process, EXIT_PATIENCE_S)
+        if status and status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
+
     def kill(self, process: WorkerProcess) -> None:
-        """Ends the worker; it is gone when this returns."""
+        """Kills the worker, which has ended when this returns."""
         if self.status(process) is None:
             os.kill(process.pid, signal.SIGKILL)
             self.status(process, EXIT_PATIENCE_S)
 
     def close(self, processes: list[WorkerProcess], patience_s: float) -> None:
-        """Hangs up on all workers; those that have not left after that time are killed."""
+        """Hangs up on all workers; those that have not ended after patience_s are killed."""
         for process in processes:
             process.control.close()
         with contextlib.suppress(RunError):
@@ -91,20 +102,21 @@ class Launcher:
         try:
             self._control.send(request)
         except OSError:
-            raise RunError(self._gone()) from None
+            raise RunError(self._exit_message()) from None
         return self._answer()
 
     def _answer(self) -> Any:
         try:
             return self._control.recv()
         except (EOFError, OSError):
-            raise RunError(self._gone()) from None
+            raise RunError(self._exit_message()) from None
 
-    def _gone(self) -> str:
+    def _exit_message(self) -> str:
         return f"the process that starts the workers has ended with status {self._popen.wait()}"
 
 
 def main() -> None:
+    """Runs the launching process: forks workers on request until the server hangs up."""
     leave_signals_to_parent()
     faulthandler.enable()
     control: Connection[Any, Any] = Connection(int(sys.argv[1]))
@@ -112,7 +124,7 @@ def main() -> None:
     patience_s = EXIT_PATIENCE_S
     with contextlib.suppress(EOFError, OSError):
         prepare(control.recv())
-        gc.freeze()  # so that a worker's garbage collection does not copy what it shares
+        gc.freeze()  # or a worker's garbage collection would copy the pages that it shares
         while True:
             request, *arguments = control.recv()
             if request == "launch":
@@ -153,8 +165,8 @@ def _status(children: dict[int, int | None], pid: int, patience_s: float) -> int
 
 if __name__ == "__main__":
     main()
-    # For the launcher and its workers alike: in good order, but without taking the interpreter down piece by piece,
-    # which takes a worker 50 ms and makes ale-py report at length whatever was shared as leaked.
+    # For the launching process and its workers alike: without taking the interpreter down piece by piece, which takes
+    # a worker 50 ms and makes ale-py report everything that was shared as leaked.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

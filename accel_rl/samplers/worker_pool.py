@@ -1,13 +1,13 @@
-"""The server's side of the simulator processes: starts them, waits for them, and knows when one is in trouble.
+"""The server's side of the simulator processes: starts them, waits for them, and handles their failures.
 
 No wait outlives the process waited for: a worker that raises, exits, is killed or hangs ends the wait with a RunError
-that names it, or (on_env_error="restart") is replaced.
+that names it, or (on_env_error="restart") is lost: its environments stand still until the pause, where a new process
+takes its place.
 """
 
 import contextlib
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,79 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch_simulator import BatchConfig, select_envs, stand_still
-from accel_rl.envs.spec import Array
+from accel_rl.envs.batch_simulator import BatchConfig, stand_still
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.placement import default_worker_cpus
-from accel_rl.hardware.shared_memory import Layout, SharedArrays, Signal, poller
-from accel_rl.samplers.worker import (
-    ANNOUNCED,
-    CURRENT_ENV,
-    HEARTBEAT,
-    NUM_GROUPS,
-    WAITED_NS,
-    EnvArraysSetup,
-    GroupSignals,
-    Share,
-    WorkerSetup,
-)
+from accel_rl.hardware.shared_memory import make_poller
+from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArrays
+from accel_rl.samplers.worker import GroupSemaphores, WorkerSetup
 from accel_rl.samplers.worker_launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
+from accel_rl.samplers.worker_status import WorkerStatus
 
 logger = logging.getLogger("accel_rl")
 
-SLICE_S = 0.5  # a wait looks this often whether the workers still make progress
-MET_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
-
-
-def share_out(num_envs: int, num_workers: int) -> list[tuple[Share, Share]]:
-    """Each worker's environments in each group: as many of one as of the other, so that it always has something to do.
-
-    Where that doesn't divide, half of the workers have all of a group.
-    """
-    half = num_envs // NUM_GROUPS
-    if half % num_workers == 0:
-        k = half // num_workers
-        return [((worker * k, k), (half + worker * k, k)) for worker in range(num_workers)]
-    k = num_envs // num_workers
-    in_group_0 = num_workers // NUM_GROUPS
-    return [((w * k, k), (half, 0)) if w < in_group_0 else ((0, 0), (w * k, k)) for w in range(num_workers)]
-
-
-class EnvArrays:
-    """Shared arrays for a number of environments, and which of them each worker has.
-
-    window: rows of each array that are the learner's alone, in front of the rollout's."""
-
-    def __init__(self, layout: Layout, num_workers: int, window: int = 0):
-        self.layout, self.window = layout, window
-        self.memory = SharedArrays(layout)
-        self.arrays = self.memory.arrays
-        self.num_envs = self.arrays["reward"].shape[1]
-        self.horizon = len(self.arrays["reward"]) - window
-        self.shares = share_out(self.num_envs, num_workers)
-        # [worker, group]: whether it has environments of that group
-        self.has = np.array([[num > 0 for _, num in shares] for shares in self.shares])
-        self.members = [np.flatnonzero(self.has[:, group]).tolist() for group in range(NUM_GROUPS)]
-
-    def setup(self, worker: int) -> EnvArraysSetup:
-        return EnvArraysSetup(self.layout, self.memory.fd, self.shares[worker], self.window)
-
-    def arrays_of(self, worker: int, group: int) -> dict[str, Array]:
-        """The columns of the worker's environments in a group, without the window."""
-        first, num = self.shares[worker][group]
-        return select_envs(self.arrays, slice(first, first + num), self.window)
-
-    def envs(self, worker: int) -> list[int]:
-        """The worker's environments, by index."""
-        return [env for first, num in self.shares[worker] for env in range(first, first + num)]
+POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
+DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
 
 
 class WorkerPool:
-    """num_workers simulator processes, started and with their environments built when this returns.
+    """Holds num_workers simulator processes, whose environments are built when the constructor returns.
 
-    cpus: the processor that each is pinned to; None: the default placement. spin: waits do not sleep.
-    Raises UsageError or RunError if an environment can't be built, within build_timeout_s of its last sign of life.
-    """
+    timeout_s: longest time without a sign of life in a rollout; build_timeout_s: elsewhere. cpus: the logical CPU that
+    each process is pinned to; None: the default placement. spin: waits do not sleep.
+    Raises UsageError or RunError if an environment cannot be built."""
 
     def __init__(
         self,
@@ -101,31 +49,25 @@ class WorkerPool:
         cpus: tuple[int | None, ...] | None = None,
         spin: bool = False,
     ):
-        self._timeout_s, self._build_timeout_s = timeout_s, build_timeout_s
-        self._spin = spin
+        self._timeout_s, self._build_timeout_s, self._spin = timeout_s, build_timeout_s, spin
         self._batch, self._train, self._evaluation = batch, train, evaluation
         self._active = train
-        self._members = self._copy_members()
-        self._lost: list[int] = []  # workers that have died in this rollout
+        self._members = train.members()  # of each group, without those lost in this rollout
+        self._lost: list[int] = []
         self._evaluation_role: int | None = None
-        status_layout: Layout = {"status": ((num_workers, ANNOUNCED + NUM_GROUPS), "<i8")}
-        self._status_memory = SharedArrays(status_layout)
-        self._status = self._status_memory.arrays["status"]
-        self._signals = signals = (_group_signals(), _group_signals())
-        self._turn = [0] * NUM_GROUPS  # which of its two signals each group waits for
+        self.status = WorkerStatus(num_workers)
+        self._semaphores = semaphores = (GroupSemaphores.create(), GroupSemaphores.create())
+        self._turn = [0] * NUM_GROUPS  # which of its two actions_ready semaphores each group waits for
         self._ready = [False] * NUM_GROUPS  # a row has been announced that has not been read
-        self._answered = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
-        self._rows_read = [0] * NUM_GROUPS  # of this rollout
-        self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced in all rollouts before this one
-        self._begun = False
-        self._heartbeats = self._status[:, HEARTBEAT].copy()
-        self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life
+        self._acted = [-1] * NUM_GROUPS  # the step whose actions each group has; -1: none of this rollout
+        self._rows_read = [0] * NUM_GROUPS  # in this rollout
+        self._in_rollout = False
         self._woken_at = [time.monotonic()] * NUM_GROUPS  # when there was work to do
-        self._next_look = 0.0
+        self._next_check = 0.0
         self.num_replaced = 0
         self.processes: list[WorkerProcess] = []
-        fds = [memory.fd for memory in (train.memory, evaluation.memory, self._status_memory)]
-        fds += [fd for group in signals for each in group.all() for fd in each.fds]
+        fds = [memory.fd for memory in (train.memory, evaluation.memory, self.status.memory)]
+        fds += [fd for group in semaphores for each in group.all() for fd in each.fds]
         self._launcher = Launcher(batch, fds)
         try:
             for worker, cpu in enumerate(default_worker_cpus(num_workers) if cpus is None else cpus):
@@ -136,149 +78,135 @@ class WorkerPool:
                     batch=batch,
                     train=train.setup(worker),
                     evaluation=evaluation.setup(worker),
-                    status_layout=status_layout,
-                    status_fd=self._status_memory.fd,
-                    signals=self._signals,
+                    status_layout=self.status.layout,
+                    status_fd=self.status.memory.fd,
+                    semaphores=semaphores,
                 )
                 self.processes.append(self._launcher.launch(setup))
-            self._watch()
+            self._register_connections()
             self._collect_replies(build_timeout_s)
         except BaseException:
             self.close()
             raise
 
-    # ---- the rollout: begin, then wait and answer T + 1 and T times for each group ----
+    # ---- a rollout: begin; for each group T + 1 times wait and T times announce_actions; end ----
 
     def begin(self) -> None:
-        """Every worker begins a rollout."""
-        self._answered = [-1] * NUM_GROUPS
-        self._members = self._copy_members()
-        self._begun = True
+        """Wakes every worker for a new rollout."""
+        self._acted = [-1] * NUM_GROUPS
+        self._members = self._active.members()
+        self._in_rollout = True
         for group in range(NUM_GROUPS):
             self._wake(group)
 
     def wait(self, groups: Sequence[int]) -> int:
-        """Waits for every worker of a group; when it returns, that group's newest rows are safe to read.
+        """Waits for all workers of one of these groups; then that group's newest rows are safe to read.
 
-        Returns the one of these groups that is ready first, the first of them if both are."""
+        Returns the group that is ready first; if several are, the first one named."""
         while True:
             for group in groups:
                 if self._ready[group]:
                     self._ready[group] = False
                     self._rows_read[group] += 1
                     return group
-            self._take_announcements(self._wait_for_event(self._timeout_s, self._late))
+            self._acquire_announcements(self._wait_for_event(self._timeout_s, self._late_workers))
 
-    def answer(self, group: int) -> None:
-        """The group's actions are written: its workers step."""
-        self._answered[group] += 1
+    def announce_actions(self, group: int) -> None:
+        """Wakes the group's workers, whose next actions have been written, to step."""
+        self._acted[group] += 1
         self._wake(group)
 
     def _wake(self, group: int) -> None:
         self._woken_at[group] = time.monotonic()
-        signals, num_members = self._signals[group], len(self._members[group])
-        if not num_members:  # all are lost: nobody else would announce the row
+        semaphores, num_members = self._semaphores[group], len(self._members[group])
+        if not num_members:  # all of them are lost, so the pool announces the next row itself
             self._ready[group] = True
             return
         if num_members > 1:
-            signals.countdown.announce(num_members - 1)
-        signals.actions_ready[self._turn[group]].announce(num_members)
+            semaphores.countdown.release(num_members - 1)
+        semaphores.actions_ready[self._turn[group]].release(num_members)
         self._turn[group] = 1 - self._turn[group]
 
     def end(self) -> None:
-        """Ends a rollout: new processes take the place of lost workers.
+        """Ends a rollout: new processes take the places of lost workers.
 
-        Raises RunError if an announcement is left over, which would lose synchronisation."""
-        self._begun = False
-        if left := self.announcements_left():
+        Raises RunError if a semaphore has a token left over, which would lose synchronization."""
+        self._in_rollout = False
+        if left := self.tokens_left():
             raise RunError(f"out of step with the workers: {left} announcements left over after a rollout")
-        self._rows_before += (self._active.horizon + 1) * self._active.has
+        self.status.finish_rollout((self._active.horizon + 1) * self._active.serves)
         self._rows_read = [0] * NUM_GROUPS
         self._replace_lost()
 
-    def announcements_left(self) -> int:
-        """Between rollouts, when nobody waits for any: must be 0."""
-        return sum(each.take() for group in self._signals for each in group.all()) + sum(self._ready)
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds in rollouts that a worker has waited for actions so far: the mean of all."""
-        return float(self._status[:, WAITED_NS].mean()) / 1e9
+    def tokens_left(self) -> int:
+        """Takes what is left in all semaphores between two rollouts, which must be 0."""
+        return sum(each.try_acquire() for group in self._semaphores for each in group.all()) + sum(self._ready)
 
     # ---- between rollouts ----
 
-    def request(self, name: str, arguments: list[Any] | None = None, timeout_s: float | None = None) -> list[Any]:
-        """Sends one message to every worker; returns their answers, in order."""
+    def request(self, name: str, arguments: list[Any] | None = None) -> list[Any]:
+        """Sends one message to every worker; returns their replies, in order."""
         if self._batch.restart_on_error:
             for worker, process in enumerate(self.processes):
                 if self._launcher.status(process) is not None:
-                    self._lose(worker, self._obituary(worker))
+                    self._lose(worker, self._describe_exit(worker))
             self._replace_lost()
-        self._alive_at[:] = time.monotonic()
+        self.status.expect_life()
         for worker, process in enumerate(self.processes):
-            with contextlib.suppress(BrokenPipeError):  # found dead by the wait below
+            with contextlib.suppress(BrokenPipeError):  # a dead worker is found by the wait below
                 process.control.send((name, arguments[worker] if arguments else None))
-        return self._collect_replies(timeout_s or self._build_timeout_s, name)
+        return self._collect_replies(self._build_timeout_s, name)
 
     def open_evaluation(self, role: int) -> None:
-        """Rollouts are now those of newly built evaluation environments."""
+        """Builds environments for an evaluation; rollouts are theirs from now on."""
         self._active, self._evaluation_role = self._evaluation, role
         self.request("open_evaluation", [role] * len(self.processes))
 
     def close_evaluation(self) -> None:
+        """Closes the evaluation's environments; rollouts are those of training again."""
         self._active, self._evaluation_role = self._train, None
         self.request("close_evaluation")
 
     def close(self) -> None:
-        """Ends every worker and gives all shared memory back; a worker that doesn't end at once is killed."""
-        self._launcher.close(self.processes, 0.01 if self._begun else EXIT_PATIENCE_S)
+        """Ends every worker and releases all shared memory; a worker that does not end at once is killed."""
+        self._launcher.close(self.processes, 0.01 if self._in_rollout else EXIT_PATIENCE_S)
         self.processes = []
-        for group in self._signals:
+        for group in self._semaphores:
             for each in group.all():
                 each.close()
-        for memory in (self._train.memory, self._evaluation.memory, self._status_memory):
+        for memory in (self._train.memory, self._evaluation.memory, self.status.memory):
             memory.close()
 
-    # ---- trouble ----
+    # ---- waiting ----
+
+    def _register_connections(self) -> None:
+        """Makes waits watch both groups' announcements and the control connection of every living worker."""
+        living = [worker for worker in range(len(self.processes)) if worker not in self._lost]
+        self._controls = {self.processes[worker].control.fileno(): worker for worker in living}
+        self._poller = make_poller(*(group.obs_ready.fd for group in self._semaphores), *self._controls)
 
     def _wait_for_event(self, timeout_s: float, late: Callable[[], list[int]]) -> list[int]:
-        """The descriptors that are readable, of groups and of control connections. late(): the workers waited for.
+        """Returns the readable file descriptors of obs_ready semaphores and control connections.
 
-        Returns [] after having lost a worker that hung, or raises RunError."""
+        late(): the workers waited for. Returns [] after having lost one that hung, or raises RunError."""
         while True:
-            ready = self._poll.poll(0 if self._spin and self._begun else SLICE_S * 1000)
+            ready = self._poller.poll(0 if self._spin and self._in_rollout else POLL_INTERVAL_S * 1000)
             now = time.monotonic()
-            if now > self._next_look:
-                self._next_look = now + SLICE_S
-                if hung := self._find_hung(now, timeout_s, late()):
+            if now > self._next_check:
+                self._next_check = now + POLL_INTERVAL_S
+                woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)
+                if hung := self.status.find_hung(late(), woken_at, timeout_s):
                     self._handle_hang(timeout_s, hung)
                     return []
             if ready:
                 return [fd for fd, _ in ready]
 
-    def _find_hung(self, now: float, timeout_s: float, late: list[int]) -> list[int]:
-        """The late workers that have shown no sign of life for timeout_s, whatever the others do."""
-        moved = self._status[:, HEARTBEAT] != self._heartbeats
-        self._alive_at[moved] = now
-        self._heartbeats = self._status[:, HEARTBEAT].copy()
-        woken_at = np.where(self._active.has, self._woken_at, 0.0).max(axis=1)
-        return [worker for worker in late if now - max(self._alive_at[worker], woken_at[worker]) > timeout_s]
-
-    def _copy_members(self) -> list[list[int]]:
-        return [list(members) for members in self._active.members]
-
-    def _watch(self) -> None:
-        """What waits watch: both groups' announcements, and every control connection."""
-        living = [worker for worker in range(len(self.processes)) if worker not in self._lost]
-        self._controls = {self.processes[worker].control.fileno(): worker for worker in living}
-        self._poll = poller(*(group.obs_ready.fd for group in self._signals), *self._controls)
-
-    def _take_announcements(self, ready: list[int]) -> None:
+    def _acquire_announcements(self, ready: list[int]) -> None:
         for fd in ready:
             if fd in self._controls:
                 self._handle_message(self._controls[fd])
-        for group, signals in enumerate(self._signals):
-            if signals.obs_ready.fd in ready and (count := signals.obs_ready.take()):
+        for group, semaphores in enumerate(self._semaphores):
+            if semaphores.obs_ready.fd in ready and (count := semaphores.obs_ready.try_acquire()):
                 if count > 1 or self._ready[group]:
                     raise RunError(f"out of step with the workers: group {group} has announced a row too many")
                 self._ready[group] = True
@@ -291,7 +219,7 @@ class WorkerPool:
                 try:
                     kind, content = self._receive(worker)
                 except RunError as error:
-                    if not (self._batch.restart_on_error and request in MET_BY_NEW_WORKERS):
+                    if not (self._batch.restart_on_error and request in DONE_BY_NEW_WORKERS):
                         raise
                     self._lose(worker, str(error))
                     self._replace_lost()
@@ -301,21 +229,33 @@ class WorkerPool:
         return [replies[worker] for worker in range(len(self.processes))]
 
     def _receive(self, worker: int) -> tuple[str, Any]:
-        """("done", the worker's answer), or ("warning", its text), which is in the log now.
+        """Returns ("done", the worker's reply), or ("warning", its text), once that is in the log.
 
-        Raises what the worker reports, or that it died."""
+        Raises UsageError or RunError if the worker reports one, RunError if it has died."""
         try:
             kind, content = self.processes[worker].control.recv()
         except (EOFError, ConnectionResetError):
-            raise RunError(self._obituary(worker)) from None
+            raise RunError(self._describe_exit(worker)) from None
         if kind == "warning":
             logger.warning("worker %d: %s", worker, content)
         if kind in ("done", "warning"):
             return kind, content
         raise UsageError(content) if kind == "usage" else RunError(f"worker {worker}: {content}")
 
+    # ---- workers that fail ----
+
+    def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
+        flag = "--env-timeout-s" if self._in_rollout else "--env-build-timeout-s"
+        messages = [f"{self._describe(worker)} has not answered for {timeout_s:g} s ({flag})" for worker in late]
+        if not (self._in_rollout and self._batch.restart_on_error):
+            raise RunError(messages[0])
+        for worker in late:
+            self._launcher.kill(self.processes[worker])
+        for worker, message in zip(late, messages, strict=True):
+            self._lose(worker, message)
+
     def _handle_message(self, worker: int) -> None:
-        """In a rollout: a warning, or the worker's death."""
+        """Handles what a worker says in a rollout: a warning, or by the end of its connection that it has died."""
         try:
             kind, _ = self._receive(worker)
         except RunError as error:
@@ -324,56 +264,61 @@ class WorkerPool:
             self._lose(worker, str(error))
         else:
             if kind == "done":
-                raise RunError(f"worker {worker} spoke out of turn")
+                raise RunError(f"worker {worker} sent a reply to no request")
 
-    def _late(self) -> list[int]:
-        """In a rollout: the workers that still owe an announcement."""
-        return sorted({worker for group in range(NUM_GROUPS) for worker in self._owing(group)})
+    def _late_workers(self) -> list[int]:
+        """Returns the workers that still have to announce a row in this rollout."""
+        return sorted({worker for group in range(NUM_GROUPS) for worker in self._late_members(group)})
 
-    def _owing(self, group: int) -> list[int]:
-        """The workers that have been answered more often than they have announced."""
-        expected = self._answered[group] + 2
-        return [w for w in self._members[group] if self._rows_announced(w, group) < expected]
-
-    def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
-        """The late workers have shown no sign of life for timeout_s."""
-        flag = "--env-timeout-s" if self._begun else "--env-build-timeout-s"
-        messages = [f"{self._where(worker)} has not answered for {timeout_s:g} s ({flag})" for worker in late]
-        if not (self._begun and self._batch.restart_on_error):
-            raise RunError(messages[0])
-        for worker in late:
-            self._launcher.kill(self.processes[worker])
-        for worker, message in zip(late, messages, strict=True):
-            self._lose(worker, message)
+    def _late_members(self, group: int) -> list[int]:
+        """Returns the group's workers that have been woken more often than they have announced a row."""
+        expected = self._acted[group] + 2
+        return [worker for worker in self._members[group] if self._rows_announced(worker, group) < expected]
 
     def _rows_announced(self, worker: int, group: int) -> int:
-        """In this rollout. What has been read was announced, even if the worker was killed before it had counted it."""
-        counted = int(self._status[worker, ANNOUNCED + group] - self._rows_before[worker, group])
-        return max(counted, self._rows_read[group])
+        """Returns the rows announced in this rollout: those that were read, even if the worker died before counting."""
+        return max(self.status.rows_announced(worker, group), self._rows_read[group])
 
     def _lose(self, worker: int, reason: str) -> None:
-        """A worker has failed: it is ended, and its environments take no more steps in the rollout under way."""
+        """Kills a worker that has failed; in a rollout, its environments take no further step."""
         self._launcher.kill(self.processes[worker])
         self.processes[worker].control.close()
-        for stage in (self._train, self._evaluation):
-            stage.arrays["restarts"][stage.envs(worker)] += 1
+        for arrays in (self._train, self._evaluation):
+            arrays.arrays["restarts"][arrays.envs_of(worker)] += 1
         self.num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
         self._lost.append(worker)
-        self._watch()
-        if not self._begun:
+        self._register_connections()
+        if not self._in_rollout:
             return
-        for group in range(NUM_GROUPS):
-            if self._active.has[worker, group]:
-                self._members[group].remove(worker)
-                stand_still(self._active.arrays_of(worker, group), max(self._rows_announced(worker, group) - 1, 0))
-                self._settle(group)
+        for group in np.flatnonzero(self._active.serves[worker]).tolist():
+            self._members[group].remove(worker)
+            stand_still(self._active.arrays_of(worker, group), max(self._rows_announced(worker, group) - 1, 0))
+            self._reset_semaphores(group)
+
+    def _reset_semaphores(self, group: int) -> None:
+        """Gives a group's semaphores the values that its remaining workers expect: a dead one leaves any.
+
+        Waits for the living ones first, so that none of them changes a semaphore at the same time."""
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline and any(
+            self._launcher.status(self.processes[worker]) is None for worker in self._late_members(group)
+        ):
+            time.sleep(0.001)
+        semaphores = self._semaphores[group]
+        for semaphore in (semaphores.obs_ready, semaphores.countdown, semaphores.actions_ready[1 - self._turn[group]]):
+            while semaphore.try_acquire():
+                pass
+        late = self._late_members(group)
+        if len(late) > 1:
+            semaphores.countdown.release(len(late) - 1)
+        self._ready[group] = not late and self._rows_read[group] < self._acted[group] + 2
 
     def _replace_lost(self) -> None:
         """Between two rollouts: starts a process with new environments in place of each lost worker."""
         lost, self._lost = self._lost, []
         for worker in lost:
-            self._status[worker, ANNOUNCED:] = self._rows_before[worker]
+            self.status.reset(worker)
             setup = replace(
                 self.processes[worker].setup,
                 replaces=True,
@@ -382,50 +327,24 @@ class WorkerPool:
             )
             self.processes[worker] = self._launcher.launch(setup)
         if lost:
-            self._watch()
+            self._register_connections()
         for worker in lost:
             self._wait_until_built(worker)
-            self._alive_at[worker] = time.monotonic()
-
-    def _settle(self, group: int) -> None:
-        """Waits for the group's living workers; then takes stock, since a dead one leaves its signals in any state."""
-        deadline = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline and any(
-            self._launcher.status(self.processes[worker]) is None for worker in self._owing(group)
-        ):
-            time.sleep(0.001)
-        signals = self._signals[group]
-        for left in (signals.obs_ready, signals.countdown, signals.actions_ready[1 - self._turn[group]]):
-            while left.take():
-                pass
-        owing = self._owing(group)
-        if len(owing) > 1:
-            signals.countdown.announce(len(owing) - 1)
-        self._ready[group] = not owing and self._rows_read[group] < self._answered[group] + 2
 
     def _wait_until_built(self, worker: int) -> None:
         deadline = time.monotonic() + self._build_timeout_s
-        while not (self.processes[worker].control.poll(SLICE_S) and self._receive(worker)[0] == "done"):
+        while not (self.processes[worker].control.poll(POLL_INTERVAL_S) and self._receive(worker)[0] == "done"):
             if time.monotonic() > deadline:
-                raise RunError(f"{self._where(worker)} was not built within {self._build_timeout_s:g} s")
+                raise RunError(f"{self._describe(worker)} was not built within {self._build_timeout_s:g} s")
 
-    def _obituary(self, worker: int) -> str:
-        status = self._launcher.status(self.processes[worker], EXIT_PATIENCE_S)
-        how = (
-            f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
-        )
-        return f"{self._where(worker)} {how}"
+    def _describe_exit(self, worker: int) -> str:
+        return f"{self._describe(worker)} {self._launcher.describe_exit(self.processes[worker])}"
 
-    def _where(self, worker: int) -> str:
-        """Which worker, and which environment it was stepping with which action."""
-        env = int(self._status[worker, CURRENT_ENV])
+    def _describe(self, worker: int) -> str:
+        """Returns which worker it is, and which environment it was stepping with which action."""
+        env = self.status.current_env(worker)
         index = self._batch.first_env + env
         text = f"worker {worker} (process {self.processes[worker].pid}), in environment {index} "
         text += f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
-        step = self._answered[int(env >= self._active.num_envs // NUM_GROUPS)]
+        step = self._acted[int(env >= self._active.num_envs // NUM_GROUPS)]
         return f"{text} at action {self._active.arrays['action'][step, env]}," if step >= 0 else f"{text},"
-
-
-def _group_signals() -> GroupSignals:
-    countdown, even, odd = (Signal(one_at_a_time=True) for _ in range(3))
-    return GroupSignals(Signal(), countdown, (even, odd))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_rl.rollout import Game
-from accel_rl.samplers.base import Games
+from accel_rl.samplers.base import GamesToPlay
 from accel_rl.training.learner import Learner
 from accel_rl.training.log import logger
 
@@ -81,7 +81,7 @@ class Evaluator:
     def _play(self, policy: Any) -> list[Game]:
         """Plays this learner's share of an evaluation."""
         learner, run = self.learner, self.learner.config.run
-        games = Games(
+        games = GamesToPlay(
             learner.coordinator.local_share(run.eval_episodes),
             run.eval_steps and learner.coordinator.local_share(run.eval_steps),
             lambda: bool(self.stop),

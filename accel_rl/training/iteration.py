@@ -8,7 +8,7 @@ import torch
 
 from accel_rl.algos.base import Algo, Stats
 from accel_rl.hardware.placement import Plan
-from accel_rl.hardware.timers import GpuClock
+from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.rollout import Rollout
 from accel_rl.samplers.base import Sampler
 from accel_rl.updates import Update
@@ -33,7 +33,7 @@ class Iteration:
     def __init__(self, sampler: Sampler, algo: Algo, update: Update, plan: Plan, pull_horizon: int | None = None):
         self.sampler, self.algo, self.update = sampler, algo, update
         self.plan, self.pull_horizon = plan, pull_horizon
-        self.timer = GpuClock(algo.device)  # of learning
+        self.timer = DeviceTimer(algo.device)  # of learning
 
     def collect_and_learn(self, step: int, learns: bool = True) -> IterationResult:
         """Runs one iteration. step: agent steps of the whole run so far; learns=False only updates the statistics."""

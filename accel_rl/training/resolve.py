@@ -15,7 +15,7 @@ from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node
 from accel_rl.hardware.placement import Plan, make_plans
-from accel_rl.hardware.topology import read_machine
+from accel_rl.hardware.topology import read_topology
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _plans(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
         )
     return make_plans(
-        read_machine(run.cpus),
+        read_topology(run.cpus),
         run.envs // rank_info.size,
         workers and workers // rank_info.size,
         on_gpu=devices[0].startswith("cuda"),

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from accel_rl.hardware.timers import GpuClock
+from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
@@ -35,7 +35,7 @@ class AllReduce(Exchange):
     ) -> None:
         super().bind(module, parameters, optimizer, clip_grad_norm)
         device = parameters.values.device
-        self._clock = GpuClock(device)
+        self._clock = DeviceTimer(device)
         can_share = self._through_memory and device.type == "cpu" and dist.get_world_size() > 1
         self._all_reduce = (SharedSum.open(parameters.shared) if can_share else None) or dist.all_reduce
         for tensor in (parameters.values, *module.buffers()):

@@ -22,7 +22,7 @@ from accel_rl.experiments import scheduler
 from accel_rl.experiments.grid import Experiment, read_experiment
 from accel_rl.experiments.report import report
 from accel_rl.experiments.scheduler import Slot, assign, look_at, make_slots, num_slots, placement, resolve_all
-from accel_rl.hardware.topology import Machine
+from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training import checkpoint
 from accel_rl.training.resolve import resolve
 from tests.helpers.runs import rows
@@ -186,7 +186,7 @@ def test_the_first_of_the_scheduler_goes_first() -> None:
 def test_what_a_learner_gets(monkeypatch: Any) -> None:
     """Would catch processors that two runs share, or that none has, and slots far from their GPUs."""
     cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
-    machine = Machine(cores, nodes=(0, 1, 0, 1), num_online=8)
+    machine = CpuTopology(cores, nodes=(0, 1, 0, 1), num_online=8)
     devices = ["cuda:0", "cuda:1"]
     monkeypatch.setattr(scheduler, "gpu_node", {"cuda:0": 1, "cuda:1": 0, "cpu": None}.get)
     slots = make_slots(devices, machine)
@@ -198,9 +198,9 @@ def test_what_a_learner_gets(monkeypatch: Any) -> None:
     with pytest.raises(UsageError, match="3 learners do not fill GPUs with learners_per_gpu=2 each"):
         num_slots(3, 2)
     assert sorted(cpu for slot in make_slots(["cpu"] * 3, machine) for cpu in slot.cpus or ()) == [*range(8)]
-    with pytest.raises(UsageError, match=r"learners=3 need a processor each.* or --share-processors"):
-        make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2))
-    shared = make_slots(["cpu"] * 3, Machine(((5,), (7,)), (0, 0), 2), share=True)
+    with pytest.raises(UsageError, match=r"learners=3 need a logical CPU each.* or --share-processors"):
+        make_slots(["cpu"] * 3, CpuTopology(((5,), (7,)), (0, 0), 2))
+    shared = make_slots(["cpu"] * 3, CpuTopology(((5,), (7,)), (0, 0), 2), share=True)
     assert [slot.cpus for slot in shared] == [(5,), (7,), (5,)]
     assert make_slots(["cpu"], machine) == [Slot("cpu", None)]  # as with `accel-rl train`
     assert make_slots(["cpu"], replace(machine, chosen=True)) == [Slot("cpu", tuple(range(8)))]

@@ -15,12 +15,12 @@ from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.hardware import placement
 from accel_rl.hardware.placement import Plan, default_workers, make_plan
-from accel_rl.hardware.topology import available_cpus, parse_cpus, read_machine, read_quota, show_cpus
+from accel_rl.hardware.topology import available_cpus, parse_cpus, read_quota, read_topology, show_cpus
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.training import resolve as resolving
 from accel_rl.training.build import sampler_config
 from accel_rl.training.resolve import resolve
-from tests.helpers.machines import EIGHT, TWO_NODES, build_machine, write
+from tests.helpers.machines import EIGHT, TWO_NODES, build_topology, write
 
 ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]
 needs_pinning = pytest.mark.skipif(sys.platform != "linux", reason="processes can't be pinned here")
@@ -29,8 +29,8 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: Any) -> Any:
-    return partial(build_machine, tmp_path, monkeypatch)
+def topology(tmp_path: Path, monkeypatch: Any) -> Any:
+    return partial(build_topology, tmp_path, monkeypatch)
 
 
 # machine, environments, the processor of each worker, what is said about processors
@@ -62,33 +62,33 @@ PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_workers_on_processors(name: str, machine: Any) -> None:
+def test_workers_on_processors(name: str, topology: Any) -> None:
     """Would catch workers on a processor that is not there or not ours, two on one, or idle cores beside busy ones."""
     has, num_envs, expected, said = PLANS[name]
-    plan = make_plan(machine(**has), num_envs)
+    plan = make_plan(topology(**has), num_envs)
     assert list(plan.worker_cpus) == expected
-    assert plan.server_cpus == (plan.machine.cpus if "chosen" in has else None)
+    assert plan.server_cpus == (plan.topology.cpus if "chosen" in has else None)
     assert said in plan.lines()[0]
     assert plan.warnings == ()
-    assert plan.learning_threads == plan.machine.num_busy
-    of_two = plan.machine.num_busy == 2  # one is left to choose actions
+    assert plan.learning_threads == plan.topology.num_busy
+    of_two = plan.topology.num_busy == 2  # one is left to choose actions
     assert plan.sampling_threads == (1 if of_two else min(2, len(expected)))
 
 
-def test_workers_that_are_asked_for_are_there(machine: Any) -> None:
+def test_workers_that_are_asked_for_are_there(topology: Any) -> None:
     """Would catch a user's choice that two processors overrule."""
-    plan = make_plan(machine(["0", "1"]), 16, 2, sampling_threads=2)
+    plan = make_plan(topology(["0", "1"]), 16, 2, sampling_threads=2)
     assert plan.worker_cpus == (0, 1) and plan.sampling_threads == 2
 
 
-def test_each_core_has_both_groups(machine: Any) -> None:
+def test_each_core_has_both_groups(topology: Any) -> None:
     """Would catch workers of one group on both threads of a core, where each worker serves one group."""
     for has in ({"cores": EIGHT}, TWO_NODES):
-        plan = make_plan(machine(**has), num_envs=16)
+        plan = make_plan(topology(**has), num_envs=16)
         groups = [{cpu % 8 for cpu in half if cpu is not None} for half in (plan.worker_cpus[:8], plan.worker_cpus[8:])]
         assert groups == [set(range(8))] * 2
         assert plan.lines()[1] == "workers     16, of 1 environment each: group 0 on 0-7, group 1 on 8-15"
-    assert make_plan(machine(EIGHT), 32).lines()[1].endswith("16, of 2 environments each: 1 of each group, on 0-15")
+    assert make_plan(topology(EIGHT), 32).lines()[1].endswith("16, of 2 environments each: 1 of each group, on 0-15")
 
 
 @pytest.mark.parametrize(
@@ -105,27 +105,27 @@ def test_each_core_has_both_groups(machine: Any) -> None:
     ],
 )
 def test_beside_a_gpu_the_server_has_a_core(
-    has: dict[str, Any], node: int | None, server: Any, workers: list[int], machine: Any
+    has: dict[str, Any], node: int | None, server: Any, workers: list[int], topology: Any
 ) -> None:
     """Would catch workers on the core of the one process that they all wait for, or a quota promised twice."""
-    plan = make_plan(machine(**has), 2 * len(workers), on_gpu=True, gpu_node=node)
+    plan = make_plan(topology(**has), 2 * len(workers), on_gpu=True, gpu_node=node)
     assert (plan.server_cpus, list(plan.worker_cpus)) == (server, workers)
     assert (plan.sampling_threads, plan.learning_threads) == (1, 1)
     assert ("reserved for it" in plan.lines()[2]) == (server is not None)
 
 
-def test_what_does_not_match_is_said(machine: Any) -> None:
+def test_what_does_not_match_is_said(topology: Any) -> None:
     """Would catch idle or shared processors that nobody is told of."""
-    wide = machine(EIGHT)
-    few = make_plan(machine(**TWO_NODES), 4)
+    wide = topology(EIGHT)
+    few = make_plan(topology(**TWO_NODES), 4)
     assert list(few.worker_cpus) == [0, 4, 1, 5]
     (text,) = few.warnings
-    assert text == "envs=4 keep 4 of 16 processors busy; --envs 32 would use them all"
+    assert text == "envs=4 keep 4 of 16 logical CPUs busy; --envs 32 would use them all"
     crowded = make_plan(wide, 64, 32)
-    assert crowded.warnings == ("workers=32 share 16 processors; --workers 16 would have one each",)
+    assert crowded.warnings == ("workers=32 share 16 logical CPUs; --workers 16 would have one each",)
     assert list(crowded.worker_cpus) == [*range(16), *range(16)]
     assert make_plan(wide, 64, 2).warnings == ()  # as it was asked for
-    large = make_plan(machine([f"{n},{n + 64}" for n in range(64)]), 256)
+    large = make_plan(topology([f"{n},{n + 64}" for n in range(64)]), 256)
     assert len(large.worker_cpus) == 128 and all(len(line) < 120 for line in large.lines())
     alone = make_plan(wide, 16, 0, on_gpu=True)
     assert (alone.worker_cpus, alone.server_cpus, alone.warnings) == ((), None, ())
@@ -135,18 +135,18 @@ def test_what_does_not_match_is_said(machine: Any) -> None:
 def test_without_sysfs_and_without_pinning(tmp_path: Path, monkeypatch: Any) -> None:
     """Would catch a system (macOS, a bare container) on which nothing could be trained."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
-    assert make_plan(read_machine(root=tmp_path), 8, 2).worker_cpus == (3, 5)
+    assert make_plan(read_topology(root=tmp_path), 8, 2).worker_cpus == (3, 5)
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    plan = make_plan(read_machine(root=tmp_path), 16, on_gpu=True)
+    plan = make_plan(read_topology(root=tmp_path), 16, on_gpu=True)
     assert (plan.worker_cpus, plan.server_cpus) == ((None,) * 4, None)
     assert plan.lines()[1:] == [
         "workers     4, of 4 environments each: 2 of each group, not pinned",
         "server      not pinned; torch threads: 1 sampling, 1 learning",
     ]
-    with pytest.raises(UsageError, match="can't be bound"):
-        read_machine("0-1", tmp_path)
+    with pytest.raises(UsageError, match="cannot bind processes"):
+        read_topology("0-1", tmp_path)
 
 
 V1 = "3:cpuset:/a\n2:cpu,cpuacct:/a/b\n0::/"
@@ -190,16 +190,16 @@ def test_lists_of_processors() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ("", "must be a list of processors as in 0-7,16-23, or all"),
+        ("", "must be a list of logical CPUs as in 0-7,16-23, or all"),
         ("0-", "must be a list"),
         ("0-3,16-17,20", "of these, 16-17,20 do not; 0-15 exist on this machine"),
         ("0-3,7-8", "of these, 3,7 do not; 0-2,8-9 are allowed to this process"),
     ],
 )
-def test_processors_that_are_not_there(chosen: str, message: str, machine: Any) -> None:
+def test_processors_that_are_not_there(chosen: str, message: str, topology: Any) -> None:
     """Would catch workers that fail to start, one by one, instead of one clear line."""
     with pytest.raises(UsageError, match=message):
-        machine(EIGHT, allowed="0-2,8-9", chosen=chosen)
+        topology(EIGHT, allowed="0-2,8-9", chosen=chosen)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_it_is_shown_and_nothing_else_happens(tmp_path: Path, capfd: Any, monkey
     out, err = capfd.readouterr()
     assert err == "" and os.listdir(tmp_path) == []
     processors, workers, server, warning = out.splitlines()
-    assert processors.startswith(f"processors  {show_cpus(available_cpus())} (of ")
+    assert processors.startswith(f"CPUs        {show_cpus(available_cpus())} (of ")
     assert workers.startswith("workers     1024, of 4 environments each: 2 of each group, ")
     assert server.startswith("server      not pinned; torch threads: ")
     assert warning.startswith("warning     workers=1024 share ")
@@ -326,7 +326,7 @@ def test_a_restricted_process_keeps_to_its_processors() -> None:
 
     result = run()
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"processors  {last} (of ")
+    assert result.stdout.startswith(f"CPUs        {last} (of ")
     assert f"workers     1, of 16 environments: 8 of each group, on {last}\n" in result.stdout
     result = run("--cpus", ONLINE[0])
     assert result.returncode == 2

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from accel_rl.hardware.topology import Machine, parse_cpus, read_machine
+from accel_rl.hardware.topology import CpuTopology, parse_cpus, read_topology
 
 EIGHT = [f"{n},{n + 8}" for n in range(8)]  # 8 cores of 2 threads
 TWO_NODES: dict[str, Any] = {"cores": EIGHT, "nodes": ["0-3,8-11", "4-7,12-15"]}
@@ -18,7 +18,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(f"{text}\n")
 
 
-def build_machine(
+def build_topology(
     root: Path,
     monkeypatch: Any,
     cores: list[str],
@@ -27,7 +27,7 @@ def build_machine(
     quota: float | None = None,
     chosen: str = "all",
     group: str = "job",
-) -> Machine:
+) -> CpuTopology:
     """A machine under root: its cores as lists of siblings, of which nodes, and what of it this process may use.
 
     quota: of the control group at the top of the path that this process is in."""
@@ -41,4 +41,4 @@ def build_machine(
     write(root, {**files, f"sys/fs/cgroup/{group.split('/')[0]}/cpu.max": f"{limit} 100000"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(parse_cpus(allowed or online)), raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
-    return read_machine(chosen, root)
+    return read_topology(chosen, root)

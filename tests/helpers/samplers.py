@@ -14,7 +14,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.samplers.gpu_action_server import DeviceServer
+from accel_rl.samplers.gpu_action_server import GpuActionServer
 
 TOYS = "tests.helpers.toy_envs"
 
@@ -72,7 +72,7 @@ def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = No
     sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
     if kind == "device":
         server, arrays = sampler._server, sampler.pool._train.arrays
-        sampler._server = DeviceServer(sampler.spec, arrays, server.generator, torch.device("cpu"), config.window)
+        sampler._server = GpuActionServer(sampler.spec, arrays, server.generator, torch.device("cpu"), config.window)
     return sampler
 
 

@@ -23,7 +23,7 @@ from accel_rl.algos.a2c import A2C
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import Games, SamplerConfig
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.training import checkpoint
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import rows
@@ -229,7 +229,7 @@ def assert_rollout(rollout: Any, reset_mode: str) -> Any:
 
 
 def assert_no_token_left(sampler: Any) -> None:
-    assert not isinstance(sampler, AlternatingSampler) or sampler.pool.announcements_left() == 0
+    assert not isinstance(sampler, AlternatingSampler) or sampler.pool.tokens_left() == 0
 
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
@@ -262,7 +262,7 @@ def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) 
         sampler = broken_sampler(sampler_class, tmp_path, how)
         try:
             assert_rollout(sampler.collect(), "immediate")  # four steps: training has not come to the broken one
-            games = sampler.evaluate(Games(8), 0, False)
+            games = sampler.evaluate(GamesToPlay(8), 0, False)
             assert [game.length for game in games] == [7] * 8
             assert (tmp_path / "once").exists()
             assert sampler.num_restarts == (0 if how == "raise" else 2)
@@ -272,7 +272,7 @@ def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) 
                 assert rollout.valid.all()
                 assert int(rollout.reset[0].sum()) == (sampler.num_restarts if index == 0 else 0)
                 assert_no_token_left(sampler)
-            assert len(sampler.evaluate(Games(4), 1, False)) == 4
+            assert len(sampler.evaluate(GamesToPlay(4), 1, False)) == 4
         finally:
             sampler.close()
             (tmp_path / "once").unlink()
@@ -296,7 +296,7 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
         for _ in range(3):
             rollout = sampler.collect()
             assert not assert_rollout(rollout, "immediate").any()
-        assert len(sampler.evaluate(Games(8), 0, False)) == 8
+        assert len(sampler.evaluate(GamesToPlay(8), 0, False)) == 8
     finally:
         sampler.close()
 

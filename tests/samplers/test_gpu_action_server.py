@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig
-from accel_rl.hardware.timers import GpuClock
+from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
-from accel_rl.samplers.gpu_action_server import DeviceServer
+from accel_rl.samplers.gpu_action_server import GpuActionServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -52,10 +52,10 @@ def on_device(
     graphs: bool = True,
     **b: Any,
 ) -> Any:
-    """An AlternatingSampler that is served by a DeviceServer."""
+    """An AlternatingSampler that is served by a GpuActionServer."""
     sampler = make(AlternatingSampler, env, config, policy, **b)
     server = sampler._server
-    sampler._server = DeviceServer(
+    sampler._server = GpuActionServer(
         sampler.spec,
         sampler.pool._train.arrays,
         server.generator,
@@ -176,7 +176,7 @@ def test_a_network_that_can_not_be_captured() -> None:
 
 def test_the_clock_adds_up() -> None:
     """Would catch time that is counted twice, or lost between two readings."""
-    clock = GpuClock(torch.device("cpu"))
+    clock = DeviceTimer(torch.device("cpu"))
     clock._mark = iter([1.0, 2.5, 4.0, 4.25]).__next__  # type: ignore[method-assign]
     with clock:
         pass

@@ -13,7 +13,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import Games, SamplerConfig, noise_generator
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig, noise_generator
 from tests.helpers.samplers import TOYS, Echo, Greedy, assert_equal, columns_of, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -43,7 +43,8 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
                 assert_equal(mine, columns_of(rollout, envs), f"rollout {index} of environments {envs}")
         if env is COUNTING:
             games = [
-                sampler.evaluate(Games(num_steps=16 * sampler.config.num_envs), 0, True) for sampler in (whole, *parts)
+                sampler.evaluate(GamesToPlay(num_steps=16 * sampler.config.num_envs), 0, True)
+                for sampler in (whole, *parts)
             ]
             assert sorted(games[0]) == sorted([*games[1], *(game._replace(env=game.env + 4) for game in games[2])])
             assert len(games[0]) >= 16
@@ -88,7 +89,7 @@ def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
         assert collect(samplers[0]) == [0, -24, -12, 0]
         assert collect(samplers[0]) == [36, 12, 24, 36]
         assert collect(samplers[0], 1000) == [1000, 976, 988, 1000]
-        samplers[0].evaluate(Games(4), 0, True)
+        samplers[0].evaluate(GamesToPlay(4), 0, True)
         assert collect(samplers[0]) == [1036, 1012, 1024, 1036]
         assert samplers[1].set_state(pickle.loads(pickle.dumps(samplers[0].get_state()))) == []
         assert collect(samplers[1]) == [1072, 1048, 1060, 1072]

@@ -13,8 +13,8 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import Games, SamplerConfig
-from accel_rl.samplers.gpu_action_server import DeviceServer
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig
+from accel_rl.samplers.gpu_action_server import GpuActionServer
 from accel_rl.training.build import evaluation_envs
 from tests.helpers.samplers import TOYS, Greedy, assert_equal, columns_of, copy, make, spec_of
 
@@ -43,7 +43,7 @@ def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, 
     sampler = make(SerialSampler, env, config, policy_of(env), **{"decorrelation_steps": 5, **batch})
     if server == "device":
         arrays, generator = sampler._server.arrays, sampler._server.generator
-        sampler._server = DeviceServer(sampler.spec, arrays, generator, CPU)
+        sampler._server = GpuActionServer(sampler.spec, arrays, generator, CPU)
     return sampler
 
 
@@ -90,10 +90,10 @@ def test_one_environment_plays_game_after_game() -> None:
     """Would catch an evaluation that waits for environments that are not there, or plays too few games."""
     sampler = serial(1, COUNTING)
     for num_games in (1, 16):
-        games = sampler.evaluate(Games(num_games), 0, True)
+        games = sampler.evaluate(GamesToPlay(num_games), 0, True)
         assert [game.length for game in games] == [3, 4, 2, 1, 7, *(3 * [3, 4, 2, 1, 7]), 3][:num_games]
         assert {game.env for game in games} == {0}
-    assert [game.length for game in sampler.evaluate(Games(num_steps=11), 0, True)] == [3, 4, 2, 1]
+    assert [game.length for game in sampler.evaluate(GamesToPlay(num_steps=11), 0, True)] == [3, 4, 2, 1]
     assert [evaluation_envs(125_000, num_envs, 1) for num_envs in (1, 2, 3, 16)] == [1, 2, 2, 4]
 
 
@@ -119,5 +119,5 @@ def test_simulator_processes_want_even_numbers() -> None:
     for num_envs in (1, 5):
         with pytest.raises(UsageError, match=f"envs={num_envs} does not split .* an even number, or --sampler serial"):
             SamplerConfig(num_envs, 5, 1)
-    with pytest.raises(UsageError, match="workers=0 must be at least 1, or use SerialSampler"):
+    with pytest.raises(UsageError, match="workers=0 must be at least 1; use SerialSampler"):
         make(AlternatingSampler, COUNTING, SamplerConfig(5, 5, 0))

@@ -11,7 +11,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import Games, SamplerConfig
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from tests.helpers.samplers import TOYS, Flat, assert_equal, make, spec_of
 
 LENGTHS = {"lengths": [3, -4, 2, -1, 7]}
@@ -164,11 +164,11 @@ def test_evaluation_begins_with_nothing(kind: Any) -> None:
     """Would catch games of an evaluation that remember training or the evaluation before, or the other way round."""
     samplers = [make(kind, COUNTING, CONFIG, recurrent(COUNTING)) for _ in range(3)]
     try:
-        first = samplers[0].evaluate(Games(8), 0, True)
+        first = samplers[0].evaluate(GamesToPlay(8), 0, True)
         for _ in range(3):
             samplers[1].collect()
-        assert samplers[1].evaluate(Games(8), 0, True) == first
-        assert samplers[1].evaluate(Games(8), 0, True) == first
+        assert samplers[1].evaluate(GamesToPlay(8), 0, True) == first
+        assert samplers[1].evaluate(GamesToPlay(8), 0, True) == first
         for _ in range(3):
             samplers[2].collect()
         assert_equal(samplers[1].collect(), samplers[2].collect(), "after evaluations")

@@ -15,8 +15,8 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.placement import divides_evenly, serves_both_groups
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import Games, SamplerConfig
-from accel_rl.samplers.worker_pool import share_out
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig
+from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
@@ -49,10 +49,10 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: in
         for index in range(8):
             first, second = serial.collect(), alternating.collect()
             assert_equal(first, second, f"rollout {index}")
-            assert alternating.pool.announcements_left() == 0
+            assert alternating.pool.tokens_left() == 0
             games += len(first.games)
         assert games > 0
-        assert serial.evaluate(Games(5), 0, False) == alternating.evaluate(Games(5), 0, False)
+        assert serial.evaluate(GamesToPlay(5), 0, False) == alternating.evaluate(GamesToPlay(5), 0, False)
         assert_equal(serial.collect(), alternating.collect(), "after an evaluation")
     finally:
         alternating.close()
@@ -87,7 +87,7 @@ def test_reserve_equals_immediate_where_a_reset_has_one_outcome() -> None:
 )
 def test_shares_by_hand(num_envs: int, num_workers: int, shares: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
     """Would catch workers that serve one group where they could have some of both."""
-    assert share_out(num_envs, num_workers) == shares
+    assert assign_envs(num_envs, num_workers) == shares
 
 
 def test_shares_cover_every_environment_once() -> None:
@@ -97,7 +97,7 @@ def test_shares_cover_every_environment_once() -> None:
     ]
     assert len(allowed) > 150
     for num_envs, num_workers in allowed:
-        shares = share_out(num_envs, num_workers)
+        shares = assign_envs(num_envs, num_workers)
         half = num_envs // 2
         found: list[list[int]] = [[], []]
         for worker in shares:
@@ -115,7 +115,7 @@ def test_a_token_too_many_is_noticed() -> None:
     try:
         sampler.collect()
         # As if a worker had been answered too often.
-        sampler.pool._signals[0].actions_ready[sampler.pool._turn[0]].announce()
+        sampler.pool._semaphores[0].actions_ready[sampler.pool._turn[0]].release()
         with pytest.raises(RunError, match="out of step"):
             [sampler.collect() for _ in range(3)]
     finally:
@@ -250,9 +250,9 @@ def test_evaluation_counts_the_first_games_of_each_environment() -> None:
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [2, 50]})
     sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2, num_evaluation_envs=4), Echo(1))
     try:
-        games = sampler.evaluate(Games(8), 0, False)
+        games = sampler.evaluate(GamesToPlay(8), 0, False)
         assert sorted(game.length for game in games) == [2] * 4 + [50] * 4
-        assert len(sampler.evaluate(Games(3), 1, False)) == 3
+        assert len(sampler.evaluate(GamesToPlay(3), 1, False)) == 3
     finally:
         sampler.close()
 
@@ -264,7 +264,7 @@ def test_evaluation_by_steps_counts_the_games_that_have_ended(sampler_class: Any
     sampler = make(sampler_class, env, SamplerConfig(4, 5, 2), Echo(1))
     try:
         for num_steps, lengths in ((96, [3, 5, 6]), (100, [3, 5, 6]), (44, [3, 5]), (12, [3]), (4, []), (1, [])):
-            games = sampler.evaluate(Games(num_steps=num_steps), 0, False)
+            games = sampler.evaluate(GamesToPlay(num_steps=num_steps), 0, False)
             assert sorted((game.env, game.length) for game in games) == [(e, n) for e in range(4) for n in lengths]
             assert all(game.score == sum(range(1, game.length + 1)) for game in games)
     finally:
@@ -276,7 +276,7 @@ def test_evaluation_by_steps_is_the_same_for_both_samplers() -> None:
     config = SamplerConfig(num_envs=4, horizon=5, num_workers=2)
     samplers = [make(sampler_class, COUNTING, config) for sampler_class in (SerialSampler, AlternatingSampler)]
     try:
-        games = [sampler.evaluate(Games(num_steps=160), 3, False) for sampler in samplers]
+        games = [sampler.evaluate(GamesToPlay(num_steps=160), 3, False) for sampler in samplers]
         assert games[0] == games[1] and len(games[0]) >= 8
         assert_equal(*(sampler.collect() for sampler in samplers), "after an evaluation")
     finally:
@@ -293,7 +293,7 @@ def test_another_policy_is_evaluated(sampler_class: Any) -> None:
     sampler = make(sampler_class, env, SamplerConfig(4, 6, 2), policy)
     try:
         for evaluated, reward in ((None, 0), (other, 10), (None, 0), (other, 10)):
-            games = sampler.evaluate(Games(8), 1, False, evaluated)
+            games = sampler.evaluate(GamesToPlay(8), 1, False, evaluated)
             assert [game.score for game in games] == [4 * reward + 1 + 2 + 3 + 4] * 8
             assert not sampler.collect().action.any()
     finally:

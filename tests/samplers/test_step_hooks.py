@@ -24,7 +24,9 @@ class Versioned(Echo):
 
     version = 0
 
-    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None) -> PolicyStep:
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
         action, outputs, state = super().act(observation, noise, recurrent_inputs)
         outputs["version"] = torch.full((len(action),), float(self.version), device=action.device)
         return (action + self.version) % self.num_actions, outputs, state

@@ -1,0 +1,81 @@
+"""Which environments each worker steps, and the shared arrays that they are written into. Imports no torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from accel_rl.envs.batch_simulator import select_envs
+from accel_rl.envs.spec import Array
+from accel_rl.hardware.shared_memory import Layout, SharedArrays
+
+NUM_GROUPS = 2
+
+EnvRange = tuple[int, int]
+"""First environment and number of environments of one worker in one group."""
+
+
+@dataclass(frozen=True)
+class EnvArraysSetup:
+    """What one worker needs in order to map the arrays: their file, and its environments in each group."""
+
+    layout: Layout
+    fd: int
+    ranges: tuple[EnvRange, EnvRange]
+    window: int
+
+    def map_groups(self) -> dict[int, tuple[int, dict[str, Array]]]:
+        """Maps the arrays into this process.
+
+        Returns, for each group that the worker serves, its first environment and its columns without the window."""
+        arrays = SharedArrays(self.layout, self.fd).arrays
+        return {
+            group: (first_env, select_envs(arrays, slice(first_env, first_env + num_envs), self.window))
+            for group, (first_env, num_envs) in enumerate(self.ranges)
+            if num_envs
+        }
+
+
+class EnvArrays:
+    """Holds the shared arrays of num_envs environments, and which of these each worker steps.
+
+    window: rows of each array in front of the rollout's, which only the learner uses."""
+
+    def __init__(self, layout: Layout, num_workers: int, window: int = 0):
+        self.layout, self.window = layout, window
+        self.memory = SharedArrays(layout)
+        self.arrays = self.memory.arrays
+        self.num_envs = self.arrays["reward"].shape[1]
+        self.horizon = len(self.arrays["reward"]) - window
+        self.ranges = assign_envs(self.num_envs, num_workers)
+        # serves [num_workers, NUM_GROUPS] bool: whether the worker has environments of that group.
+        self.serves = np.array([[num > 0 for _, num in ranges] for ranges in self.ranges])
+
+    def members(self) -> list[list[int]]:
+        """Returns the workers of each group."""
+        return [np.flatnonzero(self.serves[:, group]).tolist() for group in range(NUM_GROUPS)]
+
+    def setup(self, worker: int) -> EnvArraysSetup:
+        return EnvArraysSetup(self.layout, self.memory.fd, self.ranges[worker], self.window)
+
+    def envs_of(self, worker: int) -> list[int]:
+        """Returns the worker's environments, by index."""
+        return [env for first, num in self.ranges[worker] for env in range(first, first + num)]
+
+    def arrays_of(self, worker: int, group: int) -> dict[str, Array]:
+        """Returns the columns of the worker's environments in a group, without the window."""
+        first, num = self.ranges[worker][group]
+        return select_envs(self.arrays, slice(first, first + num), self.window)
+
+
+def assign_envs(num_envs: int, num_workers: int) -> list[tuple[EnvRange, EnvRange]]:
+    """Returns each worker's environments in each group.
+
+    A worker has as many of one group as of the other, so that it always has something to do. Where the environments do
+    not divide like this, the first half of the workers serves group 0 and the second half group 1."""
+    half = num_envs // NUM_GROUPS
+    if half % num_workers == 0:
+        k = half // num_workers
+        return [((worker * k, k), (half + worker * k, k)) for worker in range(num_workers)]
+    k = num_envs // num_workers
+    in_group_0 = num_workers // NUM_GROUPS
+    return [((w * k, k), (half, 0)) if w < in_group_0 else ((0, 0), (w * k, k)) for w in range(num_workers)]

@@ -1,0 +1,62 @@
+"""What workers report of themselves in shared memory, which outlives them: how far they are, when they last moved.
+
+Imports no torch.
+"""
+
+import time
+
+import numpy as np
+
+from accel_rl.envs.spec import Array
+from accel_rl.hardware.shared_memory import Layout, SharedArrays
+from accel_rl.samplers.env_arrays import NUM_GROUPS
+
+# Columns of a worker's row; ROWS_ANNOUNCED is group 0's, group 1's follows. A worker only ever counts up.
+CURRENT_ENV, HEARTBEAT, WAITED_NS, ROWS_ANNOUNCED = range(4)
+
+
+class WorkerStatus:
+    """The server's view of all workers' reports."""
+
+    def __init__(self, num_workers: int):
+        self.layout: Layout = {"status": ((num_workers, ROWS_ANNOUNCED + NUM_GROUPS), "<i8")}
+        self.memory = SharedArrays(self.layout)
+        self._status = self.memory.arrays["status"]
+        self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced in all rollouts before this one
+        self._heartbeats = self._status[:, HEARTBEAT].copy()
+        self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life
+
+    def current_env(self, worker: int) -> int:
+        """Returns the environment that the worker stepped, reset or built last."""
+        return int(self._status[worker, CURRENT_ENV])
+
+    def rows_announced(self, worker: int, group: int) -> int:
+        """Returns how many rows the worker has counted in this rollout."""
+        return int(self._status[worker, ROWS_ANNOUNCED + group] - self._rows_before[worker, group])
+
+    def finish_rollout(self, num_rows: Array) -> None:
+        """num_rows [num_workers, NUM_GROUPS]: the rows of the rollout that has ended."""
+        self._rows_before += num_rows
+
+    def reset(self, worker: int) -> None:
+        """Between two rollouts: a new process takes the worker's place."""
+        self._status[worker, ROWS_ANNOUNCED:] = self._rows_before[worker]
+        self._alive_at[worker] = time.monotonic()
+
+    def expect_life(self) -> None:
+        """Starts the patience with all workers anew."""
+        self._alive_at[:] = time.monotonic()
+
+    def find_hung(self, late: list[int], woken_at: Array, timeout_s: float) -> list[int]:
+        """Returns those of the late workers that have shown no sign of life for timeout_s.
+
+        woken_at [num_workers]: when each was last given work, by the monotonic clock."""
+        now = time.monotonic()
+        self._alive_at[self._status[:, HEARTBEAT] != self._heartbeats] = now
+        self._heartbeats = self._status[:, HEARTBEAT].copy()
+        return [worker for worker in late if now - max(self._alive_at[worker], woken_at[worker]) > timeout_s]
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in rollouts that workers have waited for actions so far: their mean."""
+        return float(self._status[:, WAITED_NS].mean()) / 1e9
