@@ -79,7 +79,7 @@ def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
 
 
 def available_cpus() -> list[int]:
-    """Returns the logical CPUs that this process may run on (`taskset`, `docker --cpuset-cpus`, SLURM restrict them)."""
+    """Returns where this process may run (`taskset`, `docker --cpuset-cpus`, SLURM restrict it)."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

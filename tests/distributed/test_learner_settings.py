@@ -61,7 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu say the same; leave one of them away"),
     (
         {**TWO, "cpus": str(min(available_cpus()))},
-        r"learners=2 need a logical CPU each, but there are 1 \(of \d+.*\); use no more than 1 learner, or --share-proc",
+        r"learners=2 need a logical CPU each, but there are 1 \(of \d+.*\); use no more than 1 learner, or --share-",
     ),
     ({**TWO, "envs": 5}, "envs=5 do not split over 2 learners; use 4 or 6"),
     ({**TWO, "sampler": "alternating", "workers": 3}, "workers=3 do not split over 2 learners; use a multiple of 2"),

@@ -1,0 +1,115 @@
+"""How settings and flags decide which logical CPUs and devices a run uses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accel_rl.cli import main
+from accel_rl.errors import UsageError
+from accel_rl.hardware.placement import Plan
+from accel_rl.hardware.topology import available_cpus, show_cpus
+from accel_rl.training import resolve as resolving
+from accel_rl.training.build import sampler_config
+from accel_rl.training.resolve import resolve
+
+ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]
+
+needs_pinning = pytest.mark.skipif(sys.platform != "linux", reason="processes can't be pinned here")
+
+needs_two = pytest.mark.skipif(len(ONLINE) < 2, reason="a single logical CPU")
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+TINY: dict[str, Any] = {"env": "CartPole-v1", "envs": 8, "device": "cpu"}
+
+
+def plan_of(**settings: Any) -> Plan:
+    return resolve({**TINY, **settings}).plan
+
+
+@needs_pinning
+def test_settings_say_how_many() -> None:
+    """Would catch a flag that is not obeyed, or one that a file's other way of saying it contradicts."""
+    assert len(plan_of(workers=4).worker_cpus) == 4
+    pinned = resolve({**TINY, "cpus": str(ONLINE[-1]), "workers": 4})
+    assert sampler_config(pinned).worker_cpus == pinned.plan.worker_cpus
+    assert set(pinned.plan.worker_cpus) <= {ONLINE[-1]}
+    assert len(plan_of(envs_per_worker=2).worker_cpus) == 4
+    assert len(plan_of(envs_per_worker=2, workers=4).worker_cpus) == 4
+    assert (plan_of(sampling_threads=3).sampling_threads, plan_of(learning_threads=5).learning_threads) == (3, 5)
+    resolved = resolve({**TINY, "envs_per_worker": 2})
+    assert (resolved.as_dict()["workers"], resolved.as_dict()["envs_per_worker"]) == (4, None)
+    assert resolve(resolving.overlay(resolved.as_dict(), {"envs_per_worker": 4})).workers == 2
+    assert resolve({**TINY, "sampler": "serial", "workers": 4}).as_dict()["workers"] == 4
+    for settings, message in (
+        ({"envs_per_worker": 3}, "envs=8 is no multiple of envs_per_worker=3"),
+        ({"envs_per_worker": 2, "workers": 2}, "workers=2 and envs_per_worker=2 contradict each other"),
+        ({"envs_per_worker": 0}, "envs_per_worker=0 must be at least 1"),
+        ({"envs_per_worker": -1}, "envs_per_worker=-1 must be at least 1"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            plan_of(**settings)
+
+
+def show(*words: Any) -> list[str]:
+    return ["train", "--show-affinity", "--env", "CartPole-v1", "--device", "cpu", *map(str, words)]
+
+
+def test_it_is_shown_and_nothing_else_happens(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    """Would catch a run, or a folder, that was not asked for."""
+    monkeypatch.chdir(tmp_path)
+    assert main(show("--envs", 4096, "--workers", 1024)) == 0
+    out, err = capfd.readouterr()
+    assert err == "" and os.listdir(tmp_path) == []
+    cpus, workers, server, warning = out.splitlines()
+    assert cpus.startswith(f"CPUs        {show_cpus(available_cpus())} (of ")
+    assert workers.startswith("workers     1024, of 4 environments each: 2 of each group, ")
+    assert server.startswith("server      not pinned; torch threads: ")
+    assert warning.startswith("warning     workers=1024 share ")
+    for words in ("--envs-per-worker 0", "--cpus 0-99999", "--cpus none", "--cpus ''", "--workers 3 --envs 8"):
+        assert main(show(*words.replace("''", " ").split(" ", 3))) == 2, words
+
+
+@pytest.mark.parametrize(("num_gpus", "usable"), [(0, "cpu"), (2, "cpu or cuda:0 or cuda:1")])
+def test_a_gpu_that_is_not_there(num_gpus: int, usable: str, monkeypatch: Any) -> None:
+    """Would catch a traceback of CUDA's instead of a line that names what there is."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    with pytest.raises(UsageError, match=f"device='cuda:7', but there is no such GPU here; use --device {usable}$"):
+        resolve({**TINY, "device": "cuda:7"})
+
+
+@no_gpu
+def test_cuda_without_a_gpu() -> None:
+    """The same without a number, on a machine that has none."""
+    with pytest.raises(UsageError, match="device='cuda', but there is no such GPU here; use --device cpu"):
+        resolve({**TINY, "device": "cuda"})
+
+
+@needs_pinning
+@needs_two
+def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
+    """Would catch what `taskset` and batch systems say being ignored, or overstepped by --cpus."""
+    last = ONLINE[-1]
+
+    def run(*words: Any) -> Any:
+        return subprocess.run(
+            [sys.executable, "-m", "accel_rl", *show(*words)],
+            preexec_fn=lambda: os.sched_setaffinity(0, {last}),
+            capture_output=True,
+            text=True,
+        )
+
+    result = run()
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"CPUs        {last} (of ")
+    assert f"workers     1, of 16 environments: 8 of each group, on {last}\n" in result.stdout
+    result = run("--cpus", ONLINE[0])
+    assert result.returncode == 2
+    assert f"of these, {ONLINE[0]} do not; {last} are allowed to this process" in result.stderr
