@@ -188,7 +188,7 @@ def gpu_cpus(number: int, num_gpus: int) -> str:
     """Returns the logical CPUs that the first `number` learners have in a run on all GPUs."""
     devices = ",".join(f"cuda:{gpu}" for gpu in range(num_gpus))
     plans = resolve({**BARE, "devices": devices, "envs": NUM_ENVS * num_gpus}).plans
-    return show_cpus(cpu for plan in plans[:number] for cpu in plan.machine.cpus)
+    return show_cpus(cpu for plan in plans[:number] for cpu in plan.topology.cpus)
 
 
 def run(options: ScalingOptions) -> Result:
