@@ -81,26 +81,18 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     Raises UsageError for whatever is unknown or does not fit together; RunError if the environment can't be built."""
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = overlay(file, given)
-    algo_name = str(chosen.get("algo", "a2c"))
-    preset = load_preset(chosen["preset"]) if chosen.get("preset") else {}
-    algo_class, base = find_algo(algo_name)
-    if preset and preset["algo"] != base.get("algo", algo_name):
-        raise UsageError(f"preset {chosen['preset']!r} is not one of algorithm {algo_name!r}, but of {preset['algo']}")
+    algo_name = str(chosen.get("algo", RunSettings.algo))
+    variant = load_preset(chosen["preset"]) if chosen.get("preset") else {}
+    algo_class, preset = find_algo(algo_name)
+    if variant and variant["algo"] != preset.get("algo", algo_name):
+        raise UsageError(f"preset {chosen['preset']!r} is not one of algorithm {algo_name!r}, but of {variant['algo']}")
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
             raise unknown("setting", name, names)
 
-    sources = [{name: value for name, value in source.items() if name in names} for source in (base, preset, chosen)]
-    early = sources[0] | sources[1] | sources[2]
-    early["algo"] = algo_name
-    early_run = _pick(RunSettings, early)  # what does not depend on the kind of observations
-    env = _env_config(early_run, early)
-    spec = spec or probe_spec(env, early_run.env_build_timeout_s)
-
-    kind = "pixels" if spec.is_pixels else "vectors"
-    below = sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {})
-    if not spec.is_numbers:  # a preset for vectors wants it where it can be had; whoever asks for more is told
+    env, spec, below = _environment([preset, variant], chosen, spec)
+    if not spec.is_numbers:  # a preset normalizes observations where it can; a user who asks for more gets an error
         below["normalize_observations"] = False
     values = overlay(below, chosen)
     values |= {"algo": algo_name, "env": env.env_id}
@@ -190,12 +182,54 @@ def _pick(cls: Any, values: dict[str, Any]) -> Any:
     return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
 
 
-def _env_config(run: RunSettings, values: dict[str, Any]) -> EnvConfig:
-    """The environment that env, env_preset, env_options and the settings of Atari games name together."""
+def _environment(
+    presets: list[dict[str, Any]], chosen: dict[str, Any], spec: EnvSpec | None
+) -> tuple[EnvConfig, EnvSpec, dict[str, Any]]:
+    """Returns the environment, its spec (the given one, if any), and the presets' settings for such observations.
+
+    The observations decide which block of a preset applies, but the block may itself change the environment. So an
+    Atari game, which always shows pixels, is built with its block from the start; any other environment is probed
+    without its block, and again if the block changes it. Raises UsageError if that changes the kind of observations."""
+    common = overlay(_preset_settings(presets, None), chosen)
+    run = _pick(RunSettings, common)
+    probed, probed_spec = None, spec
+    if game_name(run.env) is None:
+        probed = _env_config(common, chosen)
+        probed_spec = spec or probe_spec(probed, run.env_build_timeout_s)
+    kind = _kind(probed_spec) if probed and probed_spec else "pixels"
+    below = _preset_settings(presets, kind)
+    env = _env_config(overlay(below, chosen), chosen)
+    if spec is None:
+        spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
+    if _kind(spec) != kind:
+        raise UsageError(
+            f"with the preset's settings for {kind}, {run.env} shows {_kind(spec)}; set env_options outside of {kind}"
+        )
+    return env, spec, below
+
+
+def _preset_settings(presets: list[dict[str, Any]], kind: str | None) -> dict[str, Any]:
+    """Returns what the presets set for observations of this kind (None: of any kind); a later preset overrides."""
+    values: dict[str, Any] = {}
+    for preset in presets:
+        values |= preset | (preset.get(kind, {}) if kind else {})
+    return values
+
+
+def _kind(spec: EnvSpec) -> str:
+    """Returns the name of a preset's block for these observations."""
+    return "pixels" if spec.is_pixels else "vectors"
+
+
+def _env_config(values: dict[str, Any], chosen: dict[str, Any]) -> EnvConfig:
+    """Returns the environment that env, env_preset, env_options and the settings of Atari games name together.
+
+    An environment that is not an Atari game ignores a preset's Atari settings; chosen ones are refused."""
+    run = _pick(RunSettings, values)
     atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
     game = game_name(run.env)
     if game is None:
-        for name in atari:
+        for name in atari.keys() & chosen.keys():
             raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
         return EnvConfig(run.env, run.env_preset, run.env_options)
     if run.env_options:
