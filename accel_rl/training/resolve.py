@@ -84,8 +84,8 @@ def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpe
     algo_name = str(chosen.get("algo", RunSettings.algo))
     variant = load_preset(chosen["preset"]) if chosen.get("preset") else {}
     algo_class, preset = find_algo(algo_name)
-    if variant and variant["algo"] != preset.get("algo", algo_name):
-        raise UsageError(f"preset {chosen['preset']!r} is not one of algorithm {algo_name!r}, but of {variant['algo']}")
+    if variant:
+        _check_variant(chosen["preset"], variant, algo_name)
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
@@ -180,6 +180,14 @@ def _plans(
 def _pick(cls: Any, values: dict[str, Any]) -> Any:
     """An instance of a settings dataclass from those of the values that are its own."""
     return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
+def _check_variant(name: str, variant: dict[str, Any], algo_name: str) -> None:
+    """Raises UsageError if the preset is not a variant of the algorithm, even if both train by the same class."""
+    base = variant.get("base")
+    if algo_name not in (name, base):
+        what = f"a variant of {base}" if base else "an algorithm of its own"
+        raise UsageError(f"preset {name!r} is {what}, not a variant of {algo_name}; use --algo {name} without --preset")
 
 
 def _environment(

@@ -118,3 +118,27 @@ def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> 
     assert config.env.options == {}
     with pytest.raises(UsageError, match="frame_skip is a setting of Atari games"):
         resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", frame_skip=2)
+
+
+# ---- variants ----
+
+
+@pytest.mark.parametrize(
+    ("algo", "preset", "what"),
+    [
+        ("categorical_dqn", "eps_rainbow_512", "a variant of eps_rainbow"),
+        ("categorical_dqn", "eps_rainbow", "an algorithm of its own"),
+        ("one_step_q", "n_step_q", "an algorithm of its own"),
+        ("a3c", "a2c_64", "a variant of a2c"),
+        ("a2c", "dqn_512", "a variant of dqn"),
+        ("accel_rl.algos.a2c:A2C", "a2c_64", "a variant of a2c"),
+    ],
+)
+def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what: str) -> None:
+    """Would catch C51 trained in place of epsilon-Rainbow, because both have the same class."""
+    message = f"preset '{preset}' is {what}, not a variant of {algo}; use --algo {preset} without --preset"
+    with pytest.raises(UsageError) as caught:
+        resolve_on_cpu(algo=algo, preset=preset, env="pong")
+    assert str(caught.value) == message
+    assert resolve_on_cpu(algo=preset, env="pong").run.algo == preset
+    assert resolve_on_cpu(algo=preset, preset=preset, env="pong").run.preset == preset
