@@ -17,7 +17,7 @@ from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.presets import overlay
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard
-from accel_rl.training.checkpoint import BEST, CHECKPOINT, REPLAYS
+from accel_rl.training.checkpoint import BEST, CHECKPOINT, PREVIOUS, REPLAYS
 from accel_rl.training.resolve import Config, read_run, resolve
 
 # What a resumed run may have otherwise: how far it goes, and what it runs on.
@@ -75,6 +75,7 @@ def _clear(folder: Path) -> None:
         "progress.csv",
         "log.txt",
         CHECKPOINT,
+        PREVIOUS,
         BEST,
         finite_guard.MARK,
         "summary.json",
@@ -120,9 +121,9 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
 def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:
     """Begins to write to a run's folder again."""
     (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
-    named = [learner["replay"] for learner in state["learners"]]
-    for path in folder.glob(REPLAYS):  # of a checkpoint that was not finished any more
-        if path.name not in named:
+    kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder)]
+    for path in folder.glob(REPLAYS):  # of a checkpoint that was never completed
+        if path.name not in kept:
             path.unlink()
 
 

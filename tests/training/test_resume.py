@@ -104,8 +104,8 @@ def test_two_halves_are_a_whole_for_a_replay_of_frames(tmp_path: Path) -> None:
     half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
     accel_rl.train(resume=half, steps=240)
     assert_same_run(half, whole)
-    files = [sorted(path.name for path in run.glob("replay-*")) for run in (half, whole)]
-    assert files == [["replay-240.pt"]] * 2
+    files = [sorted(path.name for path in run.glob("replay-*")) for run in (whole, half)]
+    assert files == [["replay-240.pt"], ["replay-240.pt", "replay-80.pt"]]
     first, second = (checkpoint.load(run / "replay-240.pt") for run in (half, whole))
     assert_same(first, second)
     assert first["ring"]["arrays"]["truncated"].any() and first["ring"]["arrays"]["frames"].any()
@@ -124,18 +124,18 @@ def test_without_its_replay_a_run_goes_on(tmp_path: Path) -> None:
     assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
 
 
-def test_of_several_checkpoints_one_replay_is_left(tmp_path: Path) -> None:
-    """Would catch replays that pile up until the disk is full, and the loss of the one that is needed."""
+def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -> None:
+    """Would catch a resume that removes the replays it needs, or learns without one that has disappeared."""
     settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "checkpoint_interval_steps": 20}
     run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
-    assert [path.name for path in run.glob("replay-*")] == ["replay-100.pt"]
+    assert sorted(path.name for path in run.glob("replay-*")) == ["replay-100.pt", "replay-80.pt"]
     with pytest.raises(UsageError, match="--replay-size would change the run"):
         accel_rl.train(resume=run, steps=140, replay_size=200)
     accel_rl.train(resume=run, steps=140)
-    assert [path.name for path in run.glob("replay-*")] == ["replay-140.pt"]
+    assert sorted(path.name for path in run.glob("replay-*")) == ["replay-120.pt", "replay-140.pt"]
     os.unlink(run / "replay-140.pt")
     with pytest.raises(
-        UsageError, match=r"checkpoint.pt goes with a replay that is not there any more, replay-140\.pt"
+        UsageError, match=r"checkpoint.pt needs its replay replay-140\.pt, which is missing"
     ):
         accel_rl.train(resume=run, steps=180)
 
