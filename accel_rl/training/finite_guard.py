@@ -64,7 +64,7 @@ class FiniteGuard:
 
     def _flaw_of_parameters(self, steps: int) -> str | None:
         learned = [(f"parameter {name}", value) for name, value in self.policy.named_parameters()]
-        remembered = [(f"update state {name}", value) for name, value in _tensors(self.update.state_dict())]
+        remembered = [(f"update.{name}", value) for name, value in _tensors(self.update.state_dict())]
         if not (found := first_not_finite([*learned, *remembered])):
             return None
         return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"

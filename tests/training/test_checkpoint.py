@@ -74,7 +74,7 @@ def some_bytes(state: Any) -> Iterator[bytes]:
     ("name", "part"),
     [
         (CHECKPOINT, lambda state: state["policy"]),
-        (CHECKPOINT, lambda state: state["update"]["rule"]),
+        (CHECKPOINT, lambda state: {name: value for name, value in state["update"].items() if name != "parameters"}),
         (CHECKPOINT, lambda state: state["learners"][0]["algo"]),
         (CHECKPOINT, lambda state: state["learners"][0]["sampler"]),
         (CHECKPOINT, lambda state: state["learners"][0]["torch_generator"]),

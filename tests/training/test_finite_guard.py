@@ -128,7 +128,7 @@ def test_the_state_of_the_update_must_be_finite_too(tmp_path: Path) -> None:
     watch.check(10)
     update.step((layer(torch.ones(1, 2)) * 1e25).sum(), torch.tensor(1), 1e-3)
     assert all(value.isfinite().all() for value in layer.parameters())
-    with pytest.raises(RunError, match=r"update state rule\.square is inf"):
+    with pytest.raises(RunError, match=r"update\.optimizer\.square is inf"):
         watch.check(20)
 
 

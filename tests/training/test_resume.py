@@ -134,9 +134,7 @@ def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -
     accel_rl.train(resume=run, steps=140)
     assert sorted(path.name for path in run.glob("replay-*")) == ["replay-120.pt", "replay-140.pt"]
     os.unlink(run / "replay-140.pt")
-    with pytest.raises(
-        UsageError, match=r"checkpoint.pt needs its replay replay-140\.pt, which is missing"
-    ):
+    with pytest.raises(UsageError, match=r"checkpoint.pt needs its replay replay-140\.pt, which is missing"):
         accel_rl.train(resume=run, steps=180)
 
 
