@@ -1,4 +1,4 @@
-"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner of several."""
+"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner."""
 
 import os
 import time
