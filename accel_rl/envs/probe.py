@@ -1,4 +1,4 @@
-"""Finds out an environment's spaces without letting a stranger's code into the learner's process.
+"""Finds out an environment's spaces without running foreign code in the learner's process.
 
 An environment that hangs, exits or crashes while it is built takes a short-lived process of its own with it.
 """
@@ -20,13 +20,13 @@ from accel_rl.hardware.signals import leave_signals_to_parent
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
-    """The observation and action of config's environment.
+    """Returns the observations and actions of config's environment.
 
     Raises UsageError for unknown names and unsupported spaces, RunError if the environment fails to be built."""
     if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
         return make_simulator(config, np.random.SeedSequence(0)).spec
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    with tempfile.TemporaryFile() as answer:  # a pipe would be full before a picture's bounds are through
+    with tempfile.TemporaryFile() as answer:  # a pipe would fill up before the bounds of pictures are sent
         command = [sys.executable, "-m", "accel_rl.envs.probe", str(answer.fileno())]
         with subprocess.Popen(
             command,

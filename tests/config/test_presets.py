@@ -16,7 +16,8 @@ from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
 from accel_rl.training.build import check
-from accel_rl.training.resolve import Config, find_algo, read_run, resolve, setting_names
+from accel_rl.training.resolve import Config, find_algo, resolve, setting_names
+from accel_rl.training.run_directory import read_settings
 from tests.helpers.runs import rows
 from tests.helpers.samplers import spec_of
 
@@ -122,7 +123,7 @@ def test_a_variant_belongs_to_its_algorithm() -> None:
 def test_ppo_normalizes_what_it_can(tmp_path: Path, env: str, normalized: bool) -> None:
     """Would catch a default that refuses environments whose observations are no numbers."""
     run = accel_rl.train(**SMALL, algo="ppo", env=env, out=tmp_path / "run")
-    assert read_run(run)["normalize_observations"] is normalized
+    assert read_settings(run)["normalize_observations"] is normalized
     assert (accel_rl.load(run).policy.norm is not None) is normalized
 
 

@@ -120,6 +120,16 @@ def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> 
         resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", frame_skip=2)
 
 
+class Misspelt(A2C):
+    defaults: ClassVar[dict[str, Any]] = {"vectors": {"learning_rte": 1e-3}}
+
+
+def test_a_misspelt_default_of_a_class_is_refused() -> None:
+    """Would catch a default of a user's class that is ignored in silence."""
+    with pytest.raises(UsageError, match=r"unknown setting 'learning_rte'; did you mean learning_rate.*Misspelt"):
+        resolve_on_cpu(algo=f"{__name__}:Misspelt", env="pong")
+
+
 # ---- variants ----
 
 
