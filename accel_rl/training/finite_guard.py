@@ -48,7 +48,7 @@ class FiniteGuard:
             raise RunError(self._explain(flaw))
 
     def explain_error(self, error: Exception, steps: int) -> None:
-        """Raises RunError if values that are not finite may have caused the error, as NaN actions may in environments."""
+        """Raises RunError if the error may follow from values that are not finite, such as NaN actions."""
         try:
             flaw = self._flaw_of_statistics() or self._flaw_of_parameters(steps)
         except RuntimeError:  # a GPU that has failed answers no more requests

@@ -40,13 +40,13 @@ SMALL_BATCHES |= {"target_interval_steps": 16, "n_step": 2}
 
 
 def named(preset: str) -> dict[str, str]:
-    """A preset as users name it: an algorithm's own, or a variant of that."""
+    """Returns the settings that name a preset: an algorithm, or a variant of one."""
     base = load_preset(preset).get("base")
     return {"algo": base, "preset": preset} if base else {"algo": preset}
 
 
 def example(preset: str, kind: str) -> str:
-    """An environment that the preset is for."""
+    """Returns an environment that the preset is for."""
     vectors = "Pendulum-v1" if "continuous" in preset else "CartPole-v1"
     return "pong" if kind == "pixels" else vectors
 

@@ -7,11 +7,12 @@ import pytest
 
 from accel_rl.algos.a2c import A2C
 from accel_rl.config.presets import load_preset, preset_names
+from accel_rl.envs import EnvConfig
 from accel_rl.envs.atari import PRESETS, make_options
 from accel_rl.errors import UsageError
 from accel_rl.training.build import build_algo
 from accel_rl.training.resolve import Config, resolve
-from tests.helpers.samplers import TOYS
+from tests.helpers.samplers import TOYS, spec_of
 
 
 def resolve_on_cpu(**settings: Any) -> Config:
@@ -57,7 +58,7 @@ class PixelDefaults(A2C):
 
 
 class TurnsIntoPixels(A2C):
-    defaults: ClassVar[dict[str, Any]] = {"vectors": {"env_options": {"shape": [8, 8, 3]}}}
+    defaults: ClassVar[dict[str, Any]] = {"vectors": {"env_options": {"g": 5.0}}}
 
 
 def test_a_class_may_set_its_environment_by_kind_of_observations(tmp_path: Path) -> None:
@@ -99,16 +100,14 @@ def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pyte
     assert probed == []
 
 
-def test_a_block_that_changes_its_own_kind_of_observations_is_refused() -> None:
+def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch settings for vectors applied to pixels, or the other way round."""
+    import accel_rl.training.resolve as resolving
+
+    vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture")
+    monkeypatch.setattr(resolving, "probe_spec", lambda env, timeout_s: spec_of(pixels if env.options else vectors))
     with pytest.raises(UsageError, match=r"settings for vectors, .* shows pixels; set env_options outside of vectors"):
-        resolve_on_cpu(algo=f"{__name__}:TurnsIntoPixels", env=f"{__name__}:make_shape")
-
-
-def make_shape(shape: Any = (4,)) -> Any:
-    from tests.helpers.toy_envs import Counting, Picture
-
-    return Picture() if len(shape) == 3 else Counting()
+        resolve_on_cpu(algo=f"{__name__}:TurnsIntoPixels", env="Pendulum-v1")
 
 
 def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> None:
