@@ -356,6 +356,16 @@ def test_a_preset_has_its_papers_network(preset: str) -> None:
     assert sum(parameter.numel() for parameter in policy.parameters()) == NUM_PARAMETERS[preset]
 
 
+@pytest.mark.parametrize("preset", ["dqn", "categorical_dqn", "eps_rainbow", "n_step_q"])
+def test_the_last_layer_of_a_q_network_begins_with_the_authors_norm(preset: str) -> None:
+    """Would catch values that begin far from 0 (the code of Stooke & Abbeel, policies/dqn/networks/dqn_cnn.py)."""
+    head = build_algo(resolve({"algo": preset, "env": "pong", "device": "cpu"})).policy.head
+    layers = [head.value[-1], head.advantage[-1]] if hasattr(head, "advantage") else [head.output]
+    for layer in layers:
+        norms = layer.weight.detach().norm(dim=1)
+        assert norms.tolist() == pytest.approx([0.01] * len(norms), rel=1e-5) and not layer.bias.any()
+
+
 def test_continuous_control_has_the_a3c_papers_numbers() -> None:
     """Would catch another network or entropy weight than the A3C paper's for continuous control (supplement, 3)."""
     config = resolve({"algo": "a2c_continuous", "env": "Pendulum-v1", "device": "cpu"})
