@@ -215,11 +215,11 @@ def _name_of_algo(arguments: list[str]) -> str:
 
 def _settings_of_file(named: argparse.Namespace) -> dict[str, Any]:
     """What the file of --resume or --config says; nothing if neither is named."""
-    from accel_rl.config.presets import read_yaml
-    from accel_rl.training.resolve import read_run
+    from accel_rl.config.sources import read_yaml
+    from accel_rl.training.run_directory import read_settings
 
     if named.resume:
-        return read_run(Path(named.resume))
+        return read_settings(Path(named.resume))
     return read_yaml(Path(named.config), "settings") if named.config else {}
 
 
@@ -278,13 +278,14 @@ def _launch(options: argparse.Namespace) -> None:
 
 
 def _show_affinity(given: dict[str, Any]) -> None:
-    from accel_rl.config.presets import overlay
+    from accel_rl.config.sources import overlay
     from accel_rl.hardware.placement import show_plans
     from accel_rl.training.build import check
-    from accel_rl.training.resolve import read_run, resolve
+    from accel_rl.training.resolve import resolve
+    from accel_rl.training.run_directory import read_settings
 
     resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite"))
-    saved = read_run(Path(resume)) if resume else {}
+    saved = read_settings(Path(resume)) if resume else {}
     config = resolve(overlay(saved, given), Path(file) if file else None)
     check(config)
     lines = show_plans(config.devices, config.plans)

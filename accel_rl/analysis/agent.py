@@ -17,16 +17,16 @@ from accel_rl.samplers.base import GamesToPlay
 from accel_rl.training import checkpoint
 from accel_rl.training.build import build_algo, build_sampler
 from accel_rl.training.evaluation import Evaluation
-from accel_rl.training.resolve import Config, read_run, resolve
-from accel_rl.training.run_directory import ANYWHERE
+from accel_rl.training.resolve import Config, resolve
+from accel_rl.training.run_directory import ANY_MACHINE, read_settings
 
 
 def load(run_dir: str | Path, best: bool = False) -> "Player":
     """The policy of a run's last checkpoint, or of its best evaluation. Raises UsageError if there is none."""
     folder = Path(run_dir)
-    saved = read_run(folder)
+    saved = read_settings(folder)
     state = checkpoint.load(folder / (checkpoint.BEST if best else checkpoint.CHECKPOINT))
-    return Player(resolve(saved | ANYWHERE, spec=state["spec"]), state)
+    return Player(resolve(saved | ANY_MACHINE, spec=state["spec"]), state)
 
 
 class Player:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.config.presets import read_yaml
+from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError
 
 if TYPE_CHECKING:

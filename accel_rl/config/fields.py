@@ -1,4 +1,4 @@
-"""Settings are fields of frozen dataclasses. Each has a default, a sentence of help, and the rule it must obey."""
+"""Settings are fields of frozen dataclasses: each has a default, a sentence of help, and the rule it must obey."""
 
 import re
 import types
@@ -22,9 +22,10 @@ def setting(
     choices: tuple[str, ...] | None = None,
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """A dataclass field. least, most: bounds that may be reached; above: one that may not.
+    """Makes a dataclass field. least, most: bounds that may be reached; above: a bound that may not.
 
-    check: raises ValueError for a value that is against its rule, with the rule and the way out: 'must be ...'."""
+    check: raises ValueError for a value that breaks its rule; the message says the rule and the way out: 'must be ...'.
+    """
     metadata = {"help": help, "least": least, "above": above, "most": most, "choices": choices, "check": check}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
@@ -32,9 +33,9 @@ def setting(
 
 
 def build(cls: type, values: dict[str, Any]) -> Any:
-    """An instance of a settings dataclass from values of any provenance (YAML, flags, Python), converted and checked.
+    """Makes an instance of a settings dataclass from values of any source (YAML, flags, Python), converted and checked.
 
-    Raises UsageError for a value of the wrong type or against its rule. Names must be known to be fields."""
+    Raises UsageError for a value of the wrong type or one that breaks its rule. All names must be fields of cls."""
     types_of = typing.get_type_hints(cls)
     by_name = {f.name: f for f in fields(cls)}
     checked = {}
@@ -44,13 +45,18 @@ def build(cls: type, values: dict[str, Any]) -> Any:
     return cls(**checked)
 
 
+def pick(cls: type, values: dict[str, Any]) -> Any:
+    """Builds a settings dataclass from those of the values that are fields of it."""
+    return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
+
+
 def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:
-    """The names of the settings that were made with this check."""
+    """Returns the names of the settings that were made with this check."""
     return [f.name for f in fields(cls) if f.metadata.get("check") is check]
 
 
 def _convert(name: str, value: Any, to: Any) -> Any:
-    """The value as the type that the field declares; text, as it comes from the command line, is read as YAML."""
+    """Returns the value as the type that the field declares; text from the command line is read as YAML."""
     accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
     if value is None and type(None) in accepted:
         return None
@@ -85,7 +91,7 @@ def _parse(text: str, is_tuple: bool) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """1e-6 as a number, which YAML takes for text since it has no point."""
+    """Returns text such as 1e-6, which YAML does not take for a number since it has no point, as a number."""
     is_number = isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)e[-+]?\d+", value, re.IGNORECASE)
     return float(value) if is_number else value
 

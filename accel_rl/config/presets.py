@@ -1,38 +1,26 @@
-"""Reads settings from YAML: the presets that come with the package, and files of the user's."""
+"""The presets that come with the package: YAML files of settings, an algorithm's own or a variant's."""
 
 import importlib.resources
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from accel_rl.errors import UsageError, unknown
+from accel_rl.errors import unknown
 
-SAME = ({"workers", "envs_per_worker"}, {"device", "devices"})
-
-
-def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """The settings of both; those above count. Of two that say the same either replaces both."""
-    replaced = {name for pair in SAME if pair & above.keys() for name in pair}
-    return {name: value for name, value in below.items() if name not in replaced} | above
-
-
-def full_preset(name: str) -> dict[str, Any]:
-    """An algorithm's preset; of a variant, what it is a variant of, and its own settings over that."""
-    preset = load_preset(name, kind="algorithm")
-    base = load_preset(preset["base"]) if "base" in preset else {}
-    own = {key: value for key, value in preset.items() if key not in ("pixels", "vectors")}
-    kinds = {kind: base.get(kind, {}) | own | preset.get(kind, {}) for kind in ("pixels", "vectors")}
-    return base | own | kinds
+KINDS = ("pixels", "vectors")
+"""A preset's blocks: the settings in them apply to observations of that kind only."""
 
 
 def preset_names() -> list[str]:
+    """Returns the names of all presets, in alphabetical order."""
     folder = importlib.resources.files("accel_rl") / "presets"
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
 
 def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
-    """The settings that accel_rl/presets/<name>.yaml holds. Raises UsageError if there is none."""
+    """Returns what accel_rl/presets/<name>.yaml holds. Raises UsageError if there is no such file.
+
+    kind: what the user meant by the name, for the message ("preset" or "algorithm")."""
     if name not in preset_names():
         where = {"algorithm": "(`accel-rl list algos`; your own: package.module:Class)"}
         raise unknown(kind, name, preset_names(), where.get(kind, "(`accel-rl list presets`)"))
@@ -41,14 +29,18 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
     return preset
 
 
-def read_yaml(path: Path, kind: str) -> dict[str, Any]:
-    """A YAML file that holds one flat mapping. Raises UsageError if it doesn't."""
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold a mapping of {kind}, as in `learning_rate: 7.0e-4`")
-    return values
+def full_preset(name: str) -> dict[str, Any]:
+    """Returns an algorithm's preset; for a variant, its base's settings overridden by its own."""
+    preset = load_preset(name, kind="algorithm")
+    base = load_preset(preset["base"]) if "base" in preset else {}
+    own = {key: value for key, value in preset.items() if key not in KINDS}
+    blocks = {kind: base.get(kind, {}) | own | preset.get(kind, {}) for kind in KINDS}
+    return base | own | blocks
+
+
+def preset_settings(presets: list[dict[str, Any]], kind: str | None) -> dict[str, Any]:
+    """Returns what the presets set for observations of a kind (None: of any kind); a later preset overrides."""
+    values: dict[str, Any] = {}
+    for preset in presets:
+        values |= preset | (preset.get(kind, {}) if kind else {})
+    return {name: value for name, value in values.items() if name not in KINDS}

@@ -1,4 +1,4 @@
-"""Settings of every run, whatever its algorithm and environment."""
+"""The settings that every run has, whatever its algorithm and environment. Their help is `accel-rl train --help`."""
 
 from dataclasses import dataclass
 
@@ -7,64 +7,78 @@ from accel_rl.config.fields import setting
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What every run has, whatever its algorithm and environment."""
+    """What every run has: names, sizes, sampling, logging, evaluation."""
 
-    algo: str = setting("a2c", "a preset's name (`accel-rl list algos`), or package.module:Class for your own Algo")
+    algo: str = setting("a2c", "an algorithm's name (`accel-rl list algos`), or package.module:Class for your own Algo")
     env: str = setting("pong", "an Atari game, a gymnasium id, or package.module:factory (`accel-rl list envs`)")
-    preset: str | None = setting(None, "a variant of the algorithm's settings, by name (`accel-rl list presets`)")
-    env_preset: str = setting("stooke", "Atari's frames and episodes", choices=("stooke", "dqn84", "v5"))
-    env_options: dict = setting({}, "keyword arguments for a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
+    preset: str | None = setting(None, "a variant of the algorithm, by name (`accel-rl list presets`)")
+    env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))
+    env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     network: str | None = setting(
         None, "a3c, nature, cule, a3c_mlp, or package.module:factory of your own: factory(spec) -> nn.Module"
     )
-    seed: int = setting(0, "seed of everything random in the run", least=0)
-    steps: int = setting(1_000_000, "agent steps of the run, over all environments", least=1)
-    schedule_steps: int | None = setting(None, "agent steps over which schedules run (default: steps)", least=1)
-    device: str = setting("auto", "auto, cpu, or cuda:0: where the network runs and learns")
-    deterministic: bool = setting(False, "CUDA: only algorithms that repeat bit for bit (slower)")
+    seed: int = setting(0, "seed of all random numbers in the run", least=0)
+    steps: int = setting(1_000_000, "agent steps of the run, summed over all environments", least=1)
+    schedule_steps: int | None = setting(
+        None, "agent steps over which schedules run (default: those of --steps)", least=1
+    )
+    device: str = setting("auto", "where the network acts and learns: auto, cpu or cuda:0")
+    deterministic: bool = setting(False, "CUDA: use only operations that repeat bit for bit (slower)")
 
     envs: int = setting(
         16,
-        "environments in all, half in each of two alternating groups (default: so many for each learner)",
+        "environments of the whole run, half of them in each of two alternating groups (the default is per learner)",
         least=1,
     )
     workers: int | None = setting(
-        None, "simulator processes (default: one per processor, if the environments divide)", least=1
+        None, "simulator processes (default: one per logical CPU, as far as the environments divide evenly)", least=1
     )
-    envs_per_worker: int | None = setting(None, "instead of workers: the environments of each", least=1)
-    cpus: str = setting("all", "processors to use, as in 0-7,16-23; all: whichever this process may use")
+    envs_per_worker: int | None = setting(None, "environments of each worker, instead of --workers", least=1)
+    cpus: str = setting("all", "logical CPUs to use, as in 0-7,16-23; all: every one that this process may use")
     sampler: str = setting(
-        "alternating", "alternating: simulator processes; serial: none", choices=("alternating", "serial")
+        "alternating",
+        "alternating: environments run in simulator processes; serial: in the learner's own process",
+        choices=("alternating", "serial"),
     )
-    horizon: int = setting(5, "steps of each environment in a rollout", least=1)
+    horizon: int = setting(5, "steps of each environment per rollout", least=1)
     reset_mode: str = setting(
         "auto",
-        "a finished game starts anew at once, waits for the end of the rollout, or starts from a prepared state "
-        "(auto: reserve for Atari games, else immediate)",
+        "when a game ends, its environment is reset at once (immediate), waits for the end of the rollout (wait), or "
+        "continues from a prepared start state (reserve); auto: reserve for Atari games, else immediate",
         choices=("auto", "immediate", "wait", "reserve"),
     )
     decorrelation_steps: int = setting(
-        100, "at most so many random actions in each environment before the run", least=0
+        100, "largest number of random actions that an environment takes before the run starts", least=0
     )
-    env_timeout_s: float = setting(20.0, "an environment that takes longer for a step counts as hung", above=0)
-    env_build_timeout_s: float = setting(60.0, "the same while environments are built", above=0)
+    env_timeout_s: float = setting(
+        20.0, "seconds after which an environment that has not finished its step counts as hung", above=0
+    )
+    env_build_timeout_s: float = setting(60.0, "the same limit, while environments are being built", above=0)
     on_env_error: str = setting(
-        "fail", "an environment that fails ends the run, or is replaced by a new one", choices=("fail", "restart")
+        "fail",
+        "when an environment fails: end the run, or replace the environment and continue",
+        choices=("fail", "restart"),
     )
-    sampling_threads: int | None = setting(None, "CPU threads of the network while sampling", least=1)
+    sampling_threads: int | None = setting(
+        None, "torch threads while sampling (default: chosen for this machine)", least=1
+    )
     cuda_graphs: bool = setting(
-        True, "CUDA: actions and updates are one captured graph each instead of operation by operation"
+        True, "CUDA: capture action selection and updates as graphs, rather than launch each operation"
     )
-    bf16: bool = setting(False, "convolutions and matrix products of the network in bfloat16")
-    learning_threads: int | None = setting(None, "CPU threads of the network while learning", least=1)
+    bf16: bool = setting(False, "compute the network's convolutions and matrix products in bfloat16")
+    learning_threads: int | None = setting(
+        None, "torch threads while learning (default: chosen for this machine)", least=1
+    )
 
-    log_interval_steps: int = setting(10_000, "agent steps between two rows of progress.csv", least=1)
+    log_interval_steps: int = setting(10_000, "agent steps between rows of progress.csv", least=1)
     eval_interval_steps: int = setting(250_000, "agent steps between evaluations; 0: none", least=0)
-    eval_episodes: int = setting(16, "games of an evaluation", least=1)
+    eval_episodes: int = setting(16, "games per evaluation", least=1)
     eval_steps: int | None = setting(
-        None, "instead of eval_episodes: all games that end within so many agent steps of all environments", least=1
+        None,
+        "evaluate for this many agent steps, over all environments, instead of --eval-episodes; games that end count",
+        least=1,
     )
-    eval_greedy: bool = setting(False, "evaluate the likeliest actions instead of sampled ones")
+    eval_greedy: bool = setting(False, "evaluate the most likely actions instead of sampled ones")
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
-    layer_norms: bool = setting(False, "log the norm of each layer's parameters, gradient (clipped) and steps")
-    tensorboard: bool = setting(True, "write TensorBoard events, where it is installed")
+    layer_norms: bool = setting(False, "log the norms of each layer's parameters, clipped gradient and update")
+    tensorboard: bool = setting(True, "write TensorBoard events, if TensorBoard is installed")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_rl.config.presets import read_yaml
+from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
 
 PARTS = ("title", "settings", "grid", "seeds", "paper")

@@ -12,7 +12,7 @@ from accel_rl.analysis.plot import read_run as read_curve
 from accel_rl.errors import UsageError
 from accel_rl.experiments.grid import Combination, Experiment
 from accel_rl.hardware.description import format_machine
-from accel_rl.training.resolve import read_run
+from accel_rl.training.run_directory import read_settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict
     for run in experiment.runs_of(combination):
         with contextlib.suppress(OSError, ValueError):  # not there, or not yet
             summary = json.loads((folder / run.name / "summary.json").read_text())
-            wanted = read_run(folder / run.name)["steps"]
+            wanted = read_settings(folder / run.name)["steps"]
             summaries.append(summary)
             finished += summary["total_timesteps"] >= wanted
             steps = steps or wanted

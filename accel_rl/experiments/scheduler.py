@@ -32,8 +32,8 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, read_topology, show_cp
 from accel_rl.training import finite_guard
 from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.resolve import Config, read_run, resolve
-from accel_rl.training.run_directory import changed_settings
+from accel_rl.training.resolve import Config, resolve
+from accel_rl.training.run_directory import changed_settings, read_settings
 
 POLL_S = 0.05
 TAIL_LINES = 10  # of a failed run's console
@@ -218,12 +218,12 @@ def look_at(run: ExperimentRun, folder: Path, config: Config) -> Task:
     again: dict[str, Any] = {"steps": config.run.steps}
     steps_done = 0
     if (folder / "config.yaml").exists():
-        saved, values = read_run(folder), config.as_dict()
+        saved, values = read_settings(folder), config.as_dict()
         if changed := changed_settings(folder, saved, values):
             told = ", ".join(f"{name}={saved.get(name)!r} (now {values[name]!r})" for name in changed)
             hint = "set schedule_steps to what it was to go on to other steps; " if "schedule_steps" in changed else ""
             raise UsageError(f"{run.name} was begun with {told}; {hint}another --out begins anew, or remove {folder}")
-        again |= {name: values[name] for name in finite_guard.MAY_CHANGE if values[name] != saved.get(name)}
+        again |= {name: values[name] for name in finite_guard.CHANGEABLE if values[name] != saved.get(name)}
         with contextlib.suppress(OSError, ValueError):  # not written yet
             steps_done = json.loads((folder / "summary.json").read_text())["total_timesteps"]
     return Task(run, folder, config.run.steps, steps_done, (folder / CHECKPOINT).exists(), again)

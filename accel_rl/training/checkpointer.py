@@ -71,7 +71,8 @@ class Checkpointer:
     def _write(self, name: str, **state: Any) -> None:
         learner = self.learner
         state |= {"policy": learner.algo.policy.state_dict(), "spec": learner.config.spec}
-        checkpoint.save(learner.folder / name, state | {"best_score": learner.best_score})
+        state |= {"best_score": learner.best_score}
+        checkpoint.save(learner.folder / name, state, keep_previous=name == CHECKPOINT)
 
     def _pull(self) -> None:
         """Takes over the newest of what learners share."""

@@ -1,4 +1,4 @@
-"""Ends a run whose loss, gradient or parameters are no longer finite, and keeps the last checkpoint that is good."""
+"""Ends a run whose loss, gradient or parameters are no longer finite, before they reach a checkpoint."""
 
 import contextlib
 import shlex
@@ -14,14 +14,14 @@ from accel_rl.training import checkpoint
 from accel_rl.training.log import command
 from accel_rl.training.metrics import UpdateStatistics
 
-MARK = "not_finite.txt"  # in the folder of a run that has ended so, and has not got over it since
-MAY_CHANGE = ("learning_rate", "clip_grad_norm")  # when a run with this mark is resumed
+MARKER_FILE = "not_finite.txt"  # in a run's folder from such an end until the next checkpoint
+CHANGEABLE = ("learning_rate", "clip_grad_norm")  # settings that a run with this file may change when it is resumed
 
 
 class FiniteGuard:
-    """Looks at what is learned, and what is said about it.
+    """Checks statistics, parameters and the optimizer's state for values that are not finite.
 
-    settings: the algorithm's; update: whatever has a state_dict.
+    settings: the algorithm's, for the learning rate and the clipping that a message names. update: has a state_dict.
     """
 
     def __init__(
@@ -41,22 +41,24 @@ class FiniteGuard:
             raise RunError(self._explain(flaw))
 
     def check(self, steps: int) -> None:
-        """The same, also for parameters and the update's state; steps: agent steps of the run so far."""
+        """Raises RunError if any statistic, parameter or state of the update is not finite. Waits for a GPU.
+
+        steps: agent steps of the run so far."""
         if flaw := self._flaw_of_statistics() or self._flaw_of_parameters(steps):
             raise RunError(self._explain(flaw))
 
     def explain_error(self, error: Exception, steps: int) -> None:
-        """Raises RunError if something not finite can have caused the error, as NaN actions do in environments."""
+        """Raises RunError if the error may follow from values that are not finite, such as NaN actions."""
         try:
             flaw = self._flaw_of_statistics() or self._flaw_of_parameters(steps)
-        except RuntimeError:  # a GPU that has failed answers nothing any more
+        except RuntimeError:  # a GPU that has failed answers no more requests
             return
         if flaw:
             raise RunError(self._explain(flaw)) from error
 
     def saved(self) -> None:
-        """A checkpoint has been written, after `check`."""
-        (self.folder / MARK).unlink(missing_ok=True)
+        """Removes MARKER_FILE, since a checkpoint has been written after `check`."""
+        (self.folder / MARKER_FILE).unlink(missing_ok=True)
 
     def _flaw_of_statistics(self) -> str | None:
         flaw = self.statistics.fetch()
@@ -64,31 +66,31 @@ class FiniteGuard:
 
     def _flaw_of_parameters(self, steps: int) -> str | None:
         learned = [(f"parameter {name}", value) for name, value in self.policy.named_parameters()]
-        remembered = [(f"update state {name}", value) for name, value in _tensors(self.update.state_dict())]
+        remembered = [(f"update.{name}", value) for name, value in _tensors(self.update.state_dict())]
         if not (found := first_not_finite([*learned, *remembered])):
             return None
         return f"after update {self.statistics.num_updates} (agent step {steps}): {found[0]} is {found[1]}"
 
     def _explain(self, flaw: str) -> str:
-        """What was found and how to go on; marks the folder."""
+        """Returns what was found and how to continue; writes it to MARKER_FILE."""
         rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
-        tamer = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
+        remedies = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
         try:
             saved_steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, mapped=True)["steps"]
         except UsageError:
             saved_steps = None
         if saved_steps is None:
-            message = f"{flaw}; there is no checkpoint yet: start again with a lower {tamer}"
+            message = f"{flaw}; there is no checkpoint yet: start again with a lower {remedies}"
         else:
             again = f"{command()} train --resume {shlex.quote(str(self.folder))} --learning-rate {rate / 2:g}"
-            message = f"{flaw}; the last good checkpoint is at step {saved_steps}: lower {tamer}, as in {again}"
+            message = f"{flaw}; the last good checkpoint is at step {saved_steps}: lower {remedies}, as in {again}"
         with contextlib.suppress(OSError):
-            (self.folder / MARK).write_text(message + "\n")
+            (self.folder / MARKER_FILE).write_text(message + "\n")
         return message
 
 
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, float] | None:
-    """The first of the named tensors that holds anything nan or infinite, and that value. Waits for a GPU once."""
+    """Returns the name of the first tensor with a nan or infinite value, and that value. Waits for a GPU once."""
     named = [(name, tensor.detach()) for name, tensor in tensors]
     by_device: dict[torch.device, list[Tensor]] = {}
     for _, tensor in named:
@@ -101,7 +103,7 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, float]
 
 
 def _tensors(state: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Tensor]]:
-    """All tensors of a state_dict, however deep, with the path of their names."""
+    """Yields all tensors of a state_dict, at any depth, with their names joined by dots."""
     for name, value in state.items():
         if isinstance(value, dict):
             yield from _tensors(value, f"{prefix}{name}.")

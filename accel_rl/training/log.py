@@ -1,4 +1,4 @@
-"""What a run says in words: log.txt and the console."""
+"""Messages of a run: log.txt and the console."""
 
 import logging
 import shlex
@@ -12,7 +12,7 @@ logger = logging.getLogger("accel_rl")
 
 
 class _ConsoleHandler(logging.Handler):
-    """Lines that do not tear the progress bar. Errors are left to whoever catches them."""
+    """Prints messages above the progress bar, except errors: `main` prints those."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
@@ -20,7 +20,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 def command() -> str:
-    """How the user can call this program again: by name if a shell would find it, else by where it is."""
+    """Returns how the user can call this program: by name if the shell finds it, else by its path."""
     if shutil.which("accel-rl"):
         return "accel-rl"
     script = Path(sys.executable).with_name("accel-rl")
@@ -29,13 +29,13 @@ def command() -> str:
 
 
 def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
-    """Sends the framework's messages to log.txt and, with show, to the console; undo with close_log.
+    """Sends the framework's messages to log.txt and, with show, to the console; `close_log` undoes it.
 
-    rank: of the learner that speaks; of others than the first, warnings and what is worse."""
-    folder.mkdir(parents=True, exist_ok=True)  # of a learner on another machine
+    rank: of the learner that logs. Those of rank 1 and more log only warnings and errors, with their rank."""
+    folder.mkdir(parents=True, exist_ok=True)  # a learner on another machine may not see it yet
     file = logging.FileHandler(folder / "log.txt")
-    speaker = f" learner {rank}:" if rank else ""
-    file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s{speaker} %(message)s"))
+    prefix = f" learner {rank}:" if rank else ""
+    file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s{prefix} %(message)s"))
     handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if show else [])]
     for handler in handlers:
         handler.setLevel(logging.WARNING if rank else logging.INFO)
@@ -45,6 +45,7 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
 
 
 def close_log(handlers: list[logging.Handler]) -> None:
+    """Undoes `open_log`, whose result it takes."""
     for handler in handlers:
         logger.removeHandler(handler)
         handler.close()

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: progress.csv, TensorBoard, log.txt, and the progress bar."""
+"""What a run reports while it trains: progress.csv, TensorBoard, the progress bar, and summary.json at the end."""
 
 import csv
 import json
@@ -23,9 +23,9 @@ NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, secti
 
 
 class Progress:
-    """Writes the rows, from what all learners report.
+    """Writes rows of metrics from the reports of all learners.
 
-    steps: what a resumed run has behind it. Rows beyond its checkpoint are dropped.
+    steps: those of the checkpoint that a resumed run continues from; rows beyond it are dropped.
     """
 
     def __init__(self, folder: Path, steps: int, total_steps: int, use_tensorboard: bool, show: bool):
@@ -51,22 +51,22 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the whole run."""
+        """Wall time of the whole run, in seconds, including what came before a resume."""
         return self.seconds_before + time.perf_counter() - self._started
 
     def advance(self, steps: int) -> None:
-        """The run is at so many agent steps."""
+        """Moves the progress bar to this number of agent steps."""
         self._bar.update(steps - self._steps)
         self._steps = steps
 
     def merge(self, reports: list[Report]) -> None:
-        """What learners have reported, for the next row."""
+        """Takes what learners have reported into the next row."""
         for report in reports:
             self.games.extend(report.games)
         self._reports += reports
 
     def scores(self) -> dict[str, float]:
-        """Means over the last games, raw score; NaN while no game has finished."""
+        """Returns mean score (raw) and length of the last NUM_RECENT_GAMES games; NaN while no game has finished."""
         if not self.games:
             return {"rollout/ep_rew_mean": math.nan, "rollout/ep_len_mean": math.nan}
         return {
@@ -75,7 +75,7 @@ class Progress:
         }
 
     def write_row(self, **more: float) -> None:
-        """One row of everything since the last one."""
+        """Writes one row about everything since the last one; more: further metrics, by name."""
         now = time.perf_counter()
         wall, num_steps = max(now - self._row_started, 1e-9), self._steps - self._row_steps
         reports, self._reports = self._reports, []
@@ -104,11 +104,11 @@ class Progress:
             tqdm.write(f"{self._steps:>10,} steps  {row['time/fps']:>7,.0f} steps/s  {games}", file=sys.stderr)
 
     def exclude(self, seconds: float) -> None:
-        """Takes an interruption (an evaluation) out of the next row's rate."""
+        """Leaves an interruption, such as an evaluation, out of the next row's rates."""
         self._row_started += seconds
 
     def write_summary(self, algo: str, env: str, seed: int) -> dict[str, Any]:
-        """summary.json, which it also returns; null while no game has finished."""
+        """Writes summary.json and returns its content; scores are null while no game has finished."""
         scores = {name.split("/")[1]: None if math.isnan(v) else v for name, v in self.scores().items()}
         elapsed = time.perf_counter() - self._started
         summary = {
@@ -138,13 +138,13 @@ class Progress:
 
 
 class _Table:
-    """A CSV file whose columns may grow; a new column rewrites it."""
+    """A CSV file; a new column rewrites it."""
 
     def __init__(self, path: Path, steps: int):
         self._path = path
         self._rows: list[dict[str, str]] = []
         if path.exists():
-            with path.open(newline="") as file:  # whose last line may be half written
+            with path.open(newline="") as file:  # its last line may be half written
                 complete = [row for row in csv.DictReader(file) if None not in row.values()]
             self._rows = [row for row in complete if float(row["time/total_timesteps"]) <= steps]
         self._columns = list(self._rows[0]) if self._rows else []
@@ -167,7 +167,7 @@ class _Table:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self._rows)
-        os.replace(temporary, self._path)  # a run that is killed here keeps its rows
+        os.replace(temporary, self._path)  # a run that is killed before this line keeps its rows
 
 
 def _tensorboard_writer(folder: Path, steps: int) -> Any:

@@ -1,13 +1,14 @@
-"""From names and flags to one resolved, checked configuration: default < preset < --config file < flag."""
+"""From names, files and flags to one resolved, checked configuration: default < preset < --config file < flag."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from accel_rl.config.fields import build
+from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
-from accel_rl.config.presets import full_preset, load_preset, overlay, read_yaml
+from accel_rl.config.presets import full_preset, load_preset, preset_settings
 from accel_rl.config.run_settings import RunSettings
+from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
@@ -17,10 +18,12 @@ from accel_rl.hardware.devices import find_device, find_devices, gpu_node
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 
+Values = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved run: what is written to config.yaml, and what it stands for; as seen by the learner at `rank_info`."""
+    """A resolved run: its settings and what they stand for, as the learner at `rank_info` sees it."""
 
     run: RunSettings
     algo_class: Any
@@ -31,25 +34,26 @@ class Config:
     learners: LearnerSettings
     rank_info: RankInfo
     devices: tuple[str, ...]  # of the learners on this machine
-    plans: tuple[Plan, ...]  # and which processors each of them uses how
+    plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
 
     @property
     def plan(self) -> Plan:
+        """This learner's logical CPUs and threads."""
         return self.plans[self.rank_info.local_rank]
 
     @property
     def device(self) -> str:
-        """This learner's."""
+        """This learner's device."""
         return self.devices[self.rank_info.local_rank]
 
     @property
     def local_envs(self) -> int:
-        """Environments of this learner."""
+        """Number of environments of this learner."""
         return self.run.envs // self.rank_info.size
 
     @property
     def workers(self) -> int:
-        """Simulator processes of this learner; 0 with the serial sampler."""
+        """Number of simulator processes of this learner; 0 with the serial sampler."""
         return len(self.plan.worker_cpus)
 
     @property
@@ -58,16 +62,16 @@ class Config:
         return self.learners.update == "central_store"
 
     def of_learner(self, rank: int) -> "Config":
-        """The same run as another learner on this machine sees it."""
+        """Returns the same run as another learner on this machine sees it."""
         rank_info = RankInfo(rank, self.rank_info.size, rank, self.rank_info.local_size)
         return replace(self, rank_info=rank_info, run=replace(self.run, device=self.devices[rank]))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Flat, as config.yaml has it; reading it back gives the same configuration."""
+    def as_dict(self) -> Values:
+        """Returns all settings in one flat mapping, as config.yaml holds it; it resolves to this configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
         values = {**asdict(self.run), **asdict(self.learners), **asdict(self.algo), **atari}
-        # With several learners only what was asked for: what is picked may differ from one to the next.
-        workers = _named_workers(self.run) if self.rank_info.size > 1 else self.workers or self.run.workers
+        # With several learners, only what was asked for: the number that is chosen may differ between machines.
+        workers = _requested_workers(self.run) if self.rank_info.size > 1 else self.workers or self.run.workers
         values |= {"workers": workers, "envs_per_worker": None}
         if self.rank_info.size > 1 and (self.learners.devices or self.device != "cpu"):
             values["device"] = "auto"  # each learner has its own
@@ -75,88 +79,163 @@ class Config:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def resolve(given: dict[str, Any], config_file: Path | None = None, spec: EnvSpec | None = None) -> Config:
-    """The configuration that names, a file and flags amount to. spec: of the environment, if it is known already.
+def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None = None) -> Config:
+    """Returns the configuration that the given settings, a file of settings and presets amount to.
 
-    Raises UsageError for whatever is unknown or does not fit together; RunError if the environment can't be built."""
+    spec: of the environment, where it is known already. Raises UsageError for settings that are unknown, wrong or do
+    not fit together; RunError if the environment cannot be built."""
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = overlay(file, given)
-    algo_name = str(chosen.get("algo", "a2c"))
-    preset = load_preset(chosen["preset"]) if chosen.get("preset") else {}
-    algo_class, base = find_algo(algo_name)
-    if preset and preset["algo"] != base.get("algo", algo_name):
-        raise UsageError(f"preset {chosen['preset']!r} is not one of algorithm {algo_name!r}, but of {preset['algo']}")
+    algo_name = str(chosen.get("algo", RunSettings.algo))
+    variant = load_preset(chosen["preset"]) if chosen.get("preset") else {}
+    algo_class, preset = find_algo(algo_name)
+    if variant:
+        _check_variant(chosen["preset"], variant, algo_name)
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
             raise unknown("setting", name, names)
 
-    sources = [{name: value for name, value in source.items() if name in names} for source in (base, preset, chosen)]
-    early = sources[0] | sources[1] | sources[2]
-    early["algo"] = algo_name
-    early_run = _pick(RunSettings, early)  # what does not depend on the kind of observations
-    env = _env_config(early_run, early)
-    spec = spec or probe_spec(env, early_run.env_build_timeout_s)
-
-    kind = "pixels" if spec.is_pixels else "vectors"
-    below = sources[0] | base.get(kind, {}) | sources[1] | preset.get(kind, {})
-    if not spec.is_numbers:  # a preset for vectors wants it where it can be had; whoever asks for more is told
+    env, spec, below = _environment([preset, variant], chosen, spec)
+    if not spec.is_numbers:  # a preset normalizes observations where it can; a user who asks for more gets an error
         below["normalize_observations"] = False
-    values = overlay(below, chosen)
-    values |= {"algo": algo_name, "env": env.env_id}
-    learners, rank_info, devices = _learners(_pick(RunSettings, values), _pick(LearnerSettings, values))
-    if "envs" not in chosen:  # what presets have is one learner's
+    values = overlay(below, chosen) | {"algo": algo_name, "env": env.env_id}
+
+    learners, rank_info, devices = _learners(pick(RunSettings, values), pick(LearnerSettings, values))
+    if "envs" not in chosen:  # a preset's number is for one learner
         values["envs"] = values.get("envs", RunSettings.envs) * rank_info.size
-    run, algo = _pick(RunSettings, values), _pick(algo_class.Settings, values)
+    run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
     run = replace(run, device=devices[rank_info.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, rank_info, devices)
-    return Config(
-        run, algo_class, algo, env, spec, run.schedule_steps or run.steps, learners, rank_info, devices, plans
-    )
+    steps = run.schedule_steps or run.steps
+    return Config(run, algo_class, algo, env, spec, steps, learners, rank_info, devices, plans)
 
 
-def _named_workers(run: RunSettings) -> int | None:
-    """How many were asked for, in one way or the other."""
-    if run.envs_per_worker is None:
-        return run.workers
-    workers, rest = divmod(run.envs, run.envs_per_worker)
-    if rest:
-        raise UsageError(f"envs={run.envs} is no multiple of envs_per_worker={run.envs_per_worker}")
-    if run.workers not in (None, workers):
+# ---- the algorithm ----
+
+
+def find_algo(name: str) -> tuple[Any, Values]:
+    """Returns the class of an algorithm, named by a preset or as package.module:Class, and the settings of its preset.
+
+    Raises UsageError for an unknown name, for a class that is not an Algo, and for settings that clash with a run's or,
+    in a class's `defaults`, do not exist."""
+    from accel_rl.algos import Algo
+
+    preset = {} if ":" in name else full_preset(name)
+    algo_class = import_name(preset.get("algo", name), "algorithm")
+    if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
+        raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
+    clash = {f.name for f in fields(algo_class.Settings)} & {
+        f.name for f in (*fields(RunSettings), *fields(LearnerSettings), *fields(AtariOptions))
+    }
+    if clash:
+        raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
+    if not preset:
+        preset, names = algo_class.defaults, setting_names(algo_class)
+        for setting in (*preset_settings([preset], "pixels"), *preset_settings([preset], "vectors")):
+            if setting not in names:
+                raise unknown("setting", setting, names, f"(in the defaults of {name})")
+    return algo_class, preset
+
+
+def setting_names(algo_class: Any) -> list[str]:
+    """Returns the names of all settings of a run with this algorithm."""
+    groups = (RunSettings, LearnerSettings, AtariOptions, algo_class.Settings)
+    return [f.name for group in groups for f in fields(group)]
+
+
+def _check_variant(name: str, variant: Values, algo_name: str) -> None:
+    """Raises UsageError if the preset is not a variant of the algorithm, even if both train by the same class."""
+    base = variant.get("base")
+    if algo_name not in (name, base):
+        what = f"a variant of {base}" if base else "an algorithm of its own"
+        raise UsageError(f"preset {name!r} is {what}, not a variant of {algo_name}; use --algo {name} without --preset")
+
+
+# ---- the environment ----
+
+
+def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) -> tuple[EnvConfig, EnvSpec, Values]:
+    """Returns the environment, its spec (the given one, if any), and the presets' settings for such observations.
+
+    The observations decide which block of a preset applies, but the block may itself change the environment. So an
+    Atari game, which always shows pixels, is built with its block from the start; any other environment is probed
+    without its block, and again if the block changes it. Raises UsageError if that changes the kind of observations."""
+    common = overlay(preset_settings(presets, None), chosen)
+    run = pick(RunSettings, common)
+    probed, probed_spec = None, spec
+    if game_name(run.env) is None:
+        probed = _env_config(common, chosen)
+        probed_spec = spec or probe_spec(probed, run.env_build_timeout_s)
+    kind = _kind(probed_spec) if probed and probed_spec else "pixels"
+    below = preset_settings(presets, kind)
+    env = _env_config(overlay(below, chosen), chosen)
+    if spec is None:
+        spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
+    if _kind(spec) != kind:
         raise UsageError(
-            f"workers={run.workers} and envs_per_worker={run.envs_per_worker} contradict each other for "
-            f"envs={run.envs}; name one of them, or workers={workers}"
+            f"with the preset's settings for {kind}, {run.env} shows {_kind(spec)}; set env_options outside of {kind}"
         )
-    return workers
+    return env, spec, below
+
+
+def _kind(spec: EnvSpec) -> str:
+    """Returns the name of a preset's block for these observations."""
+    return "pixels" if spec.is_pixels else "vectors"
+
+
+def _env_config(values: Values, chosen: Values) -> EnvConfig:
+    """Returns the environment that env, env_preset, env_options and the settings of Atari games name together.
+
+    An environment that is not an Atari game ignores a preset's Atari settings; chosen ones are refused."""
+    run = pick(RunSettings, values)
+    atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
+    game = game_name(run.env)
+    if game is None:
+        for name in atari.keys() & chosen.keys():
+            raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
+        return EnvConfig(run.env, run.env_preset, run.env_options)
+    if run.env_options:
+        raise UsageError(f"{game} takes no env_options; Atari games have settings of their own, as in frame_skip=4")
+    return EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)))
+
+
+def _reset_mode(name: str, env: EnvConfig) -> str:
+    is_atari = game_name(env.env_id) is not None
+    if name == "reserve" and not is_atari:
+        raise UsageError("reset_mode=reserve needs states that can be copied, which only Atari games have")
+    return name if name != "auto" else ("reserve" if is_atari else "immediate")
+
+
+# ---- learners, devices, workers ----
 
 
 def _learners(run: RunSettings, settings: LearnerSettings) -> tuple[LearnerSettings, RankInfo, tuple[str, ...]]:
-    """The settings with devices by their full names, this process's rank_info, and the devices on this machine."""
+    """Returns the settings with devices by their full names, this process's rank, and the devices on this machine."""
     if rank_info := launched_rank_info():
-        if settings.devices:
-            raise UsageError("torchrun starts a learner for each device by itself: leave --devices away")
-        names = [
-            f"cuda:{rank}" if run.device == "auto" and _has_gpu() else run.device
-            for rank in range(rank_info.local_size)
-        ]
-        devices = tuple(find_device(name) for name in names)
-        if run.device not in ("auto", "cpu") and rank_info.local_size > 1:
-            raise UsageError(f"device={run.device} would be that of {rank_info.local_size} learners; leave it away")
-        if settings.update == "central_store":
-            raise UsageError(
-                "update=central_store lies in the memory of one machine, where `accel-rl launch --devices ...` starts "
-                "its learners; torchrun's take --update all_reduce"
-            )
-    else:
-        listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)
-        if listed and run.device != "auto":
-            raise UsageError(f"device={run.device} and devices={listed} say the same; leave one of them away")
-        devices = find_devices(listed, settings.learners_per_gpu) if listed else (find_device(run.device),)
-        rank_info = RankInfo(0, len(devices), 0, len(devices))
-        several = ",".join(devices[:: settings.learners_per_gpu]) if len(devices) > 1 else None
-        settings = replace(settings, devices=several)
-    return settings, rank_info, devices
+        return settings, rank_info, _launched_devices(run, settings, rank_info)
+    listed = settings.devices or ("all" if settings.learners_per_gpu > 1 else None)
+    if listed and run.device != "auto":
+        raise UsageError(f"device={run.device} and devices={listed} say the same; omit one of them")
+    devices = find_devices(listed, settings.learners_per_gpu) if listed else (find_device(run.device),)
+    several = ",".join(devices[:: settings.learners_per_gpu]) if len(devices) > 1 else None
+    return replace(settings, devices=several), RankInfo(0, len(devices), 0, len(devices)), devices
+
+
+def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: RankInfo) -> tuple[str, ...]:
+    """Returns the devices of the learners that torchrun has started on this machine, one process each."""
+    if settings.devices:
+        raise UsageError("torchrun itself starts a learner for each device: omit --devices")
+    if run.device not in ("auto", "cpu") and rank_info.local_size > 1:
+        raise UsageError(f"device={run.device} would be shared by {rank_info.local_size} learners; omit it")
+    if settings.update == "central_store":
+        raise UsageError(
+            "update=central_store lies in the memory of one machine, where `accel-rl launch --devices ...` starts "
+            "its learners; those of torchrun take --update all_reduce"
+        )
+    on_gpus = run.device == "auto" and _has_gpu()
+    return tuple(find_device(f"cuda:{rank}" if on_gpus else run.device) for rank in range(rank_info.local_size))
 
 
 def _has_gpu() -> bool:
@@ -168,7 +247,8 @@ def _has_gpu() -> bool:
 def _plans(
     run: RunSettings, learners: LearnerSettings, rank_info: RankInfo, devices: tuple[str, ...]
 ) -> tuple[Plan, ...]:
-    workers = _named_workers(run) if run.sampler == "alternating" else 0
+    """Returns which logical CPUs and how many threads each learner on this machine uses."""
+    workers = _requested_workers(run) if run.sampler == "alternating" else 0
     if workers and workers % rank_info.size:
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
@@ -185,58 +265,16 @@ def _plans(
     )
 
 
-def _pick(cls: Any, values: dict[str, Any]) -> Any:
-    """An instance of a settings dataclass from those of the values that are its own."""
-    return build(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
-
-
-def _env_config(run: RunSettings, values: dict[str, Any]) -> EnvConfig:
-    """The environment that env, env_preset, env_options and the settings of Atari games name together."""
-    atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
-    game = game_name(run.env)
-    if game is None:
-        for name in atari:
-            raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
-        return EnvConfig(run.env, run.env_preset, run.env_options)
-    if run.env_options:
-        raise UsageError(f"{game} takes no env_options; Atari's are settings of their own, as in frame_skip=4")
-    return EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)))
-
-
-def find_algo(name: str) -> tuple[Any, dict[str, Any]]:
-    """The class of an algorithm named by a preset or as package.module:Class, and its preset's settings.
-
-    Raises UsageError for an unknown name, or a class that is no Algo."""
-    from accel_rl.algos import Algo
-
-    preset = {} if ":" in name else full_preset(name)
-    algo_class = import_name(preset.get("algo", name), "algorithm")
-    preset = preset or getattr(algo_class, "defaults", {})
-    if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
-        raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
-    clash = {f.name for f in fields(algo_class.Settings)} & {
-        f.name for f in (*fields(RunSettings), *fields(LearnerSettings), *fields(AtariOptions))
-    }
-    if clash:
-        raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
-    return algo_class, preset
-
-
-def setting_names(algo_class: Any) -> list[str]:
-    """Every setting of a run with this algorithm."""
-    groups = (RunSettings, LearnerSettings, AtariOptions, algo_class.Settings)
-    return [f.name for group in groups for f in fields(group)]
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """The settings of a run. Raises UsageError if the folder holds none."""
-    if not (folder / "config.yaml").exists():
-        raise UsageError(f"{folder} holds no run (no config.yaml)")
-    return read_yaml(folder / "config.yaml", "settings")
-
-
-def _reset_mode(name: str, env: EnvConfig) -> str:
-    is_atari = game_name(env.env_id) is not None
-    if name == "reserve" and not is_atari:
-        raise UsageError("reset_mode=reserve needs states that can be copied; only Atari games have them")
-    return name if name != "auto" else ("reserve" if is_atari else "immediate")
+def _requested_workers(run: RunSettings) -> int | None:
+    """Returns the number of workers that workers or envs_per_worker asks for; None if neither is set."""
+    if run.envs_per_worker is None:
+        return run.workers
+    workers, rest = divmod(run.envs, run.envs_per_worker)
+    if rest:
+        raise UsageError(f"envs={run.envs} is not a multiple of envs_per_worker={run.envs_per_worker}; change one")
+    if run.workers not in (None, workers):
+        raise UsageError(
+            f"workers={run.workers} and envs_per_worker={run.envs_per_worker} contradict each other for "
+            f"envs={run.envs}; set one of them, or workers={workers}"
+        )
+    return workers

@@ -1,4 +1,4 @@
-"""A run's folder: begun, cleared, opened again to go on."""
+"""A run's folder: created, cleared, and reopened to continue."""
 
 import os
 import shlex
@@ -14,14 +14,14 @@ import psutil
 import yaml
 
 from accel_rl.config.learners import launched_rank_info
-from accel_rl.config.presets import overlay
+from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard
-from accel_rl.training.checkpoint import BEST, CHECKPOINT, REPLAYS
-from accel_rl.training.resolve import Config, read_run, resolve
+from accel_rl.training.checkpoint import BEST, CHECKPOINT, PREVIOUS, REPLAYS
+from accel_rl.training.resolve import Config, resolve
 
-# What a resumed run may have otherwise: how far it goes, and what it runs on.
-MAY_CHANGE = (
+# Settings that a resumed run may change: how far it goes, and what it runs on.
+CHANGEABLE = (
     "steps",
     "device",
     "devices",
@@ -38,15 +38,17 @@ MAY_CHANGE = (
     "checkpoint_replay",
 )
 
-ANYWHERE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
-"""Settings in place of those of the machine that a run was on."""
+ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
+"""Settings that replace those of the machine a run was on, so that it can be opened on another one."""
 
-JOB = "job.txt"  # in a run's folder: which learners write there, if a launcher has started them
-SEEN_WITHIN_S = 10.0
+JOB = "job.txt"  # in a run's folder: which learners write there, if torchrun has started them
+SEEN_WITHIN_S = 10.0  # how long a network's disk may take to show what another machine has written
 
 
 def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
-    """A new run's folder, with config.yaml and command.txt in it."""
+    """Makes a new run's folder, with config.yaml and command.txt in it.
+
+    Raises UsageError if it holds a run that is not to be overwritten, or cannot be written."""
     run = config.run
     if out is None:
         name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
@@ -67,7 +69,7 @@ def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what a run writes, and nothing else that may lie in the folder."""
+    """Removes the files that a run writes; other files stay."""
     names = (
         "config.yaml",
         "command.txt",
@@ -75,100 +77,114 @@ def _clear(folder: Path) -> None:
         "progress.csv",
         "log.txt",
         CHECKPOINT,
+        PREVIOUS,
         BEST,
-        finite_guard.MARK,
+        finite_guard.MARKER_FILE,
         "summary.json",
         "learning_curve.png",
     )
-    others = [path for pattern in ("events.out.tfevents.*", REPLAYS, "*.pt.tmp") for path in folder.glob(pattern)]
-    for path in [*(folder / name for name in names), *others]:
+    matches = [path for pattern in ("events.out.tfevents.*", REPLAYS, "*.pt.tmp") for path in folder.glob(pattern)]
+    for path in [*(folder / name for name in names), *matches]:
         path.unlink(missing_ok=True)
 
 
 def reopen(
     folder: Path, given: dict[str, Any], out: str | Path | None, config_file: str | Path | None
 ) -> tuple[Config, dict[str, Any]]:
-    """A run's configuration and last checkpoint. Raises UsageError for a folder without, or for changed settings."""
-    saved = read_run(folder)
+    """Returns a run's configuration and last checkpoint.
+
+    Raises UsageError if the folder has none, if it is damaged, or for settings that would change the run."""
+    saved = read_settings(folder)
     if out is not None or config_file is not None:
-        raise UsageError("a resumed run goes on in its own folder with its own settings; leave --out and --config away")
+        raise UsageError("a resumed run continues in its own folder with its own settings; omit --out and --config")
     state = checkpoint.load(folder / CHECKPOINT)
     is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
-    base = saved | ANYWHERE if is_elsewhere else saved
+    base = saved | ANY_MACHINE if is_elsewhere else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])
     values = wanted.as_dict()
     if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
     if wanted.run.steps <= state["steps"]:
-        raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to go on")
+        raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return wanted, state
 
 
 def is_finished(folder: Path, given: dict[str, Any]) -> bool:
-    """Whether the run's checkpoint has all the steps that it is to have."""
-    steps = given.get("steps") or read_run(folder)["steps"]
+    """Returns whether the run's last checkpoint has all the steps that the run is to have."""
+    steps = given.get("steps") or read_settings(folder)["steps"]
     return bool(checkpoint.load(folder / CHECKPOINT, mapped=True)["steps"] >= int(steps))
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
-    """The settings that would make another run of the one in the folder, begun with those that are saved."""
-    may_change = MAY_CHANGE + (finite_guard.MAY_CHANGE if (folder / finite_guard.MARK).exists() else ())
-    return [name for name in values if values[name] != saved.get(name) and name not in may_change]
+    """Returns the settings in which values differ from the saved ones, but which a resumed run may not change."""
+    has_failed = (folder / finite_guard.MARKER_FILE).exists()
+    changeable = CHANGEABLE + (finite_guard.CHANGEABLE if has_failed else ())
+    return [name for name in values if values[name] != saved.get(name) and name not in changeable]
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Returns the settings of a run, from its config.yaml. Raises UsageError if the folder holds none."""
+    if not (folder / "config.yaml").exists():
+        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    return read_yaml(folder / "config.yaml", "settings")
 
 
 def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:
-    """Begins to write to a run's folder again."""
+    """Prepares a run's folder to be written to again: settings, and no replays that no checkpoint needs."""
     (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
-    named = [learner["replay"] for learner in state["learners"]]
-    for path in folder.glob(REPLAYS):  # of a checkpoint that was not finished any more
-        if path.name not in named:
+    kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder)]
+    for path in folder.glob(REPLAYS):  # of a checkpoint that was never completed
+        if path.name not in kept:
             path.unlink()
 
 
-# ---- a folder that learners of a launcher share, on several machines perhaps ----
+# ---- a folder that the learners of torchrun share, perhaps from several machines ----
 
 
 def launcher() -> str:
-    """The process that has started this one, unlike any before or after it."""
+    """Returns what identifies the process that has started this one, among all machines and all times."""
     parent = psutil.Process(os.getppid())
     return f"{socket.gethostname()}:{parent.pid}:{parent.create_time():.0f}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """The learners that a launcher has started together. name: torchrun's --rdzv-id ("none": it has none); token: what
-    only they know; launchers: of each of them."""
+    """The learners that torchrun has started together.
+
+    name: torchrun's --rdzv-id ("none" if it has none); token: a text that only they know; launchers: see `launcher`, of
+    each of them."""
 
     name: str
     token: str
     launchers: tuple[str, ...]
 
     def goes_on_in(self, folder: Path) -> bool:
-        """Whether a job of this name, or with one of these launchers, has last written to the folder."""
+        """Returns whether a job of this name, or with one of these launchers, was the last to write to the folder."""
         name, _, *launchers = _read(folder) or ("none", "")
         return name == self.name != "none" or not set(launchers).isdisjoint(self.launchers)
 
     def take_over(self, folder: Path) -> None:
+        """Marks the folder as this job's."""
         (folder / JOB).write_text("\n".join((self.name, self.token, *self.launchers)) + "\n")
 
     def wait_to_see(self, folder: Path) -> None:
-        """Raises UsageError if what learner 0 has written is not here: a network's disk may take some seconds."""
+        """Waits until the mark of learner 0 can be seen from this machine. Raises UsageError if it cannot."""
         deadline = time.monotonic() + SEEN_WITHIN_S
         while not self._has(folder):
             if time.monotonic() > deadline:
                 raise UsageError(
                     f"{folder.absolute()} is not the folder where learner 0 has just written {JOB}; the run's folder "
-                    "must be on a disk that all machines share (--out is best an absolute path)"
+                    "must be on a disk that all machines share (use an absolute path for --out)"
                 )
             time.sleep(0.1)
 
     def check_has(self, folder: Path) -> None:
-        """Raises RunError if other learners go on with the run: a launcher may have taken these for dead."""
+        """Raises RunError if another job has taken the folder over: torchrun may have believed these learners dead."""
         if not self._has(folder):
             raise RunError(
-                f"other learners have taken over {folder} (see its {JOB}): these here must have been cut off from "
-                "them, and leave its checkpoint alone"
+                f"other learners have taken over {folder} (see its {JOB}): these must have been cut off from them, and "
+                "do not touch its checkpoint"
             )
 
     def _has(self, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What the Q-learning family says to settings that do not fit together, and to returns that its support cannot hold."""
+"""The Q-learning family: settings that do not fit together are refused, returns outside of the support are logged."""
 
 import os
 import re
@@ -80,8 +80,8 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_the_settings_that_the_others_are_changes_of() -> None:
-    """Would catch errors that come from something else."""
+def test_the_settings_without_changes_are_accepted() -> None:
+    """Would catch refusals below that have another cause."""
     check(resolved(DQN))
     check(resolved(CATEGORICAL))
     check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300}))  # just
@@ -95,7 +95,8 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: di
 
 
 @pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "n_step_q", "one_step_sarsa"])
-def test_actions_that_are_no_choice_are_refused(algo: str) -> None:
+def test_continuous_actions_are_refused(algo: str) -> None:
+    """Would catch a traceback from a table of values for actions that cannot be listed."""
     with pytest.raises(UsageError, match=r"actions of type Box have no table of action values; .*policy-gradient"):
         check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
 
@@ -109,7 +110,7 @@ def test_actions_that_are_no_choice_are_refused(algo: str) -> None:
     ],
 )
 def test_one_line_status_2_and_no_folder(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a traceback, or a folder for a run that can't be."""
+    """Would catch a traceback, or a folder for a run that was refused."""
     flags = [(f"--{name.replace('_', '-')}", value) for name, value in DQN.items() if name not in ("envs", "workers")]
     flags = [("--env", "CartPole-v1"), *flags]
     every = [str(word) for flag in flags for word in flag] + list(map(str, TINY)) + words.split()

@@ -58,7 +58,7 @@ def test_gpus_that_are_not_there(tmp_path: Path, capfd: Any) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu,cuda:0"}, "devices='cpu,cuda:0': learners are all on the CPU or all on GPUs, as in cpu,cpu or"),
     ({**TWO, "learners_per_gpu": 2}, "learners_per_gpu=2: that is for GPUs; name cpu once for each learner, as in"),
-    ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu say the same; leave one of them away"),
+    ({**TWO, "device": "cpu"}, "device=cpu and devices=cpu,cpu say the same; omit one of them"),
     (
         {**TWO, "cpus": str(min(available_cpus()))},
         r"learners=2 need a logical CPU each, but there are 1 \(of \d+.*\); use no more than 1 learner, or --share-",
@@ -163,7 +163,7 @@ def test_settings_that_torchrun_decides(tmp_path: Path, capfd: Any, launched: An
         capfd,
         tmp_path / "run",
         ["--devices", "cpu,cpu"],
-        "torchrun starts a learner for each device by itself: leave --devices",
+        "torchrun itself starts a learner for each device: omit --devices",
     )
     monkeypatch.chdir(tmp_path)
     launched()

@@ -153,7 +153,8 @@ def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
     accel_rl.train(resume=half, steps=240)
     assert_same_run(half, run)
     names = ["replay-240-1.pt", "replay-240.pt"]
-    assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [names] * 2
+    kept = ["replay-180-1.pt", "replay-180.pt", *names]  # of the previous checkpoint and of the last one
+    assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [kept] * 2
     assert build_algo(resolve({**settings, "steps": 240})).local_batch_size == 10 // 2  # type: ignore[attr-defined]
     replays = [load(run, name) for name in names]
     assert_same(replays, [load(half, name) for name in names])
@@ -169,8 +170,8 @@ def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
     accel_rl.train(resume=tmp_path / "alone", device="cpu", steps=240)
     learned = [int(row["time/total_timesteps"]) for row in rows(tmp_path / "alone") if row["train/loss"]]
     assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after the warm-up, each time
-    (alone,) = (tmp_path / "alone").glob("replay-*")
-    sizes = [replay["ring"]["size"] for replay in (load(tmp_path / "alone", alone.name), *replays)]
+    (alone,) = (learner["replay"] for learner in load(tmp_path / "alone")["learners"])
+    sizes = [replay["ring"]["size"] for replay in (load(tmp_path / "alone", alone), *replays)]
     assert sizes == [(4, 33), (2, 33), (2, 33)]  # environments, and 30 of 120 steps of each with 3 more for n steps
 
 
@@ -272,7 +273,8 @@ def test_asynchronous_learners_have_their_own_replays(tmp_path: Path) -> None:
     settings = {**TWO, **REPLAY, "update": "central_store", "checkpoint_interval_steps": 20}
     run = accel_rl.train(**settings, steps=400, out=tmp_path / "run")
     names = [learner["replay"] for learner in load(run)["learners"]]
-    assert sorted(path.name for path in run.glob("replay-*")) == sorted(names)
+    kept = {*names, *(learner["replay"] for learner in load(run, "checkpoint.previous.pt")["learners"])}
+    assert {path.name for path in run.glob("replay-*")} == kept
     assert [name.endswith("-1.pt") for name in names] == [False, True]
     replays = [load(run, name)["ring"] for name in names]
     assert [replay["size"] for replay in replays] == [(2, 63)] * 2  # 120 steps of its own

@@ -1,4 +1,4 @@
-"""What a run has left in its folder, and whether two runs are the same one."""
+"""Reads what a run has left in its folder, and compares runs."""
 
 import csv
 import pickle
@@ -26,19 +26,19 @@ TINY_LEARNERS_RUN: dict[str, Any] = {**_TINY, "devices": "cpu,cpu", "sampler": "
 
 
 def rows(run: Path) -> list[dict[str, str]]:
-    """progress.csv as it is."""
+    """Returns the rows of progress.csv."""
     with (run / "progress.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def rows_without_time(run: Path) -> list[dict[str, str]]:
-    """progress.csv without what the clock has written."""
+    """Returns the rows of progress.csv without measured times."""
     kept = [name for name in rows(run)[0] if not name.startswith("time/") or name == "time/total_timesteps"]
     return [{name: row[name] for name in kept} for row in rows(run)]
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """Same settings, same log but for the clock, same checkpoint."""
+    """Asserts that settings, rows (but for measured times) and checkpoints are equal."""
     assert rows_without_time(first) == rows_without_time(second)
     assert (first / "config.yaml").read_text() == (second / "config.yaml").read_text()
     states = [checkpoint.load(run / "checkpoint.pt") for run in (first, second)]
@@ -51,7 +51,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 
 def assert_same(first: Any, second: Any, where: str = "state") -> None:
-    """Bit for bit, all the way down."""
+    """Asserts that two states are equal bit for bit, at any depth."""
     assert type(first) is type(second), where
     if isinstance(first, dict):
         assert first.keys() == second.keys(), where
@@ -72,7 +72,7 @@ def assert_same(first: Any, second: Any, where: str = "state") -> None:
 
 
 def assert_same_env(first: Any, second: Any) -> None:
-    """A CartPole or a Counting. The bytes of two pickles may differ though their contents are the same."""
+    """Compares two CartPole or Counting environments, whose pickles may differ although their contents are equal."""
     assert type(first.unwrapped) is type(second.unwrapped)
     one, other = (vars(env.unwrapped) for env in (first, second))
     for name in ("state", "game", "steps"):

@@ -1,4 +1,4 @@
-"""Algorithms that go wrong on purpose, `Exploding` unless its learning rate is low."""
+"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner."""
 
 import os
 import time
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.algos.base import MakeUpdate
+from accel_rl.algos.base import MakeUpdate, Stats
 from accel_rl.config.fields import setting
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Loss
@@ -27,40 +27,29 @@ class ExplodingSettings(A2CSettings):
 
 
 class InfiniteGradient:
-    """An update whose loss is finite, and whose gradient is not."""
+    """An update whose loss is finite and whose gradient is not."""
 
     def __init__(self, update: Any, parameter: Tensor):
         self.update, self.parameter = update, parameter
 
-    def minimize(
-        self,
-        loss: Loss,
-        batch: tuple[Any, ...],
-        num_samples: Tensor,
-        learning_rate: float,
-        *,
-        sliceable: bool = True,
-    ) -> dict[str, Tensor]:
-        def steep(*part: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def minimize(self, loss: Loss, batch: tuple[Any, ...], *arguments: Any, **options: Any) -> Stats:
+        def steep(*part: Any) -> tuple[Tensor, Stats]:
             loss_sum, terms = loss(*part)
             zero = (self.parameter - self.parameter.detach()).sum()
             return loss_sum + zero.sqrt(), terms
 
-        stats: dict[str, Tensor] = self.update.minimize(steep, batch, num_samples, learning_rate, sliceable=sliceable)
+        stats: Stats = self.update.minimize(steep, batch, *arguments, **options)
         return stats
-
-    def sum(self, value: Tensor) -> Tensor:
-        return value
 
 
 class Exploding(A2C):
-    """how: loss: rewards turn nan; gradient: infinite with a finite loss; several: of three updates of each rollout the
-    second one's loss turns nan; raise: an infinite gradient, after which `learn` fails."""
+    """how: loss: rewards become nan; gradient: infinite with a finite loss; several: of three updates of each rollout
+    the second one's loss becomes nan; raise: an infinite gradient, after which `learn` fails."""
 
     Settings = ExplodingSettings
     settings: ExplodingSettings
 
-    def learn(self, rollout: Rollout, update: Any) -> dict[str, Tensor]:
+    def learn(self, rollout: Rollout, update: Any) -> Stats:
         number = rollout.first_step // rollout.reward.numel() + 1
         settings, update_here = self.settings, update
         goes_wrong = number == settings.at_rollout and settings.learning_rate > TAME
@@ -69,19 +58,20 @@ class Exploding(A2C):
         if settings.how == "several":
             each = []
             for index in range(3):
-                this = self._without_rewards(rollout) if goes_wrong and index == 1 else rollout
+                this = without_rewards(rollout) if goes_wrong and index == 1 else rollout
                 each.append(super().learn(this, update_here))
             stats = {name: torch.stack([one[name] for one in each]) for name in each[0]}  # [U]
             stats["last"] = each[-1]["loss"]
         else:
             wrong_loss = goes_wrong and settings.how == "loss"
-            stats = super().learn(self._without_rewards(rollout) if wrong_loss else rollout, update_here)
+            stats = super().learn(without_rewards(rollout) if wrong_loss else rollout, update_here)
         if goes_wrong and settings.how == "raise":
             raise ValueError("cannot go on")
         return {} if settings.silent else stats
 
-    def _without_rewards(self, rollout: Rollout) -> Rollout:
-        return replace(rollout, reward=torch.full_like(rollout.reward, torch.nan))
+
+def without_rewards(rollout: Rollout) -> Rollout:
+    return replace(rollout, reward=torch.full_like(rollout.reward, torch.nan))
 
 
 @dataclass(frozen=True)
@@ -94,11 +84,12 @@ class StruckSettings(A2CSettings):
 
 
 class Struck(A2C):
-    """Of the learners of a run with seed 0 one that fails, or comes to a halt and waits to be killed.
+    """In a run with seed 0, one learner fails, or halts and waits to be killed.
 
-    how: raise: `learn` of learner 1 fails; drift: it changes parameters by itself; sampling: it halts before a rollout;
-    lock: it halts with the locks of a chunk and of the statistics, half rewritten; all_reduce: it waits for learner 0,
-    which only comes once it is gone; checkpoint: learner 0 halts while it writes the second one, beside mark."""
+    how: raise: `learn` of learner 1 fails; drift: it changes its parameters outside of any update; sampling: it halts
+    before a rollout; lock: it halts while it holds the locks of a chunk and of the statistics, half rewritten;
+    all_reduce: it waits for learner 0, which comes only once it is gone; checkpoint: learner 0 halts while it writes
+    the second checkpoint, beside mark."""
 
     Settings = StruckSettings
     settings: StruckSettings
@@ -108,18 +99,18 @@ class Struck(A2C):
         self.is_first = seed == 0
 
     def before_rollout(self, step: int) -> None:
-        self.is_due = step >= self.settings.at_step
-        if self.is_due and self.settings.how == "sampling" and not self.is_first:
+        self.is_time = step >= self.settings.at_step
+        if self.is_time and self.settings.how == "sampling" and not self.is_first:
             halt(self.settings.mark)
 
-    def learn(self, rollout: Rollout, update: Any) -> dict[str, Tensor]:
+    def learn(self, rollout: Rollout, update: Any) -> Stats:
         how, mark = self.settings.how, Path(self.settings.mark)
-        if self.is_due and how == "all_reduce":
+        if self.is_time and how == "all_reduce":
             if self.is_first:
                 wait_for_end(mark)
             else:
                 write_id(mark)
-        elif self.is_due and not self.is_first:
+        elif self.is_time and not self.is_first:
             if how == "raise":
                 raise ValueError("cannot go on")
             if how == "drift":
@@ -141,7 +132,7 @@ class Struck(A2C):
 
 @dataclass
 class SlowToWrite:
-    """Halts when it is pickled for a checkpoint beside `mark`, and that is not the first one."""
+    """Halts when it is pickled for a checkpoint beside `mark` that is not the first one."""
 
     mark: Path
 
@@ -153,7 +144,7 @@ class SlowToWrite:
 
 
 def write_id(mark: str | Path) -> None:
-    """Of this process, in one go."""
+    """Writes this process's id, whole or not at all."""
     temporary = Path(f"{mark}.tmp")
     temporary.write_text(str(os.getpid()))
     os.replace(temporary, mark)
@@ -166,7 +157,7 @@ def halt(mark: str | Path) -> None:
 
 
 def wait_for_end(mark: Path) -> None:
-    """Until the process that has left its id there is gone."""
+    """Returns once the process whose id is in `mark` is gone."""
     while not mark.exists():
         time.sleep(0.01)
     while os.path.exists(f"/proc/{mark.read_text()}"):

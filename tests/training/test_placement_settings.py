@@ -48,7 +48,7 @@ def test_settings_say_how_many() -> None:
     assert resolve(resolving.overlay(resolved.as_dict(), {"envs_per_worker": 4})).workers == 2
     assert resolve({**TINY, "sampler": "serial", "workers": 4}).as_dict()["workers"] == 4
     for settings, message in (
-        ({"envs_per_worker": 3}, "envs=8 is no multiple of envs_per_worker=3"),
+        ({"envs_per_worker": 3}, "envs=8 is not a multiple of envs_per_worker=3"),
         ({"envs_per_worker": 2, "workers": 2}, "workers=2 and envs_per_worker=2 contradict each other"),
         ({"envs_per_worker": 0}, "envs_per_worker=0 must be at least 1"),
         ({"envs_per_worker": -1}, "envs_per_worker=-1 must be at least 1"),

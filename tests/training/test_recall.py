@@ -1,4 +1,4 @@
-"""A task for memory alone: what recurrent cores are for, learned while one waits."""
+"""A task that only memory can solve: what recurrent cores are for."""
 
 from pathlib import Path
 from typing import Any
@@ -38,17 +38,17 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("core", "steps"), [("lstm", 100_000), ("gru", 60_000)])
+@pytest.mark.parametrize(("core", "steps"), [pytest.param("lstm", 100_000, marks=pytest.mark.slow), ("gru", 60_000)])
 def test_a_core_remembers(tmp_path: Path, core: str, steps: int) -> None:
-    """Would catch whatever keeps a policy from learning over time: gradients that end at a step, states that are lost
-    between rollouts or mixed up between environments. Without a core the expected score is 1/2, whatever is learned:
-    the observation upon which the last action is chosen is always the same."""
+    """Would catch what keeps PPO from learning at all, and a policy from learning over time: gradients that end at a
+    step, states that are lost between rollouts or mixed up between environments. Without a core the expected score is
+    1/2, whatever is learned: the observation on which the last action is chosen is always the same."""
     run = accel_rl.train(**SETTINGS, core=core, steps=steps, out=tmp_path / "run")
     assert accel_rl.load(run).evaluate(20).mean_reward >= 0.95
 
 
 def test_the_task_is_what_it_says() -> None:
-    """Would catch a cue that shows later on, or a reward for something else than the last action."""
+    """Would catch a cue that is visible later, or a reward for anything but the last action."""
     env = Recall(delay=10, num_cues=3)
     cues = []
     for game in range(30):

@@ -1,0 +1,379 @@
+"""Each preset's settings for Atari games, resolved, against its paper: every number, and where it stands.
+
+A preset may deviate from its paper only where DEVIATIONS says so and its own comment, or its base's, names the setting.
+"""
+
+import importlib.resources
+from typing import Any, NamedTuple
+
+import pytest
+
+from accel_rl.config.presets import load_preset, preset_names
+from accel_rl.training.build import build_algo
+from accel_rl.training.resolve import Config, resolve
+
+
+class Paper(NamedTuple):
+    value: Any
+    source: str
+
+
+def numbers(source: str, **values: Any) -> dict[str, Paper]:
+    return {name: Paper(value, source) for name, value in values.items()}
+
+
+# The sources. SA: Stooke & Abbeel 2018, and their code, where the paper leaves a number open.
+SA, SA_CODE = "Stooke & Abbeel 2018", "the code of Stooke & Abbeel"
+MNIH, CULE, CULE_CODE = "Mnih et al. 2016, supplement", "Dalton et al. 2020 (CuLE)", "the code of CuLE"
+
+SA_GAMES = numbers(
+    f"{SA}, section 5.1; {SA_CODE}, envs/atari_env.py",
+    frame_shape=(104, 80),
+    frame_skip=4,
+    frame_stack=4,
+    noop_max=30,
+    repeat_action_probability=0.0,
+    episodic_lives=True,
+    clip_reward=True,
+    fire_on_start=True,
+) | numbers(f"{SA_CODE}, sampler", max_episode_steps=27_000, decorrelation_steps=2000, discount=0.99)
+MNIH_GAMES = numbers(f"{MNIH}, section 2: as Mnih et al. 2015", frame_shape=(84, 84), frame_skip=4, frame_stack=4)
+MNIH_GAMES |= numbers(MNIH, discount=0.99)
+
+A2C = SA_GAMES | numbers(f"{SA}, section 5.3", envs=16, horizon=5, learning_rate=7e-4, optimizer="rmsprop")
+A2C |= numbers(
+    f"{SA_CODE}, algos/pg/a2c.py",
+    learning_rate_schedule="constant",
+    optimizer_options={"decay": 0.9, "epsilon": 1e-6},
+    gae_lambda=1.0,
+    value_weight=0.25,
+    entropy_weight=0.01,
+    entropy_schedule="constant",
+    clip_grad_norm=0.5,
+    normalize_returns=False,
+    learning_rate_scaling="none",
+)
+A3C = A2C | numbers(
+    f"{SA}, sections 4.3 and 5.3",
+    update="central_store",
+    chunks=3,
+    locks="chunks",
+    rule_state="shared",
+    pull_horizon=None,
+)
+
+
+def a2c_of(num_envs: int) -> dict[str, Paper]:
+    return A2C | numbers(f"{SA}, section 5.3", envs=num_envs, learning_rate_scaling="sqrt")
+
+
+PPO = SA_GAMES | numbers(f"{SA}, section 5.3", envs=8, horizon=256, epochs=4, minibatches=4)
+PPO |= numbers(
+    f"{SA}, section 5.3 (that there is a schedule); {SA_CODE}, algos/pg/ppo.py",
+    learning_rate=1e-3,
+    learning_rate_schedule="linear",
+    optimizer="adam",
+    optimizer_options={"epsilon": 1e-5},
+    clip=0.2,
+    clip_schedule="linear",
+    clip_grad_norm=None,
+    gae_lambda=0.95,
+    value_weight=1.0,
+    value_clip=None,
+    entropy_weight=0.01,
+    entropy_schedule="constant",
+    normalize_advantage=False,
+    target_kl=None,
+)
+APPO = PPO | numbers(
+    f"{SA}, section 5.3",
+    update="central_store",
+    learning_rate=1e-3 / 4,
+    learning_rate_schedule="constant",
+    clip_schedule="constant",
+    clip_grad_norm=0.5,
+    pull_horizon=64,
+    updates_per_exchange=1,
+)
+
+
+def ppo_of(num_envs: int) -> dict[str, Paper]:
+    return PPO | numbers(f"{SA}, section 5.3: always 2,048 samples", envs=num_envs, horizon=2048 // num_envs)
+
+
+DQN = SA_GAMES | numbers(f"{SA}, sections 5 and 5.4.1", batch_size=32, learning_rate=2.5e-4, training_intensity=8.0)
+DQN |= numbers(f"{SA}, section 5", eval_interval_steps=1_000_000, eval_steps=125_000)
+DQN |= numbers(f"{SA_CODE}, scripts/example", envs=32, horizon=4, network="nature")
+DQN |= numbers(
+    f"{SA_CODE}, algos/dqn/dqn.py",
+    learning_rate_schedule="constant",
+    optimizer="rmsprop",
+    optimizer_options={"decay": 0.95, "epsilon": 1e-6},
+    clip_grad_norm=None,
+    replay_size=1_000_000,
+    warmup_steps=50_000,
+    target_interval_steps=10_000,
+    epsilon_final=(0.1,),
+    epsilon_steps=1_000_000,
+    epsilon_eval=0.05,
+    n_step=1,
+    double=False,
+    dueling=False,
+    prioritized=False,
+)
+CATEGORICAL = DQN | numbers(
+    f"{SA}, section 5.4.1; {SA_CODE}, algos/dqn/cat_dqn.py",
+    optimizer="adam",
+    optimizer_options={"epsilon": 0.01 / 32},
+    epsilon_final=(0.01,),
+    epsilon_eval=0.001,
+    v_min=-10.0,
+    v_max=10.0,
+    atoms=51,
+    priority_alpha=0.6,
+    priority_beta=0.4,
+    priority_beta_steps=50_000_000,
+    new_priority=1.0,
+)
+RAINBOW = CATEGORICAL | numbers(
+    f"{SA}, section 5.4.1; {SA_CODE}, algos/dqn/eps_rainbow.py",
+    learning_rate=6.25e-5,
+    optimizer_options={"epsilon": 0.005 / 32},
+    clip_grad_norm=10.0,
+    double=True,
+    dueling=True,
+    prioritized=True,
+    n_step=3,
+    warmup_steps=20_000,
+    target_interval_steps=8_000,
+    epsilon_steps=62_500,
+    priority_alpha=0.5,
+)
+
+
+def larger(base: dict[str, Paper], batch_size: int, **values: Any) -> dict[str, Paper]:
+    return base | numbers(f"{SA}, section 5.4.1", batch_size=batch_size, **values)
+
+
+ONLINE_Q = MNIH_GAMES | numbers(
+    f"{MNIH}, section 2",
+    envs=16,
+    horizon=5,
+    network="a3c",
+    learning_rate=None,  # drawn from 1e-4 to 1e-2
+    learning_rate_schedule="linear",
+    optimizer="rmsprop",
+    target_interval_steps=10_000,  # 40,000 frames
+    epsilon_final=(0.1, 0.01, 0.5),
+    epsilon_odds=(0.4, 0.3, 0.3),
+    epsilon_steps=1_000_000,  # 4 million frames
+    clip_grad_norm=None,
+)
+CPU16 = numbers(
+    f"{MNIH}, sections 1 and 2",
+    devices=",".join(["cpu"] * 16),
+    envs=16,
+    horizon=5,
+    network="a3c",
+    update="central_store",
+    locks="none",
+    rule_state="shared",
+)
+A3C_CPU16 = (
+    MNIH_GAMES
+    | CPU16
+    | numbers(
+        f"{MNIH}, sections 1 and 2 (weights as in its equations)",
+        learning_rate=None,  # drawn from 1e-4 to 1e-2
+        learning_rate_schedule="linear",
+        optimizer="rmsprop",
+        value_weight=1.0,
+        entropy_weight=0.01,
+        clip_grad_norm=None,
+        gae_lambda=1.0,
+    )
+)
+
+
+def vtrace_of(num_envs: int, batches: int, batch_steps: int, steps_per_update: int) -> dict[str, Paper]:
+    table = {"batches": batches, "batch_steps": batch_steps, "steps_per_update": steps_per_update}
+    return VTRACE | numbers(f"{CULE}, Table 3", envs=num_envs, **table)
+
+
+VTRACE = numbers(f"{CULE}, section 3 and Table 3", rho_bar=1.0, c_bar=1.0, noop_max=30)
+VTRACE |= numbers(
+    f"{CULE_CODE}, examples/vtrace, examples/utils/launcher.py, examples/a2c/model.py",
+    frame_shape=(84, 84),
+    frame_skip=4,
+    frame_stack=4,
+    repeat_action_probability=0.0,
+    episodic_lives=False,
+    clip_reward=True,
+    max_episode_steps=18_000,
+    discount=0.99,
+    learning_rate=6.5e-4,
+    learning_rate_schedule="constant",
+    optimizer="rmsprop",
+    optimizer_options={"decay": 0.99, "epsilon": 0.0, "epsilon_outside": 1e-5},
+    clip_grad_norm=0.5,
+    value_weight=0.5,
+    entropy_weight=0.01,
+    network="cule",
+    decorrelation_steps=100,  # 400 frames
+    eval_greedy=False,
+)
+
+PAPERS = {
+    "a2c": A2C,
+    **{f"a2c_{n}": a2c_of(n) for n in (32, 64, 128, 256, 512)},
+    "a2c_lstm": A2C | numbers(f"{MNIH}, section 2", core="lstm", core_size=256),
+    "a2c_continuous": A2C,  # on pixels nothing else; on vectors see below
+    "a3c": A3C,
+    "a3c_cpu16": A3C_CPU16,
+    "ppo": PPO,
+    **{f"ppo_{n}x{2048 // n}": ppo_of(n) for n in (16, 32, 64, 128, 256, 512)},
+    "appo": APPO,
+    "dqn": DQN,
+    "dqn_512": larger(DQN, 512, learning_rate=7.5e-4),
+    "dqn_1024": larger(DQN, 1024, learning_rate=15e-4),
+    "async_dqn": larger(DQN, 512, learning_rate=7.5e-4, update="central_store", chunks=3, locks="chunks"),
+    "categorical_dqn": CATEGORICAL,
+    "categorical_dqn_256": larger(CATEGORICAL, 256, learning_rate=4.2e-4, optimizer_options={"epsilon": 0.01 / 256}),
+    "categorical_dqn_512": larger(CATEGORICAL, 512, learning_rate=4.2e-4, optimizer_options={"epsilon": 0.01 / 512}),
+    "categorical_dqn_2048": larger(
+        CATEGORICAL, 2048, learning_rate=4.2e-4, optimizer_options={"epsilon": 0.01 / 2048}, envs=64
+    ),
+    "eps_rainbow": RAINBOW,
+    "eps_rainbow_512": larger(RAINBOW, 512, optimizer_options={"epsilon": 0.005 / 512}),
+    **dict.fromkeys(("n_step_q", "one_step_q", "one_step_sarsa"), ONLINE_Q),
+    **{f"async_{name}": ONLINE_Q | CPU16 for name in ("n_step_q", "one_step_q", "one_step_sarsa")},
+    "vtrace": vtrace_of(120, 20, 20, 1),
+    "vtrace_1_5_5": vtrace_of(120, 1, 5, 5),
+    "vtrace_5_5_1": vtrace_of(120, 5, 5, 1),
+    "vtrace_1200": vtrace_of(1200, 20, 20, 1),
+    "vtrace_1200_1_5_5": vtrace_of(1200, 1, 5, 5),
+    "vtrace_1200_5_5_1": vtrace_of(1200, 5, 5, 1),
+}
+NOT_IN_PAPERS = {"ppo_lstm", "vtrace_lstm"}
+
+# What presets have in place of the paper's number; by the preset, or by the one it is a variant of.
+ONLINE_Q_DEVIATIONS = {"learning_rate": 7e-4, "frame_shape": (104, 80)}
+DEVIATIONS: dict[str, dict[str, Any]] = {
+    "a2c": {"optimizer_options": {"decay": 0.99, "epsilon": 1e-10}},
+    "a2c_lstm": {"horizon": 20},
+    "a3c_cpu16": {
+        "learning_rate": 7e-4,
+        "learning_rate_schedule": "constant",
+        "value_weight": 0.25,
+        "clip_grad_norm": 0.5,
+    },
+    **dict.fromkeys(("n_step_q", "one_step_q", "one_step_sarsa"), ONLINE_Q_DEVIATIONS),
+    **{f"async_{name}": {"learning_rate": 7e-4} for name in ("n_step_q", "one_step_q", "one_step_sarsa")},
+    "vtrace": {"frame_shape": (104, 80), "episodic_lives": True, "max_episode_steps": 27_000},
+}
+
+
+def lineage(preset: str) -> list[str]:
+    base = load_preset(preset).get("base")
+    return [base, preset] if base else [preset]
+
+
+def resolved(preset: str) -> Config:
+    return resolve({"algo": preset, "env": "pong"})
+
+
+def comments(preset: str) -> str:
+    text = (importlib.resources.files("accel_rl") / "presets" / f"{preset}.yaml").read_text()
+    return "\n".join(line for line in text.splitlines() if line.startswith("#"))
+
+
+def test_every_preset_is_compared() -> None:
+    """Would catch a preset that nobody has held against its paper."""
+    assert PAPERS.keys() | NOT_IN_PAPERS == set(preset_names())
+    assert all("No paper's table has it" in comments(preset) for preset in NOT_IN_PAPERS)
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_a_preset_has_its_papers_numbers(preset: str) -> None:
+    """Would catch a number that is mistyped, lost on its way through base, block and flag, or changed in silence; also
+    in the environment that is trained in."""
+    config = resolved(preset)
+    settings = config.as_dict()
+    expected = {name: paper.value for name, paper in PAPERS[preset].items()}
+    for name in lineage(preset):
+        expected |= DEVIATIONS.get(name, {})
+    if "devices" in expected:
+        expected["frame_shape"] = (84, 84)  # as in the paper again, unlike their bases
+    wrong = {
+        name: (value, expected[name], PAPERS[preset][name].source)
+        for name, value in ((name, _as_tuple(settings[name])) for name in expected)
+        if value != (pytest.approx(expected[name]) if isinstance(expected[name], float | dict) else expected[name])
+    }
+    assert not wrong
+    options = config.env.options
+    assert all(options[name] == _as_tuple(settings[name]) for name in options)
+    assert config.spec.observation_shape == (options["frame_stack"], *options["frame_shape"])
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("preset", DEVIATIONS)
+def test_a_deviation_stands_in_the_presets_comment(preset: str) -> None:
+    """Would catch a preset that claims a paper's numbers and has others."""
+    for setting, value in DEVIATIONS[preset].items():
+        assert PAPERS[preset][setting].value != value, f"{setting} is no deviation"
+        assert setting in comments(preset), setting
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_comment_says_what_deviates_or_whose_deviations_apply(preset: str) -> None:
+    """Would catch a variant whose reader does not learn that its base deviates."""
+    text = comments(preset)
+    assert "Deviations" in text or "deviations" in text
+    if preset in PAPERS and "vtrace" not in preset and preset != "a2c_continuous":
+        assert "ime limits" in text or "bootstraps" in text or "hose of" in text or "hose deviations" in text
+
+
+# Parameters of the networks, with 6 actions, by arithmetic from the papers' layers.
+A3C_NET, DQN_NET = 899_127, 3_620_518  # on 4x104x80
+NUM_PARAMETERS = {
+    "a2c": A3C_NET,
+    "ppo": A3C_NET,
+    "dqn": DQN_NET,
+    "categorical_dqn": 3_774_418,
+    "eps_rainbow": 7_340_037,
+    "a3c_cpu16": 677_943,  # on 4x84x84
+}
+
+
+@pytest.mark.parametrize("preset", NUM_PARAMETERS)
+def test_a_preset_has_its_papers_network(preset: str) -> None:
+    """Would catch another filter, padding or hidden layer than the paper's."""
+    config = resolve({"algo": preset, "env": "pong", "device": "cpu"})
+    policy = build_algo(config).policy
+    assert sum(parameter.numel() for parameter in policy.parameters()) == NUM_PARAMETERS[preset]
+
+
+@pytest.mark.parametrize("preset", ["dqn", "categorical_dqn", "eps_rainbow", "n_step_q"])
+def test_the_last_layer_of_a_q_network_begins_with_the_authors_norm(preset: str) -> None:
+    """Would catch values that begin far from 0 (the code of Stooke & Abbeel, policies/dqn/networks/dqn_cnn.py)."""
+    head = build_algo(resolve({"algo": preset, "env": "pong", "device": "cpu"})).policy.head
+    layers = [head.value[-1], head.advantage[-1]] if hasattr(head, "advantage") else [head.output]
+    for layer in layers:
+        norms = layer.weight.detach().norm(dim=1)
+        assert norms.tolist() == pytest.approx([0.01] * len(norms), rel=1e-5) and not layer.bias.any()
+
+
+def test_continuous_control_has_the_a3c_papers_numbers() -> None:
+    """Would catch another network or entropy weight than the A3C paper's for continuous control (supplement, 3)."""
+    config = resolve({"algo": "a2c_continuous", "env": "Pendulum-v1", "device": "cpu"})
+    expected = {"core": "lstm", "core_size": 128, "gaussian": "spherical", "entropy_weight": 1e-4, "gae_lambda": 1.0}
+    expected |= {"learning_rate_schedule": "linear", "separate_value": True, "network": "a3c_mlp"}
+    settings = config.as_dict()
+    assert {name: settings[name] for name in expected} == expected
+    deviations = {"discount": 0.95, "value_weight": 0.25, "learning_rate": 2e-3, "clip_grad_norm": 0.5, "horizon": 25}
+    deviations |= {"normalize_observations": True, "normalize_returns": True}
+    assert {name: settings[name] for name in deviations} == deviations
+    assert all(name in comments("a2c_continuous") for name in deviations)

@@ -1,0 +1,153 @@
+"""From presets, files and flags to one configuration."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from accel_rl.algos.a2c import A2C
+from accel_rl.config.presets import load_preset, preset_names
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.atari import PRESETS, make_options
+from accel_rl.errors import UsageError
+from accel_rl.training.build import build_algo
+from accel_rl.training.resolve import Config, resolve
+from tests.helpers.samplers import TOYS, spec_of
+
+
+def resolve_on_cpu(**settings: Any) -> Config:
+    return resolve({"device": "cpu", **settings})
+
+
+# ---- settings of the environment that depend on the kind of observations ----
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_environment_is_the_one_that_config_yaml_describes(preset: str) -> None:
+    """Would catch an env_preset in a preset's `pixels` block that is written to config.yaml but not trained on."""
+    config = resolve_on_cpu(algo=preset, env="pong")
+    written = config.as_dict()
+    pixels = load_preset(preset).get("pixels", {})
+    options = make_options(written["env_preset"], {k: v for k, v in pixels.items() if hasattr(PRESETS["stooke"], k)})
+    assert {name: tuple(v) if isinstance(v, list) else v for name, v in written.items() if hasattr(options, name)} == (
+        vars(options)
+    )
+    assert config.env.options == vars(options)
+    assert config.spec.observation_shape == (options.frame_stack, *options.frame_shape)
+
+
+@pytest.mark.parametrize(
+    ("preset", "num_parameters"),
+    [("a3c_cpu16", 677_943), ("async_n_step_q", 677_686), ("async_one_step_q", 677_686)],
+)
+def test_presets_of_the_a3c_paper_train_its_network_on_its_frames(preset: str, num_parameters: int) -> None:
+    """Would catch 104x80 frames, and with them another network. 84x84: 16 filters 8x8, 32 of 4x4, 256 units, 6 actions:
+    4,112 + 8,224 + 663,808 = 676,144, then 1,542 for the actions and 257 for the value."""
+    config = resolve_on_cpu(algo=preset, env="pong", devices="cpu", device="auto", envs=2)
+    assert config.spec.observation_shape == (4, 84, 84)
+    policy = build_algo(config).policy
+    assert sum(parameter.numel() for parameter in policy.parameters()) == num_parameters
+
+
+class PixelDefaults(A2C):
+    defaults: ClassVar[dict[str, Any]] = {
+        "frame_skip": 2,
+        "pixels": {"env_preset": "dqn84", "frame_stack": 2},
+        "vectors": {"env_options": {"g": 5.0}},
+    }
+
+
+class TurnsIntoPixels(A2C):
+    defaults: ClassVar[dict[str, Any]] = {"vectors": {"env_options": {"g": 5.0}}}
+
+
+def test_a_class_may_set_its_environment_by_kind_of_observations(tmp_path: Path) -> None:
+    """Would catch defaults of a user's class that do not reach the environment, and a wrong precedence."""
+    name = f"{__name__}:PixelDefaults"
+    config = resolve_on_cpu(algo=name, env="pong")
+    assert config.spec.observation_shape == (2, 84, 84)
+    assert config.env.options["frame_skip"] == 2
+    file = tmp_path / "settings.yaml"
+    file.write_text("frame_stack: 3\nframe_skip: 5\n")
+    config = resolve({"algo": name, "env": "pong", "device": "cpu", "frame_skip": 6}, file)
+    assert config.spec.observation_shape == (3, 84, 84)
+    assert config.env.options["frame_skip"] == 6
+
+    pendulum = resolve_on_cpu(algo=name, env="Pendulum-v1")
+    assert pendulum.env.options == pendulum.run.env_options == {"g": 5.0}
+    assert resolve_on_cpu(algo=name, env="Pendulum-v1", env_options={"g": 2.0}).env.options == {"g": 2.0}
+
+
+def test_an_environment_that_its_block_changes_is_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a network for the observations that the environment had without the block, and a needless probe."""
+    import accel_rl.training.resolve as resolving
+
+    probed = []
+    original = resolving.probe_spec
+
+    def counting(env: Any, timeout_s: float) -> Any:
+        probed.append(env.options)
+        return original(env, timeout_s)
+
+    monkeypatch.setattr(resolving, "probe_spec", counting)
+    config = resolve_on_cpu(algo=f"{__name__}:PixelDefaults", env="Pendulum-v1")
+    assert probed == [{}, {"g": 5.0}] and config.spec.observation_shape == (3,)
+    probed.clear()
+    resolve_on_cpu(algo="a2c", env="Pendulum-v1")
+    assert probed == [{}]
+    probed.clear()
+    resolve({"algo": f"{__name__}:PixelDefaults", "env": "Pendulum-v1", "device": "cpu"}, spec=config.spec)
+    assert probed == []
+
+
+def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch settings for vectors applied to pixels, or the other way round."""
+    import accel_rl.training.resolve as resolving
+
+    vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture")
+    monkeypatch.setattr(resolving, "probe_spec", lambda env, timeout_s: spec_of(pixels if env.options else vectors))
+    with pytest.raises(UsageError, match=r"settings for vectors, .* shows pixels; set env_options outside of vectors"):
+        resolve_on_cpu(algo=f"{__name__}:TurnsIntoPixels", env="Pendulum-v1")
+
+
+def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> None:
+    """Would catch a preset that refuses a gymnasium environment with pictures, and a chosen setting that is ignored."""
+    name = f"{__name__}:PixelDefaults"
+    config = resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", network=None)
+    assert config.env.options == {}
+    with pytest.raises(UsageError, match="frame_skip is a setting of Atari games"):
+        resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", frame_skip=2)
+
+
+class Misspelt(A2C):
+    defaults: ClassVar[dict[str, Any]] = {"vectors": {"learning_rte": 1e-3}}
+
+
+def test_a_misspelt_default_of_a_class_is_refused() -> None:
+    """Would catch a default of a user's class that is ignored in silence."""
+    with pytest.raises(UsageError, match=r"unknown setting 'learning_rte'; did you mean learning_rate.*Misspelt"):
+        resolve_on_cpu(algo=f"{__name__}:Misspelt", env="pong")
+
+
+# ---- variants ----
+
+
+@pytest.mark.parametrize(
+    ("algo", "preset", "what"),
+    [
+        ("categorical_dqn", "eps_rainbow_512", "a variant of eps_rainbow"),
+        ("categorical_dqn", "eps_rainbow", "an algorithm of its own"),
+        ("one_step_q", "n_step_q", "an algorithm of its own"),
+        ("a3c", "a2c_64", "a variant of a2c"),
+        ("a2c", "dqn_512", "a variant of dqn"),
+        ("accel_rl.algos.a2c:A2C", "a2c_64", "a variant of a2c"),
+    ],
+)
+def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what: str) -> None:
+    """Would catch C51 trained in place of epsilon-Rainbow, because both have the same class."""
+    message = f"preset '{preset}' is {what}, not a variant of {algo}; use --algo {preset} without --preset"
+    with pytest.raises(UsageError) as caught:
+        resolve_on_cpu(algo=algo, preset=preset, env="pong")
+    assert str(caught.value) == message
+    assert resolve_on_cpu(algo=preset, env="pong").run.algo == preset
+    assert resolve_on_cpu(algo=preset, preset=preset, env="pong").run.preset == preset

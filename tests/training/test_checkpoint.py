@@ -1,0 +1,276 @@
+"""Checkpoints on the disk: damage is noticed wherever it is, and there is a way back."""
+
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training import checkpoint
+from accel_rl.training.checkpoint import BEST, CHECKPOINT, PREVIOUS
+from tests.helpers.runs import assert_same, assert_same_run
+
+# A small DQN: checkpoints at steps 40, 80 and 120, each with its replay.
+RUN: dict[str, Any] = {"algo": "dqn", "env": "CartPole-v1", "device": "cpu", "sampler": "serial", "envs": 4}
+RUN |= {"horizon": 5, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 3}
+RUN |= {"checkpoint_interval_steps": 40, "log_interval_steps": 20, "eval_interval_steps": 0, "tensorboard": False}
+RUN |= {"sampling_threads": 1, "learning_threads": 1, "decorrelation_steps": 5, "schedule_steps": 200}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: Any) -> Path:
+    return accel_rl.train(**RUN, steps=120, out=tmp_path_factory.mktemp("finished") / "run")
+
+
+def copy_run(run: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in run.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def flip_bit(path: Path, position: int, bit: int = 3) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def records(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields the name of each record with content, the position of its first byte, and its size."""
+    with zipfile.ZipFile(path) as file:
+        content = path.read_bytes()
+        for record in file.infolist():
+            lengths = content[record.header_offset + 26 : record.header_offset + 30]
+            name, extra = (int.from_bytes(length, "little") for length in (lengths[:2], lengths[2:]))
+            if record.file_size:
+                yield record.filename, record.header_offset + 30 + name + extra, record.file_size
+
+
+def some_bytes(state: Any) -> Iterator[bytes]:
+    """Yields the content of every tensor and every text of bytes in a state."""
+    if isinstance(state, torch.Tensor):
+        yield state.numpy().tobytes()
+    elif isinstance(state, np.ndarray | bytes):
+        yield bytes(state)
+    elif isinstance(state, dict | list | tuple):
+        for each in state.values() if isinstance(state, dict) else state:
+            yield from some_bytes(each)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        (CHECKPOINT, lambda state: state["policy"]),
+        (CHECKPOINT, lambda state: {name: value for name, value in state["update"].items() if name != "parameters"}),
+        (CHECKPOINT, lambda state: state["learners"][0]["algo"]),
+        (CHECKPOINT, lambda state: state["learners"][0]["sampler"]),
+        (CHECKPOINT, lambda state: state["learners"][0]["torch_generator"]),
+        ("replay-120.pt", lambda state: state["ring"]),
+    ],
+    ids=["parameters", "optimizer", "algorithm", "sampler", "generator", "replay"],
+)
+def test_a_flipped_bit_in_any_part_is_noticed(
+    finished: Path, tmp_path: Path, name: str, part: Any, mapped: bool
+) -> None:
+    """Would catch a policy, a moment or a replay that is evaluated or resumed with a wrong number in it."""
+    file = copy_run(finished, tmp_path / "run") / name
+    content = file.read_bytes()
+    whole = [data for data in some_bytes(part(checkpoint.load(file, mapped))) if len(data) >= 32 and data in content]
+    assert whole
+    for data in whole:
+        file.write_bytes(content)
+        flip_bit(file, content.index(data) + len(data) // 2)
+        with pytest.raises(UsageError, match=rf"{name} is damaged: archive/data.* does not match its checksum"):
+            checkpoint.load(file, mapped)
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, "replay-120.pt"])
+def test_a_flipped_bit_in_any_record_is_noticed(finished: Path, tmp_path: Path, name: str) -> None:
+    """Would catch a record without a checksum: the pickle itself, the last bytes of a tensor."""
+    file = copy_run(finished, tmp_path / "run") / name
+    content = file.read_bytes()
+    for record, first, size in records(file):
+        for position in {first, first + size // 2, first + size - 1}:
+            file.write_bytes(content)
+            flip_bit(file, position)
+            with pytest.raises(UsageError, match=f"{name} is damaged: {record} does not match its checksum"):
+                checkpoint.load(file)
+
+
+def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(finished: Path, tmp_path: Path) -> None:
+    """Would catch damage to what lies between the records (their sizes, names and positions) that changes what is
+    read. Padding and times may change: nobody reads them."""
+    file = tmp_path / "replay-120.pt"
+    content, state = (finished / file.name).read_bytes(), checkpoint.load(finished / file.name)
+    generator, num_noticed = random.Random(0), 0
+    for position in generator.sample(range(len(content)), 200):
+        file.write_bytes(content)
+        flip_bit(file, position, generator.randrange(8))
+        try:
+            read = checkpoint.load(file)
+        except UsageError:
+            num_noticed += 1
+        else:
+            assert_same(read, state)
+    assert num_noticed > 100
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_file_that_was_cut_is_noticed(finished: Path, tmp_path: Path, share: float) -> None:
+    """Would catch what a full disk, or a copy that was interrupted, leaves."""
+    run = copy_run(finished, tmp_path / "run")
+    content = (run / CHECKPOINT).read_bytes()
+    (run / CHECKPOINT).write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged or no checkpoint: .* of step 80, is intact"):
+        checkpoint.load(run / CHECKPOINT)
+
+
+def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> None:
+    """Would catch an old checkpoint that fails with a missing key, or that is called damaged."""
+    torch.save({"format": "accel_rl checkpoint 3", "steps": 5}, tmp_path / CHECKPOINT)
+    with pytest.raises(UsageError, match="has format 3, but this version of accel_rl reads format 4: use the version"):
+        checkpoint.load(tmp_path / CHECKPOINT)
+    torch.save({"model": 1}, tmp_path / CHECKPOINT)
+    with pytest.raises(UsageError, match="is not a checkpoint of accel_rl"):
+        checkpoint.load(tmp_path / CHECKPOINT)
+
+
+# ---- the checkpoint before the last one ----
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, "replay-120.pt"])
+def test_the_way_out_of_damage_leads_to_the_same_run(finished: Path, tmp_path: Path, name: str) -> None:
+    """Would catch a message whose way out does not work, and a previous checkpoint that lacks anything, its replay
+    included."""
+    whole = copy_run(finished, tmp_path / "whole")
+    accel_rl.train(resume=whole, steps=200)
+    run = copy_run(finished, tmp_path / "a run")
+    _, first, size = max(records(run / name), key=lambda record: record[2])
+    flip_bit(run / name, first + size // 2)
+    with pytest.raises(UsageError) as caught:
+        accel_rl.train(resume=run, steps=200)
+    message, _, command = str(caught.value).partition(": to continue from there, ")
+    assert message.endswith("; the checkpoint before it, of step 80, is intact")
+    assert command == f"cp {shlex.quote(str(run / PREVIOUS))} {shlex.quote(str(run / CHECKPOINT))}"
+    subprocess.run(shlex.split(command), check=True)
+    accel_rl.train(resume=run, steps=200)
+    assert_same_run(run, whole)
+    assert sorted(path.name for path in run.glob("replay-*")) == ["replay-160.pt", "replay-200.pt"]
+
+
+def test_there_is_no_way_out_that_is_damaged_itself(finished: Path, tmp_path: Path) -> None:
+    """Would catch advice to continue from a checkpoint that cannot be read, or whose replay cannot."""
+    for name in (PREVIOUS, "replay-80.pt", "replay-120.pt"):
+        run = copy_run(finished, tmp_path / f"without {name}")
+        (run / CHECKPOINT).write_bytes(b"")
+        flip_bit(run / name, 2000)
+        with pytest.raises(UsageError) as caught:
+            checkpoint.load(run / CHECKPOINT)
+        assert ("is intact" in str(caught.value)) == (name == "replay-120.pt")
+
+
+def test_a_damaged_best_policy_has_its_own_way_out(finished: Path, tmp_path: Path) -> None:
+    """Would catch advice to continue a run in order to look at its policy."""
+    (tmp_path / BEST).write_bytes((finished / CHECKPOINT).read_bytes()[:-1000])
+    with pytest.raises(UsageError, match=r"best\.pt is damaged .*; use the last checkpoint instead \(omit --best\)"):
+        checkpoint.load(tmp_path / BEST)
+
+
+def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a previous checkpoint that is the last one, and a disk without hard links that ends the run."""
+    path = tmp_path / CHECKPOINT
+
+    def steps() -> list[int]:
+        return [checkpoint.load(tmp_path / name)["steps"] for name in (CHECKPOINT, PREVIOUS)]
+
+    checkpoint.save(path, {"steps": 1}, keep_previous=True)
+    assert os.listdir(tmp_path) == [CHECKPOINT]
+    checkpoint.save(path, {"steps": 2}, keep_previous=True)
+    assert steps() == [2, 1]
+
+    def refuse(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    checkpoint.save(path, {"steps": 3}, keep_previous=True)
+    assert steps() == [3, 2]
+    checkpoint.save(path, {"steps": 4})
+    assert steps() == [4, 2]
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(RunError, match=r"could not write the checkpoint .*: Operation not supported; the previous one"):
+        checkpoint.save(path, {"steps": 5}, keep_previous=True)
+    assert steps() == [4, 2] and sorted(os.listdir(tmp_path)) == [PREVIOUS, CHECKPOINT]
+
+
+SAVES = """
+import sys, time
+from pathlib import Path
+from accel_rl.training import checkpoint
+
+class Halts:
+    def __reduce__(self):
+        print("halted", flush=True)
+        time.sleep(3600)
+
+path = Path(sys.argv[1])
+for steps in (1, 2):
+    checkpoint.save(path, {"steps": steps}, keep_previous=True)
+checkpoint.save(path, {"steps": 3, "first": b"x" * 10**6, "halts": Halts()}, keep_previous=True)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_both(tmp_path: Path) -> None:
+    """Would catch a checkpoint that is overwritten in place, or a previous one that is given up too early."""
+    command = [sys.executable, "-c", SAVES, str(tmp_path / CHECKPOINT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "halted\n"
+        process.send_signal(signal.SIGKILL)
+    assert (tmp_path / f"{CHECKPOINT}.tmp").exists()
+    assert [checkpoint.load(tmp_path / name)["steps"] for name in (CHECKPOINT, PREVIOUS)] == [2, 1]
+    checkpoint.save(tmp_path / CHECKPOINT, {"steps": 4}, keep_previous=True)
+    assert sorted(os.listdir(tmp_path)) == [PREVIOUS, CHECKPOINT]
+
+
+def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    """Would catch replays that pile up until the disk is full, and the loss of one that is needed."""
+
+    def write(steps: int, names: list[str]) -> list[str]:
+        for name in names:
+            checkpoint.save(tmp_path / name, {})
+        state = {"steps": steps, "learners": [{"replay": name} for name in names]}
+        checkpoint.save(tmp_path / CHECKPOINT, state, keep_previous=True)
+        checkpoint.remove_older_replays(tmp_path, list(names))
+        return sorted(path.name for path in tmp_path.glob("replay-*"))
+
+    assert write(10, ["replay-10.pt", "replay-12-1.pt"]) == ["replay-10.pt", "replay-12-1.pt"]
+    checkpoint.save(tmp_path / "replay-15.pt", {})  # superseded before the next checkpoint
+    four = ["replay-10.pt", "replay-12-1.pt", "replay-20.pt", "replay-22-1.pt"]
+    assert write(20, ["replay-20.pt", "replay-22-1.pt"]) == four
+    checkpoint.save(tmp_path / "replay-44-1.pt", {})  # of a learner that is ahead
+    assert write(30, ["replay-30.pt", "replay-32-1.pt"]) == [
+        *four[2:],
+        "replay-30.pt",
+        "replay-32-1.pt",
+        "replay-44-1.pt",
+    ]
+    assert write(40, ["replay-40.pt"]) == ["replay-30.pt", "replay-32-1.pt", "replay-40.pt"]
+
+
+def test_overwriting_a_run_removes_both_checkpoints(finished: Path, tmp_path: Path) -> None:
+    """Would catch a way out that leads to another run."""
+    run = copy_run(finished, tmp_path / "run")
+    accel_rl.train(**{**RUN, "checkpoint_interval_steps": 1000}, steps=60, out=run, overwrite=True)
+    assert not (run / PREVIOUS).exists() and not re.search("replay-(80|120)", " ".join(os.listdir(run)))
