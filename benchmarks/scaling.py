@@ -131,7 +131,7 @@ class LearnersRun:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="accel_rl_bench_")))
             self._learners, control = stack.enter_context(started(self.config, folder, None, False, LEARNER))
             self._receive("ready", START_TIMEOUT_S)
-            control.go()
+            control.start()
             self._running = stack.pop_all()
 
     @property

@@ -125,11 +125,11 @@ class Ready:
     control: Control
 
     def __bool__(self) -> bool:
-        return self.control.stop
+        return self.control.stop_requested
 
     def ready(self) -> None:
         self.parent.send(("ready", ""))
-        self.control.wait_for_go()
+        self.control.wait_for_start()
 
 
 def _work(setup: LearnerSetup, stop: Ready) -> None:

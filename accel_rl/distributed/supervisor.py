@@ -143,13 +143,13 @@ def _watch(learners: list[Learner], control: Control, stop: StopSignal) -> None:
     deadline = float("inf")
     while not all(learner.is_done for learner in learners):
         if stop:
-            control.ask_to_stop()
+            control.request_stop()
         talking = {learner.control: learner for learner in learners if not learner.is_gone}
         for connection in wait(list(talking), LOOK_S):
             talking[connection].hear()  # type: ignore[index]
         if not stop.patient and all(learner.is_ready for learner in learners):
             stop.patient = True
-            control.go()
+            control.start()
         troubled = [learner for learner in learners if learner.trouble]
         if troubled:
             deadline = min(deadline, time.monotonic() + GRACE_S)
