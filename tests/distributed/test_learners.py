@@ -161,13 +161,15 @@ def test_synchronous_learners_split_replay_and_batches(tmp_path: Path) -> None:
     assert_same_run(half, run)
     names = ["replay-240-1.pt", "replay-240.pt"]
     assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [names] * 2
-    assert build_algo(resolve({**settings, "steps": 240})).local_batch_size == 10 // 2  # type: ignore[attr-defined]
+    algo: Any = build_algo(resolve({**settings, "steps": 240}))
+    algo.setup(0, lambda module: None)
+    assert algo.batch_size == 10 // 2
     replays = [load(run, name) for name in names]
     assert_same(replays, [load(half, name) for name in names])
     assert not torch.equal(*(replay["ring"]["arrays"]["action"] for replay in replays))
     table = rows(run)
     assert [int(row["time/total_timesteps"]) for row in table if row["train/loss"]] == [*range(60, 241, 20)]
-    assert load(run)["update"]["num_renewed"] == 240 // 60
+    assert load(run)["update"]["num_syncs"] == 240 // 60
 
     settled = (tmp_path / "alone" / "config.yaml").read_text()
     with pytest.raises(UsageError, match="batch_size=10 does not split over 4 learners"):
@@ -255,7 +257,7 @@ ONE = {"devices": "cpu", "schedule_steps": None}
 
 def check_shared(run: Path, state: dict[str, Any]) -> None:
     table = rows(run)
-    assert 0 <= state["steps"] // 200 - state["update"]["num_renewed"] <= 1
+    assert 0 <= state["steps"] // 200 - state["update"]["num_syncs"] <= 1
     for learner in state["learners"]:
         assert_same(learner["algo"]["target"], state["policy"])
     assert sum(float(row["train/staleness"] or 0) for row in table) > 0
