@@ -3,10 +3,8 @@
 import argparse
 import json
 import os
-import shlex
 import signal
 import sys
-import typing
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +17,9 @@ from accel_rl.version import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 and 143 after a signal."""
+    """Runs one command; returns the exit status: 0 done, 1 failed, 2 bad usage, 130 after SIGINT.
+
+    Raises SystemExit with status 143 after SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
         sys.path.insert(0, os.getcwd())
@@ -32,18 +32,18 @@ def main(arguments: list[str] | None = None) -> int:
         options.run(options)
         sys.stdout.flush()
     except UsageError as error:
-        return _complain(str(error), 2)
-    except BrokenPipeError:  # whoever reads has seen enough, as in `accel-rl list envs | head`
+        return _print_error(str(error), 2)
+    except BrokenPipeError:  # the reader has closed its end, as in `accel-rl list envs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (RunError, OSError) as error:
-        return _complain(str(error), 1)
+        return _print_error(str(error), 1)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
 
 
-def _complain(message: str, status: int) -> int:
+def _print_error(message: str, status: int) -> int:
     print(f"accel-rl: {message}", file=sys.stderr)
     return status
 
@@ -70,37 +70,50 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "launch",
-        help="train on all GPUs, or run an experiment over them",
+        help="train on all GPUs, or run an experiment on them",
         usage="accel-rl launch [--gpus 0-3 | --devices cpu,cpu] [--experiment FILE [--summary]] [--out DIR] "
         "[any other setting below]",
-        description="Trains one agent on all GPUs, a learner on each. With --experiment: runs a grid of settings and "
-        "seeds over them, goes on where it was interrupted, and lays the result beside the paper's numbers.",
+        description="Trains one agent on all GPUs, with a learner on each. With --experiment: trains every run of a "
+        "grid of settings and seeds on these GPUs, continues where it was interrupted, and prints the results next to "
+        "those of the paper.",
         allow_abbrev=False,
     )
     _add_launch_arguments(command)
     _add_train_arguments(command, arguments)
     command.set_defaults(run=_launch)
 
-    command = commands.add_parser("eval", help="score a trained agent", description="Plays whole games; prints JSON.")
+    command = commands.add_parser(
+        "eval",
+        help="score a trained agent",
+        description="Plays whole games and prints their mean score and length as JSON.",
+    )
     _add_run_dir(command)
-    command.add_argument("--episodes", type=int, default=10, metavar="N", help="games to play (10)")
-    command.add_argument("--seed", type=int, metavar="S", help="seed of the games (the run's)")
+    command.add_argument("--episodes", type=int, default=10, metavar="N", help="games to play (default: 10)")
+    command.add_argument("--seed", type=int, metavar="S", help="seed of the games (default: the run's)")
     command.set_defaults(run=_eval)
 
-    command = commands.add_parser("record", help="make a video of a trained agent", description="Records one game.")
+    command = commands.add_parser(
+        "record", help="make a video of a trained agent", description="Plays one game and records it."
+    )
     _add_run_dir(command)
-    command.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video to write")
     command.set_defaults(run=_record)
 
     command = commands.add_parser(
-        "plot", help="draw learning curves", description="Draws curves; runs that differ only in seed become one."
+        "plot",
+        help="draw learning curves",
+        description="Draws the learning curves of runs; runs that differ only in their seed become one curve.",
     )
     command.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run's folder")
-    command.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture to write")
     command.set_defaults(run=_plot)
 
-    command = commands.add_parser("list", help="list what there is", description="Lists names that `train` takes.")
-    command.add_argument("what", choices=("algos", "envs", "presets"))
+    command = commands.add_parser(
+        "list",
+        help="list algorithms, environments, or presets",
+        description="Lists the names that `accel-rl train` accepts.",
+    )
+    command.add_argument("what", choices=("algos", "envs", "presets"), help="what to list")
     command.set_defaults(run=_list)
 
     command = commands.add_parser("bench", help="measure speed", description="Measures speed on this machine.")
@@ -109,9 +122,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     )
     benchmark = benchmarks.add_parser(
         "sampling",
-        help="sampling against the simulation limit and other people's environments",
-        description="Compares samplers in alternating rounds of one run, within 4 minutes; prints the paper's Table 1, "
-        "draws its Figure 2.",
+        help="sampling speed against the simulation limit and other vectorized environments",
+        description="Compares samplers in alternating rounds of one run, within 4 minutes; prints the paper's Table 1 "
+        "and draws its Figure 2.",
     )
     add_sampling_arguments(benchmark)
     benchmark.set_defaults(run=_bench_sampling)
@@ -119,7 +132,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
 
 def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:
-    """Those of a command, and of the commands that it has itself."""
+    """Returns the arguments of a command and of its own subcommands."""
     choices = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     own = list(choices[command]._actions)
     nested = next((a.choices for a in own if isinstance(a, argparse._SubParsersAction)), {})
@@ -132,14 +145,17 @@ def _add_run_dir(command: argparse.ArgumentParser) -> None:
 
 
 def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """A flag for every setting of the run, of Atari, and of the algorithm that the arguments name."""
-    command.add_argument("--out", metavar="DIR", help="the run's folder (results/<algo>/<env>/<time>-s<seed>)")
+    """Adds a flag for every setting of the run, of its learners, of Atari, and of the algorithm that arguments name."""
+    command.add_argument("--out", metavar="DIR", help="the run's folder (default: results/<algo>/<env>/<time>-s<seed>)")
     command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
-    command.add_argument("--resume", metavar="RUN_DIR", help="continue this run, up to --steps")
+    command.add_argument("--resume", metavar="RUN_DIR", help="continue the run in this folder, up to --steps")
     command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
-    command.add_argument("--show-affinity", action="store_true", help="print which processors are used how, and leave")
+    command.add_argument(
+        "--show-affinity", action="store_true", help="print which logical CPUs learners and workers use, and exit"
+    )
     if arguments[:1] not in (["train"], ["launch"]):
-        return  # other commands need none of the heavy imports below
+        return  # other commands do without the heavy imports below
+    from accel_rl.config.flags import add_flags
     from accel_rl.config.learners import LearnerSettings
     from accel_rl.config.run_settings import RunSettings
     from accel_rl.envs.atari import AtariOptions
@@ -154,67 +170,37 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
         (f"algorithm {algo}", algo_class.Settings),
     ]
     for title, settings in groups:
-        group = command.add_argument_group(f"settings of {title}")
-        types = typing.get_type_hints(settings)
-        for field in fields(settings):
-            _add_setting(group, field, types[field.name], preset)
+        add_flags(command.add_argument_group(f"settings of {title}"), settings, preset)
 
 
 def _add_launch_arguments(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("devices and experiments")
-    group.add_argument("--gpus", metavar="LIST", help="which GPUs, as in 0-3 (all); without any: --devices cpu,cpu")
+    group.add_argument(
+        "--gpus", metavar="LIST", help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu"
+    )
     group.add_argument(
         "--experiment",
         type=Path,
         metavar="FILE",
-        help="a YAML file; its runs go to results/experiments/<name>, or --out",
+        help="a YAML file; its runs are written to --out (default: results/experiments/<file's name>)",
     )
-    group.add_argument("--summary", action="store_true", help="only print and draw what the experiment has come to")
-
-
-def _add_setting(group: Any, field: Any, field_type: Any, preset: dict[str, Any]) -> None:
-    pixels, vectors = (_default(field, preset, kind) for kind in ("pixels", "vectors"))
-    shown = (
-        ""
-        if pixels is None
-        else f" (default: {pixels}" + ("" if pixels == vectors else f"; not pixels: {vectors}") + ")"
-    )
-    choices = field.metadata.get("choices")
-    flag = f"--{field.name.replace('_', '-')}"
-    help_text = (field.metadata.get("help", "") + shown).replace("%", "%%")
-    if field_type in (bool, bool | None):
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
-    else:
-        metavar = "{" + ",".join(choices) + "}" if choices else field.name.rsplit("_", 1)[-1].upper()
-        group.add_argument(flag, metavar=metavar, help=help_text)
-
-
-def _default(field: Any, preset: dict[str, Any], kind: str) -> Any:
-    """What applies to observations of this kind if nothing is said; None if that needs no saying."""
-    value = preset.get(kind, {}).get(field.name, preset.get(field.name, field.default))
-    if field.name == "algo":
-        value = field.default
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {v}" for name, v in value.items()) + "}"
-    return value if isinstance(value, bool | int | float | str) else None
+    group.add_argument("--summary", action="store_true", help="only print and draw the results so far; train nothing")
 
 
 def _name_of_algo(arguments: list[str]) -> str:
-    """The algorithm whose settings become flags: as named by flag, by the file of --config or --resume, or a2c."""
+    """Returns the algorithm whose settings become flags: of --algo, of the file of --config or --resume, or a2c."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for flag in ("--algo", "--config", "--resume"):
         parser.add_argument(flag)
     try:
         named = parser.parse_known_args(arguments[1:])[0]
-    except UsageError:  # a flag without a value; the real parser will say so
+    except UsageError:  # a flag without a value: the real parser reports it
         return "a2c"
     return str(named.algo or _settings_of_file(named).get("algo", "a2c"))
 
 
 def _settings_of_file(named: argparse.Namespace) -> dict[str, Any]:
-    """What the file of --resume or --config says; nothing if neither is named."""
+    """Returns the settings in the file of --resume or --config; none if neither is given."""
     from accel_rl.config.sources import read_yaml
     from accel_rl.training.run_directory import read_settings
 
@@ -239,8 +225,10 @@ def _train_with(given: dict[str, Any]) -> None:
     from accel_rl.distributed.launch import train
 
     folder = train(**given, show=True)
-    if os.environ.get("RANK", "0") == "0":  # torchrun: the others have nothing to add
-        _say_goodbye(folder)
+    if os.environ.get("RANK", "0") == "0":  # started by torchrun, only the first learner prints it
+        from accel_rl.analysis.summary import print_summary
+
+        print_summary(folder)
 
 
 def _launch(options: argparse.Namespace) -> None:
@@ -252,17 +240,17 @@ def _launch(options: argparse.Namespace) -> None:
     file, only_report, gpus = given.pop("experiment", None), given.pop("summary"), given.pop("gpus", None)
     if gpus is not None:
         if "devices" in given:
-            raise UsageError(f"devices={given['devices']} and gpus={gpus} say the same; leave one of them away")
+            raise UsageError(f"devices={given['devices']} and gpus={gpus} both name devices; omit one of them")
         given["devices"] = gpus
     if file is None:
         if only_report:
-            raise UsageError("--summary is of an experiment; name it with --experiment")
+            raise UsageError("--summary needs an experiment; name its file with --experiment FILE")
         if "device" not in given and not _settings_of_file(options).get("devices"):
             given.setdefault("devices", "all")
         return _train_with(given)
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
         if given.pop(name, None):
-            raise UsageError(f"--{name.replace('_', '-')} is for a single run; leave it away with --experiment")
+            raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")
     own = ("devices", "learners_per_gpu")
     learners = build(LearnerSettings, {name: given.pop(name) for name in own if name in given})
     folder, cpus = given.pop("out", None), given.pop("cpus", "all")
@@ -292,26 +280,6 @@ def _show_affinity(given: dict[str, Any]) -> None:
     print("\n".join([*lines, *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]))
 
 
-def _say_goodbye(folder: Path) -> None:
-    """Where everything is, and what to do with it."""
-    from accel_rl.analysis.plot import plot_runs
-    from accel_rl.training.log import command
-
-    picture = folder / "learning_curve.png"
-    try:
-        plot_runs([folder], picture)
-    except UsageError as error:
-        picture = Path(f"none: {error}")
-    summary = json.loads((folder / "summary.json").read_text())
-    score = summary["ep_rew_mean"]
-    print(f"score           {'no game finished' if score is None else f'{score:.1f}'}")
-    print(f"steps           {summary['total_timesteps']:,} at {summary['fps']:,.0f} steps/s")
-    print(f"run folder      {folder}")
-    print(f"learning curve  {picture}")
-    run, video = shlex.quote(str(folder)), shlex.quote(str(folder / "video.mp4"))
-    print(f"make a video    {command()} record {run} --out {video}")
-
-
 def _eval(options: argparse.Namespace) -> None:
     from accel_rl.analysis.agent import load
 
@@ -319,7 +287,8 @@ def _eval(options: argparse.Namespace) -> None:
         raise UsageError(f"episodes={options.episodes} must be at least 1")
     evaluation = load(options.run_dir, options.best).evaluate(options.episodes, options.seed)
     if evaluation.episodes < options.episodes:
-        print(f"accel-rl: {options.episodes - evaluation.episodes} games came to no end", file=sys.stderr)
+        cut = options.episodes - evaluation.episodes
+        print(f"accel-rl: {cut} of {options.episodes} games were cut at their step limit", file=sys.stderr)
     print(json.dumps(asdict(evaluation)))
 
 
@@ -327,8 +296,10 @@ def _record(options: argparse.Namespace) -> None:
     from accel_rl.analysis.agent import load
     from accel_rl.analysis.video import record_video
 
-    player = load(options.run_dir, options.best)
-    game = record_video(player.make_env(), lambda seen, reward: player.predict(seen, reward=reward), options.out)
+    agent = load(options.run_dir, options.best)
+    game = record_video(
+        agent.make_env(), lambda observation, reward: agent.predict(observation, reward=reward), options.out
+    )
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
 
 
@@ -351,7 +322,7 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C otherwise updated
+        if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C with another update
             print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         from accel_rl.envs.atari import PRESETS

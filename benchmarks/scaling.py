@@ -29,7 +29,7 @@ import torch
 
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Shares, Turns, alternate, format_ratio, ratio
-from accel_rl.distributed.supervisor import started
+from accel_rl.distributed.supervisor import started_learners
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.placement import show_plans
@@ -46,7 +46,7 @@ UPDATES = ("all_reduce", "central_store")
 BUDGET_S = 220.0  # start-up included
 START_TIMEOUT_S, TURN_TIMEOUT_S = 300.0, 120.0  # the latter beyond the turn's seconds
 TARGET = 0.85
-LEARNER = "scaling_learner"  # the module that each learner's process runs
+LEARNER = "scaling_learner:main"  # what each learner's process runs
 # No rows, evaluations or checkpoints in a turn; and a short decorrelation, which costs seconds at the start.
 BARE = {
     "steps": 10**12,
@@ -129,9 +129,9 @@ class LearnersRun:
         self.config: Config = resolve({**BARE, **settings})
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="accel_rl_bench_")))
-            self._learners, control = stack.enter_context(started(self.config, folder, None, False, LEARNER))
+            self._learners, control = stack.enter_context(started_learners(self.config, folder, None, False, LEARNER))
             self._receive("ready", START_TIMEOUT_S)
-            control.go()
+            control.start()
             self._running = stack.pop_all()
 
     @property
@@ -158,7 +158,7 @@ class LearnersRun:
             except (EOFError, ConnectionError):
                 kind, answer = "died", f"exited with status {learner.process.wait()}"
             if kind != expected:
-                learner.trouble = (kind, answer)
+                learner.failure = (kind, answer)
                 raise learner.error()
             answers.append(answer)
         return answers

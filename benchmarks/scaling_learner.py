@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from accel_rl.distributed.learner_process import LearnerSetup, Ready, joined, main
+from accel_rl.distributed.learner_process import LearnerSetup, SupervisedStop, connected, run_learner
 from accel_rl.hardware.placement import pinned
 from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.metrics import Report
@@ -60,19 +60,20 @@ class TurnTrainer(Trainer):
         return steps, replace(learner.metrics.flush({}), wall_s=turn.seconds)
 
 
-def take_turns(setup: LearnerSetup, ready: Ready) -> None:
+def main(fd: int) -> None:
+    """Runs a learner's process, which learner_launcher has forked. fd: of its connection to the benchmark."""
+    run_learner(fd, take_turns)
+
+
+def take_turns(setup: LearnerSetup, stop: SupervisedStop) -> None:
     """Answers requests for turns until this process is killed, or the other end closes."""
     config, turn = setup.config, Turn()
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
-    with joined(setup, ready.control) as (coordinator, store), pinned(config.plan.server_cpus):
+    with connected(setup, stop.control) as (coordinator, store), pinned(config.plan.server_cpus):
         trainer = TurnTrainer(config, setup.folder, coordinator, turn, None, False, store)
         trainer.checkpointer = NoCheckpoints(trainer.learner)
-        ready.ready()
+        stop.ready()
         while True:
-            turn.begin(ready.parent.recv())
-            ready.parent.send(("turn", trainer.take_turn(turn)))
-
-
-if __name__ == "__main__":
-    main(take_turns)
+            turn.begin(stop.supervisor.recv())
+            stop.supervisor.send(("turn", trainer.take_turn(turn)))

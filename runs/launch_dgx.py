@@ -1,4 +1,4 @@
-"""The same as `accel-rl launch`."""
+"""Runs `accel-rl launch`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same as `accel-rl train`."""
+"""Runs `accel-rl train`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line and the few functions of the package: what they promise, and what they say to bad input."""
+"""The command line and the functions of the package: what they promise, and how they refuse bad input."""
 
 import json
 import math
@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def cartpole(tmp_path_factory: Any) -> Path:
-    """A run by a real command, with evaluations and TensorBoard."""
+    """A run of a real command, with evaluations and TensorBoard."""
     out = tmp_path_factory.mktemp("cli") / "run"
     flags = [*TINY, "--eval-interval-steps", 320, "--eval-episodes", 4, "--log-interval-steps", 320, "--tensorboard"]
     result = run("train", "--env", "CartPole-v1", "--steps", 960, "--seed", 7, "--out", out, *flags)
@@ -63,7 +63,7 @@ def pong(tmp_path_factory: Any) -> Path:
 
 
 def call(capfd: Any, *words: Any) -> Result:
-    """A command in this process."""
+    """Runs a command in this process."""
     capfd.readouterr()
     try:
         status = main([str(word) for word in words])
@@ -75,8 +75,8 @@ def call(capfd: Any, *words: Any) -> Result:
 # ---- a run's folder ----
 
 
-def test_the_folder_of_a_run(cartpole: Path) -> None:
-    """Would catch a file, column or key that other people's tools look for and do not find."""
+def test_a_run_leaves_its_files(cartpole: Path) -> None:
+    """Would catch a missing file, column or key that other tools look for."""
     names = {path.name for path in cartpole.iterdir() if "tfevents" not in path.name}
     assert names == {
         "config.yaml",
@@ -130,15 +130,15 @@ def test_the_folder_of_a_run(cartpole: Path) -> None:
 
 
 def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> None:
-    """Would catch a setting that config.yaml forgets, and chance that no seed governs."""
+    """Would catch a setting that config.yaml lacks, and randomness that no seed governs."""
     again = accel_rl.train(config=cartpole / "config.yaml", out=tmp_path / "again")
     assert again == tmp_path / "again"
     assert_same_run(again, cartpole)
     assert_same(*(checkpoint.load(folder / "best.pt") for folder in (again, cartpole)))
 
 
-def test_a_setting_is_that_of_flag_file_preset_default(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a file that beats a flag, a preset that beats a file, or a default that beats anything."""
+def test_a_flag_beats_a_file_beats_a_preset_beats_a_default(tmp_path: Path, capfd: Any) -> None:
+    """Would catch settings that are applied in another order."""
     (tmp_path / "my.yaml").write_text("learning_rate: 5.0e-3\nhorizon: 3\nentropy_weight: 0.25\nseed: 3\n")
     flags = ["--env", "CartPole-v1", "--horizon", 4, "--steps", 16, *TINY, "--out", tmp_path / "run"]
     assert call(capfd, "train", "--config", tmp_path / "my.yaml", "--seed", 1, *flags).status == 0
@@ -152,7 +152,7 @@ def test_a_setting_is_that_of_flag_file_preset_default(tmp_path: Path, capfd: An
 
 
 def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a best.pt or a row of another run, and a stranger's file that is deleted with them."""
+    """Would catch a best.pt or a row of another run, and a file of the user's that is deleted with them."""
     out = tmp_path / "run"
     accel_rl.train(**{**SMALL, "eval_interval_steps": 16, "eval_episodes": 1}, steps=16, horizon=4, out=out)
     assert (out / "best.pt").exists()
@@ -187,28 +187,28 @@ def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
     assert any(answer != answers[0] for answer in answers[2:])
 
 
-def test_predict(cartpole: Path, pong: Path) -> None:
-    """Would catch an action of another kind than the environment takes, or a batch taken for one observation."""
+def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) -> None:
+    """Would catch an action of another kind than the environment's, or a batch taken for one observation."""
     for folder, env_id, num_actions in ((cartpole, "CartPole-v1", 2), (pong, "pong", 6)):
-        player = accel_rl.load(folder)
+        agent = accel_rl.load(folder)
         env = accel_rl.envs.make_env(env_id)
         observation, _ = env.reset(seed=0)
-        action = player.predict(observation)
+        action = agent.predict(observation)
         assert isinstance(action, int) and env.action_space.contains(action)
         batch = np.stack([observation] * 5)
-        actions = player.predict(batch, greedy=True)
+        actions = agent.predict(batch, greedy=True)
         assert actions.shape == (5,) and len(set(actions.tolist())) == 1
-        assert actions[0] == player.predict(observation, greedy=True)
-        sampled = player.predict(np.stack([observation] * 200), greedy=False)
-        assert set(sampled.tolist()) == set(range(num_actions))  # hardly trained: every action has its chance
+        assert actions[0] == agent.predict(observation, greedy=True)
+        sampled = agent.predict(np.stack([observation] * 200), greedy=False)
+        assert set(sampled.tolist()) == set(range(num_actions))  # hardly trained: every action has a fair probability
         with pytest.raises(ValueError, match="observation of shape"):
-            player.predict(observation[1:])
+            agent.predict(observation[1:])
     best = accel_rl.load(str(cartpole), best=True).policy.state_dict()
     assert_same(best, checkpoint.load(cartpole / "best.pt")["policy"])
 
 
 def test_record_and_plot_make_files(cartpole: Path, pong: Path, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a video or a picture that is announced and not there."""
+    """Would catch a video or a picture that is announced but not written."""
     video, picture = tmp_path / "new" / "video.mp4", tmp_path / "curves.png"
     result = call(capfd, "record", pong, "--out", video)
     assert result.status == 0 and re.match(rf"{video}: score -?\d+ in 9 steps\n", result.out), result
@@ -218,8 +218,8 @@ def test_record_and_plot_make_files(cartpole: Path, pong: Path, tmp_path: Path, 
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_game_there_is_no_score(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a division by zero, a NaN in a file, or an empty picture, where no game has come to an end."""
+def test_there_is_no_score_before_a_game_has_finished(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a division by zero, a NaN in a file, or an empty picture, where no game has finished."""
     out = tmp_path / "run"
     words = ["--env", f"{TOYS}:Counting", "--env-options", "{lengths: [0]}", "--steps", 32, "--out", out, *TINY]
     result = call(capfd, "train", *words)
@@ -231,8 +231,8 @@ def test_without_a_game_there_is_no_score(tmp_path: Path, capfd: Any) -> None:
     assert "no game has finished yet" in result.err
 
 
-def test_list(capfd: Any) -> None:
-    """Would catch a list without a name that `train` takes."""
+def test_list_names_all_that_train_accepts(capfd: Any) -> None:
+    """Would catch a list without a name that `train` accepts."""
     first_words = {
         what: [line.split()[0] for line in call(capfd, "list", what).out.splitlines()]
         for what in ("algos", "envs", "presets")
@@ -246,11 +246,11 @@ def test_list(capfd: Any) -> None:
     reader = subprocess.run(
         f"{sys.executable} -m accel_rl list envs | head -1", shell=True, capture_output=True, text=True
     )
-    assert (reader.stdout, reader.stderr) == ("adventure\n", "")  # and no complaint of a broken pipe
+    assert (reader.stdout, reader.stderr) == ("adventure\n", "")  # and no error about a broken pipe
 
 
-def test_help(capfd: Any) -> None:
-    """Would catch a setting that the help leaves out, or does not explain."""
+def test_help_explains_every_setting(capfd: Any) -> None:
+    """Would catch a setting that the help omits or does not explain."""
     result = call(capfd, "train", "--help")
     assert result.status == 0
     for settings in (RunSettings, LearnerSettings, AtariOptions, A2CSettings):
@@ -263,8 +263,7 @@ def test_help(capfd: Any) -> None:
         result = call(capfd, command, "--help")
         assert result.status == 0 and f"accel-rl {command}" in result.out
         assert command in call(capfd, "--help").out
-        if command != "list":
-            assert all(action.help for action in cli._actions(cli._parser([command]), command))
+        assert all(action.help for action in cli._actions(cli._parser([command]), command))
     assert call(capfd, "--version").out == f"accel-rl {accel_rl.__version__}\n"
 
 
@@ -273,9 +272,9 @@ def test_help(capfd: Any) -> None:
 MY_ENV = "import gymnasium\ndef make(gravity):\n    return gymnasium.make('CartPole-v1', sutton_barto_reward=False)\n"
 
 
-@pytest.mark.parametrize("how", ["runs/train.py", "accel-rl"])
-def test_the_current_directory_counts(tmp_path: Path, how: str) -> None:
-    """Would catch a user's module that only the trainer finds, or only in the framework's own folder."""
+@pytest.mark.parametrize("how", [pytest.param("runs/train.py", marks=pytest.mark.slow), "accel-rl"])
+def test_modules_in_the_current_directory_can_be_imported(tmp_path: Path, how: str) -> None:
+    """Would catch a user's module that only the trainer finds, or that is found only in the framework's folder."""
     (tmp_path / "my_env.py").write_text(MY_ENV)
     words = ["--env", "my_env:make", "--env-options", "{gravity: 1}", "--steps", 64, "--seed", 5, *TINY]
     script = ROOT / "runs" / "train.py" if how == "runs/train.py" else Path(sys.executable).parent / "accel-rl"
@@ -390,7 +389,7 @@ BAD_ARGUMENTS = [
     ("record {folder} --out {folder}/video.mp4", "holds no run"),
     ("record {pong} --out {folder}/video.avi", "ends in .mp4"),
     ("plot", "required: RUN_DIR, --out"),
-    ("plot {folder} --out {folder}/curve.png", r"no progress\.csv"),
+    ("plot {folder} --out {folder}/curve.png", r"it has no progress\.csv"),
     ("plot {run} --out {folder}/curve.xyz", "its name must end in"),
     ("plot {run} --out {folder}/list.yaml/curve.png", "cannot write"),
     ("list", "required: what"),
@@ -399,8 +398,8 @@ BAD_ARGUMENTS = [
 ]
 
 
-def test_how_games_are_reset_is_settled_and_said(tmp_path: Path) -> None:
-    """Would catch a default that depends on where it is read, or a game that falls back in silence."""
+def test_the_reset_mode_is_resolved_and_logged(tmp_path: Path) -> None:
+    """Would catch a default that depends on where it is read, or a game that falls back without a message."""
     atari = {**SMALL, "decorrelation_steps": 0, "max_episode_steps": 9, "steps": 20, "sampler": "serial"}
     for env, reset_mode, falls_back in (("pong", "reserve", False), ("kung_fu_master", "reserve", True)):
         out = accel_rl.train(**{**atari, "env": env, "workers": None}, out=tmp_path / env)
@@ -411,8 +410,9 @@ def test_how_games_are_reset_is_settled_and_said(tmp_path: Path) -> None:
     assert yaml.safe_load((out / "config.yaml").read_text())["reset_mode"] == "immediate"
 
 
-def test_bf16_is_the_networks_precision(tmp_path: Path) -> None:
-    """Would catch an option that changes nothing, or parameters that are no longer float32."""
+@pytest.mark.slow
+def test_bf16_changes_the_networks_precision_only(tmp_path: Path) -> None:
+    """Would catch an option without effect, or parameters that are not float32 any more."""
     settings = {**SMALL, "env": "pong", "decorrelation_steps": 0, "steps": 40, "seed": 3}
     states = []
     for bf16 in (False, True):
@@ -424,10 +424,10 @@ def test_bf16_is_the_networks_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_ARGUMENTS, ids=[words or "nothing" for words, _ in BAD_ARGUMENTS])
-def test_bad_arguments(
+def test_bad_arguments_are_refused(
     words: str, message: str, cartpole: Path, pong: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
 ) -> None:
-    """Would catch a traceback, a wrong status, an error that doesn't help, or a folder for a run that can't be."""
+    """Would catch a traceback, a wrong status, an error that does not help, or a folder for a run that cannot start."""
     (tmp_path / "broken.yaml").write_text("a: [1\nb")
     (tmp_path / "binary.yaml").write_bytes(b"\x00\xff\xfe")
     (tmp_path / "list.yaml").write_text("- 1\n")
@@ -455,15 +455,15 @@ def test_bad_arguments(
         ({"learning_rate": "fast"}, "learning_rate='fast' must be of type float"),
     ],
 )
-def test_bad_settings_in_python(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Would catch a keyword that is swallowed, or another exception than the one that is promised."""
+def test_bad_settings_are_refused_in_python(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Would catch a keyword that is ignored, or another exception than the documented one."""
     with pytest.raises(UsageError, match=message):
         accel_rl.train(**settings, out=tmp_path / "run")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_real_process_says_the_same() -> None:
-    """Would catch a status or a message that only main() in another program gets right."""
+def test_a_real_process_refuses_bad_arguments_as_well() -> None:
+    """Would catch a status or a message that is right only when main() is called in another program."""
     result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""

@@ -1,1 +1,1 @@
-"""What one looks at after a run: learning curves, videos, and the trained agent itself."""
+"""What is looked at after a run: learning curves, videos, and the trained agent itself."""

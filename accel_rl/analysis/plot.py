@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Runs that differ in nothing else are repetitions: one curve. Of devices, only how many learners they have counts.
+# Runs that differ only in these are repetitions, and become one curve. (The number of learners is compared instead.)
 NOT_SETTINGS = (
     "seed",
     "device",
@@ -36,7 +36,7 @@ NOT_SETTINGS = (
     "learning_threads",
 )
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # Okabe & Ito 2008
-LINE_STYLES = ("-", "--", ":", "-.")  # a second, third, ... round through the colours
+LINE_STYLES = ("-", "--", ":", "-.")  # for the second, third, ... round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T_QUANTILES = (
@@ -46,7 +46,7 @@ T_QUANTILES = (
 
 
 class Series(NamedTuple):
-    """What was logged of one quantity: three arrays of the same length, steps increasing."""
+    """One logged quantity: three arrays [N] of the same length, steps increasing."""
 
     steps: Floats
     time_s: Floats
@@ -55,6 +55,8 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
+    """A run's settings, and what it has logged."""
+
     config: dict[str, Any]
     score: Series
     evaluation: Series
@@ -62,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Curve:
-    """All runs of one setting."""
+    """The runs that have the same settings, and how their curve is drawn."""
 
     label: str
     runs: list[Run]
@@ -71,18 +73,18 @@ class Curve:
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:
-    """Draws the runs' learning curves (see make_figure) into out (.png, .pdf, .svg, ...).
+    """Draws the runs' learning curves (see make_figure) to the file out (.png, .pdf, .svg, ...).
 
     Raises UsageError if a folder holds no run or score, out cannot be written, or matplotlib is missing."""
     save(make_figure(run_dirs), out)
 
 
 def save(figure: "Figure", out: Path) -> None:
-    """Writes the whole picture or nothing. Raises UsageError if out cannot be written, or is of no known format."""
+    """Writes the whole figure or nothing. Raises UsageError if out cannot be written or has an unknown format."""
     formats = figure.canvas.get_supported_filetypes()
     format = out.suffix[1:].lower()
     if format not in formats:
-        raise UsageError(f"cannot draw into {out}: its name must end in .{', .'.join(sorted(formats))}")
+        raise UsageError(f"cannot write a figure to {out}: its name must end in .{', .'.join(sorted(formats))}")
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +98,11 @@ def save(figure: "Figure", out: Path) -> None:
 
 
 def make_figure(run_dirs: Sequence[Path]) -> "Figure":
-    """Score over steps on the left, over wall time on the right; 1200 x 500 pixels.
+    """Draws the score over steps on the left, over wall time on the right; 1200 x 500 pixels.
 
     Runs that differ only in seed and folder become one curve: their mean where all of them have scores
     (linear interpolation between log rows, no extrapolation) and its pointwise 95 % confidence interval,
-    +- t(n - 1) * standard error over the n runs; each of them is drawn thinly as well, unless there are more curves
+    +- t(n - 1) * standard error over the n runs; each run is drawn as a thin line as well, unless there are more curves
     than colours. A single run is drawn as it was logged. Dots are evaluations. Raises UsageError as plot_runs does."""
     figure = new_figure(width=12)
     if not run_dirs:
@@ -116,16 +118,16 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
 
 
 def new_figure(width: float) -> "Figure":
-    """width: in inches, of 100 pixels. Raises UsageError if matplotlib is missing."""
+    """Makes an empty figure. width: in inches of 100 pixels. Raises UsageError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise UsageError("drawing needs matplotlib: pip install accel-rl[plot]") from error
+        raise UsageError("drawing needs matplotlib; install it with: pip install accel-rl[plot]") from error
     return Figure(figsize=(width, 5), dpi=100, layout="constrained", facecolor="white")
 
 
 def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> None:
-    """Draws them into both, with a legend below."""
+    """Draws the curves into both axes, with a legend below them."""
     runs = [run for curve in curves for run in curve.runs]
     longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
     unit, unit_s = ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
@@ -144,12 +146,12 @@ def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> N
 
 
 def read_run(run_dir: Path) -> Run:
-    """Raises UsageError if the folder holds no run, or none with a score."""
+    """Reads a run's settings and logged scores. Raises UsageError if the folder holds no run, or no score yet."""
     for name in ("progress.csv", "config.yaml"):
         if not (run_dir / name).is_file():
-            raise UsageError(f"{run_dir} is not the folder of a run: there is no {name} in it")
+            raise UsageError(f"{run_dir} is not a run's folder: it has no {name}")
     lines = (run_dir / "progress.csv").read_text().splitlines(keepends=True)
-    # The last line of a run that is still going may be half written.
+    # The last line of a run that is still under way may be half written.
     rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
     steps, time_s = _column(rows, "time/total_timesteps"), _column(rows, "time/time_elapsed")
 
@@ -178,7 +180,7 @@ def _number(cell: str | None) -> float:
 
 
 def _curves(runs: list[Run]) -> list[Curve]:
-    """The runs grouped by their settings, each group labelled with what sets it apart from the others."""
+    """Groups the runs by their settings; labels each group with the settings in which it differs from the others."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         settings = {name: value for name, value in run.config.items() if name not in NOT_SETTINGS}
@@ -192,11 +194,11 @@ def _curves(runs: list[Run]) -> list[Curve]:
 
     curves = []
     for index, (config, group) in enumerate(zip(configs, groups.values(), strict=True)):
-        namesakes = [other for other in configs if name(other) == name(config)]
+        same_name = [other for other in configs if name(other) == name(config)]
         differing = [
             f"{key}={value}"
             for key, value in config.items()
-            if key not in NOT_SETTINGS and any(other.get(key) != value for other in namesakes)
+            if key not in NOT_SETTINGS and any(other.get(key) != value for other in same_name)
         ]
         count = [f"({len(group)} runs)"] if len(group) > 1 else []
         label = " ".join([name(config), *differing, *count])
@@ -206,7 +208,7 @@ def _curves(runs: list[Run]) -> list[Curve]:
 
 
 def _mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:
-    """(x, mean, half-width of the 95 % interval) of n >= 2 runs, at every logged x that all of them span."""
+    """Returns x, mean and half-width of the 95 % interval of n >= 2 runs, at every logged x that all of them span."""
     x = np.unique(np.concatenate(xs))
     x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
     value = np.stack([np.interp(x, *points) for points in zip(xs, values, strict=True)])  # [n, X]
@@ -236,13 +238,13 @@ def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -
     limits = axes.get_ylim()
     for x, low, high, color in bands:
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.set_ylim(limits)  # two runs have an interval so wide that it would flatten the curves
+    axes.set_ylim(limits)  # the interval of two runs is so wide that it would flatten the curves
     axes.set_xlim(left=0)
     tidy(axes)
 
 
 def tidy(axes: "Axes") -> None:
-    """Short numbers, a faint grid, no frame."""
+    """Sets short tick labels, a faint grid, and no frame."""
     axes.xaxis.set_major_formatter(short)
     axes.yaxis.set_major_formatter(short)
     axes.grid(color="#e6e6e6", linewidth=0.8)
@@ -253,7 +255,7 @@ def tidy(axes: "Axes") -> None:
 
 
 def short(value: float, _: object = None) -> str:
-    """100000 -> 100k, 1500000 -> 1.5M"""
+    """Formats a number in few characters: 100000 as 100k, 1500000 as 1.5M."""
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:g}{letter}"

@@ -1,4 +1,4 @@
-"""Films a game: what the environment renders, enlarged, above a strip with the score and the step."""
+"""Records a game as a video: what the environment renders, enlarged, above a strip with score and step."""
 
 import math
 import os
@@ -16,14 +16,16 @@ from accel_rl.errors import RunError, UsageError
 
 Picture = npt.NDArray[np.uint8]
 
-CODECS = ("vp09", "mp4v")  # by preference: browsers play the first one, and OpenCV's wheels can encode both
-MIN_HEIGHT = 400  # pixels of the enlarged picture
+CODECS = ("vp09", "mp4v")  # by preference: browsers play the first one; OpenCV's wheels encode both
+MIN_HEIGHT = 400  # of the enlarged picture, in pixels
 STRIP_HEIGHT = 40  # pixels
 DEFAULT_FPS = 30
 
 
 @dataclass(frozen=True)
 class GameRecord:
+    """A recorded game."""
+
     score: float  # sum of raw rewards
     length: int  # steps
 
@@ -37,14 +39,14 @@ def record_video(
     fps: int | None = None,
     seed: int | None = None,
 ) -> GameRecord:
-    """Plays one game across its lives, max_steps at most, and writes it to out: an MP4 of length + 1 frames.
+    """Plays one whole game, over all its lives but at most max_steps; writes it to out, an MP4 of length + 1 frames.
 
-    env renders RGB arrays [H, W, 3]; `act(observation, reward)` is the action, reward that of the step before. fps:
-    frames, and so steps, per second; by default what the environment's metadata says (Atari: real time). seed: of the
-    game; None: any. out is replaced only when all went well. Raises UsageError if out is no .mp4 or cannot be written,
-    or if env renders no pictures; RunError if the video is incomplete."""
+    env renders RGB arrays [H, W, 3]; `act(observation, reward)` returns the action, reward is that of the last step.
+    fps: frames, and so steps, per second; by default the environment's metadata decide (Atari: real time). seed: of the
+    game; None: any. An existing file is replaced only by a complete video. Raises UsageError if out is no .mp4 or
+    cannot be written, or if env renders no RGB arrays; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
-        raise UsageError(f"cannot film into {out}: it must be a file whose name ends in .mp4")
+        raise UsageError(f"cannot write a video to {out}: it must be a file whose name ends in .mp4")
     observation, _ = env.reset(seed=seed)
     picture = _render(env)
     unfinished = out.with_name(f".{out.stem}.{os.getpid()}.mp4")
@@ -62,11 +64,11 @@ def record_video(
                 writer.write(compose(_render(env, picture.shape), score, length))
                 if terminated or truncated:
                     over = info.get("game_over", True)
-                    if not over:  # a lost life: the game goes on with the next one
+                    if not over:  # a lost life: the game continues with the next one
                         observation, _ = env.reset()
         finally:
             writer.release()
-        if _count_frames(unfinished) != length + 1:  # OpenCV reports no failure to write
+        if _count_frames(unfinished) != length + 1:  # OpenCV does not report that it could not write
             raise RunError(f"the video {out} could not be written completely; is the disk full?")
         os.replace(unfinished, out)
     finally:
@@ -76,7 +78,7 @@ def record_video(
 
 
 def compose(picture: Picture, score: float, step: int) -> Picture:
-    """A frame of the video, BGR [even, even, 3]: the RGB picture enlarged by an integer, above the strip."""
+    """Returns a frame of the video, BGR [even, even, 3]: the RGB picture enlarged by an integer, above the strip."""
     factor = math.ceil(MIN_HEIGHT / picture.shape[0])
     picture = picture.repeat(factor, 0).repeat(factor, 1)
     height, width = picture.shape[:2]
@@ -90,7 +92,7 @@ def compose(picture: Picture, score: float, step: int) -> Picture:
 
 
 def _write_text(strip: Picture, text: str, x: int, color: tuple[int, int, int]) -> None:
-    """x: distance from the left edge, if negative from the right one."""
+    """Writes text onto the strip. x: distance from the left edge; if negative, from the right edge."""
     font, scale = cv2.FONT_HERSHEY_DUPLEX, 0.55
     (width, height), _ = cv2.getTextSize(text, font, scale, 1)
     origin = (x if x >= 0 else strip.shape[1] + x - width, (STRIP_HEIGHT + height) // 2)
@@ -98,21 +100,21 @@ def _write_text(strip: Picture, text: str, x: int, color: tuple[int, int, int]) 
 
 
 def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) -> Picture:
-    """Raises UsageError if the environment renders no picture, RunError if it is not of the given shape."""
+    """Renders a picture. Raises UsageError if env renders none, RunError if it does not have the given shape."""
     try:
         picture: Any = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
-        raise UsageError(f"{env} cannot draw itself: {error}") from error
+        raise UsageError(f"{env} cannot render: {error}") from error
     is_rgb = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
     if not is_rgb or picture.dtype != np.uint8:
-        raise UsageError(f"{env} renders no pictures [H, W, 3] uint8; build it with render_mode='rgb_array'")
+        raise UsageError(f"{env} renders no RGB arrays [H, W, 3] of uint8; make it with render_mode='rgb_array'")
     if shape and picture.shape != shape:
-        raise RunError(f"{env} rendered a picture of shape {picture.shape} after one of shape {shape}")
+        raise RunError(f"{env} rendered an array of shape {picture.shape} after one of shape {shape}")
     return np.asarray(picture)
 
 
 def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:
-    """An empty video for frames like the given one. Raises UsageError if it cannot be written there."""
+    """Opens an empty video for frames like the given one. Raises UsageError if it cannot be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -124,7 +126,7 @@ def _open_writer(path: Path, fps: float, frame: Picture) -> cv2.VideoWriter:
         if writer.isOpened():
             return writer
     raise UsageError(
-        f"cannot write {path.parent}: OpenCV opens no video there with any of the codecs {', '.join(CODECS)}"
+        f"cannot write a video to {path.parent}: OpenCV opens none with any of the codecs {', '.join(CODECS)}"
     )
 
 

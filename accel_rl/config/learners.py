@@ -1,4 +1,4 @@
-"""The learners of a run: how many there are, where, how they update, and which of them this process is."""
+"""The learners of a run: how many, on which devices, how they update, and which of them this process is."""
 
 import os
 from dataclasses import dataclass
@@ -10,47 +10,50 @@ from accel_rl.errors import UsageError
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """What only matters with several learners, or with a central store of parameters."""
+    """Settings that only matter with several learners, or with a central store of parameters."""
 
     devices: str | None = setting(
-        None, "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)"
+        None,
+        "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)",
     )
     learners_per_gpu: int = setting(1, "learners that share each of these GPUs", least=1)
     update: str = setting(
         "all_reduce",
-        "all_reduce: synchronous, each update of all learners' samples; central_store: asynchronous, each learner "
-        "updates parameters that lie in shared memory",
+        "all_reduce: synchronous, each update learns from all learners' samples; central_store: asynchronous, each "
+        "learner updates the parameters in shared memory",
         choices=("all_reduce", "central_store"),
     )
-    chunks: int = setting(3, "central_store: parts of the parameters that are updated one by one", least=1)
+    chunks: int = setting(3, "central_store: parts of the parameters, updated and locked one by one", least=1)
     locks: str = setting(
         "chunks", "central_store: a lock for each chunk, or none, as in the A3C paper", choices=("chunks", "none")
     )
     rule_state: str = setting(
         "shared",
-        "central_store: the update rule's state is the same for all learners, or each has its own",
+        "central_store: learners share the optimizer's state, or each has its own",
         choices=("shared", "own"),
     )
     updates_per_exchange: int | None = setting(
-        None, "central_store: multi-step asynchronous Adam with so many own updates between two exchanges", least=1
+        None, "central_store: multi-step asynchronous Adam, with this many local updates between two exchanges", least=1
     )
     pull_horizon: int | None = setting(
-        None, "central_store: while sampling, the newest parameters are taken over every so many steps", least=1
+        None,
+        "central_store: while sampling, copy the newest parameters every this many steps of each environment",
+        least=1,
     )
     learner_timeout_s: float = setting(
         600.0,
-        "all_reduce: how long learners wait for one that does not come, because it evaluates or saves for longer, or "
-        "because its machine is cut off",
+        "all_reduce: how long learners wait for a late one (which still evaluates or saves, or whose machine is cut "
+        "off) before the run fails",
         least=1,
     )
-    share_processors: bool = setting(False, "more learners than processors, which they then share")
+    share_processors: bool = setting(False, "allow more learners than logical CPUs, which they then share")
 
 
 STORE_ONLY = ("chunks", "locks", "rule_state", "updates_per_exchange", "pull_horizon")
 
 
 class RankInfo(NamedTuple):
-    """Which learner of how many: of the run, and on this machine."""
+    """A learner's number among how many: in the run, and on this machine."""
 
     rank: int = 0
     size: int = 1
@@ -59,9 +62,9 @@ class RankInfo(NamedTuple):
 
 
 def launched_rank_info() -> RankInfo | None:
-    """This process's place if a launcher of PyTorch (torchrun) has started it as one learner of several; else None.
+    """Returns this process's rank if torchrun has started it as one learner of several; else None.
 
-    Raises UsageError for an environment that is only half of it."""
+    Raises UsageError if torchrun's environment variables are incomplete or contradict each other."""
     if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
         return None
     given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
@@ -75,7 +78,9 @@ def launched_rank_info() -> RankInfo | None:
     fits = 0 <= rank_info.rank < rank_info.size and 0 <= rank_info.local_rank < rank_info.local_size <= rank_info.size
     if not fits or None in given.values():
         shown = ", ".join(f"{name}={value or ''}" for name, value in given.items())
-        raise UsageError(f"{shown} do not fit together; let torchrun set them, or unset them for a run of its own")
+        raise UsageError(
+            f"{shown} do not fit together; let torchrun set them, or unset them for a run without torchrun"
+        )
     return rank_info
 
 
@@ -84,7 +89,7 @@ def check_learners(settings: LearnerSettings, rank_info: RankInfo, num_envs: int
     if num_envs % rank_info.size:
         below = num_envs // rank_info.size * rank_info.size
         raise UsageError(
-            f"envs={num_envs} do not split over {rank_info.size} learners; use {f'{below} or ' if below else ''}"
+            f"envs={num_envs} does not split over {rank_info.size} learners; use {f'{below} or ' if below else ''}"
             f"{below + rank_info.size}"
         )
     if settings.update == "all_reduce":

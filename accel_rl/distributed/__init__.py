@@ -1,1 +1,1 @@
-"""Several learners in one run: how they start, who watches over them, and what they tell each other."""
+"""Several learners in one run: how they start, how they are supervised, and how they coordinate."""

@@ -1,4 +1,4 @@
-"""Learners that share parameters and go on by themselves: how they count, report, and hand in their states."""
+"""Asynchronous learners: how they count steps, and how they send reports and states to rank 0."""
 
 import contextlib
 import pickle
@@ -9,36 +9,36 @@ from typing import Any
 
 import torch
 
-from accel_rl.distributed.tensors import on_cpu
+from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, SharedArrays
 
 
 class AsyncCoordinator:
-    """Learners that go on by themselves and share parameters; rank 0 reads what others send to it, meanwhile.
+    """Coordinates learners that share parameters and never wait for each other.
 
-    to_first: this learner's connection to rank 0; from_others: rank 0's, by rank."""
+    to_rank_0: this learner's connection to rank 0; from_learners: rank 0's connections, by rank of the sender."""
 
-    updates_together = False
+    is_synchronous = False
 
     def __init__(
         self,
         rank: int,
         size: int,
         control: "Control",
-        to_first: "Connection[Any, Any] | None" = None,
-        from_others: "dict[int, Connection[Any, Any]] | None" = None,
+        to_rank_0: "Connection[Any, Any] | None" = None,
+        from_learners: "dict[int, Connection[Any, Any]] | None" = None,
     ):
         self.rank, self.size, self.control = rank, size, control
-        self._to_first = to_first
-        self._inbox = _Inbox(from_others or {})
+        self._to_rank_0 = to_rank_0
+        self._inbox = _Inbox(from_learners or {})
         self._own: tuple[Any, bool] | None = None
 
-    def advance(self, num_steps: int) -> int:
-        return self.control.count(self.rank, num_steps)
+    def add_steps(self, num_steps: int) -> int:
+        return self.control.add_steps(self.rank, num_steps)
 
-    def stops(self, wish: bool) -> bool:
-        return wish  # each for itself
+    def should_stop(self, requested: bool) -> bool:
+        return requested  # each learner stops by itself
 
     def local_share(self, number: int) -> int:
         return number if self.rank == 0 else 0
@@ -47,7 +47,7 @@ class AsyncCoordinator:
         return [value]
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
-        if self._to_first:
+        if self._to_rank_0:
             self._send("report", (last, value))
             return []
         return [value, *self._inbox.take_reports(last)]
@@ -56,43 +56,43 @@ class AsyncCoordinator:
         return self._inbox.take_reports(wait_for_last=False)
 
     def submit_state(self, state: Any, last: bool) -> None:
-        if self._to_first:
-            self._send("state", (last, on_cpu(state)))
+        if self._to_rank_0:
+            self._send("state", (last, copy_to_cpu(state)))
         else:
-            self._own = (on_cpu(state), last)
+            self._own = (copy_to_cpu(state), last)
 
     def collect_states(self) -> list[Any] | None:
         if self._own is None:
             return None
         own, last = self._own
-        if (others := self._inbox.take_states(last)) is None:
+        if (received := self._inbox.take_states(last)) is None:
             return None
         self._own = None
-        return [own, *others]
+        return [own, *received]
 
     def read_seconds(self) -> dict[str, float]:
         return {}
 
-    def compare(self, parameters: torch.Tensor, steps: int) -> None:
+    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
         pass
 
     def _send(self, kind: str, content: Any) -> None:
-        assert self._to_first
-        # Not by `send`: torch would put tensors into shared memory for it.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is the launching process's business
-            self._to_first.send_bytes(pickle.dumps((kind, content)))
+        assert self._to_rank_0
+        # Not by `send`: torch would put tensors into shared memory for it. If rank 0 is gone, the supervisor knows.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._to_rank_0.send_bytes(pickle.dumps((kind, content)))
 
 
 class _Inbox:
-    """What others have sent to rank 0, read by a thread of its own: nobody waits to be rid of it."""
+    """What other learners have sent to rank 0. A thread reads it, so that no sender waits."""
 
     def __init__(self, connections: "dict[int, Connection[Any, Any]]"):
         self._connections = connections
         self._reports: list[Any] = []
-        self._states: dict[int, tuple[bool, Any]] = {}  # whether it is the last, and the newest state; by rank
-        self._reporting = set(connections)  # those whose last report is not here
-        self._trouble: Exception | None = None
-        self._news = threading.Condition()
+        self._states: dict[int, tuple[bool, Any]] = {}  # by rank: whether it is the last one, and the newest state
+        self._reporting = set(connections)  # ranks whose last report has not arrived
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
         if connections:
             threading.Thread(target=self._read, daemon=True).start()
 
@@ -106,31 +106,32 @@ class _Inbox:
                 except (EOFError, OSError):
                     kind, last, content = "end", True, None
                     del ranks[connection]  # type: ignore[arg-type]
-                except Exception as error:  # whatever unpickling may raise, it must not go unheard
-                    self._trouble = error
+                except Exception as error:  # unpickling may raise anything; rank 0 raises it at its next call
+                    self._error = error
                     kind, last, content = "end", True, None
-                with self._news:
+                with self._changed:
                     if kind == "report":
                         self._reports.append(content)
                     elif kind == "state":
                         self._states[rank] = (last, content)
                     if last and kind != "state":
                         self._reporting.discard(rank)
-                    self._news.notify_all()
+                    self._changed.notify_all()
 
     def take_reports(self, wait_for_last: bool) -> list[Any]:
-        with self._news:
+        """Returns the reports since the last call; waits until all learners have sent their last one, if asked to."""
+        with self._changed:
             if wait_for_last:
-                self._news.wait_for(lambda: self._trouble or not self._reporting)
+                self._changed.wait_for(lambda: self._error or not self._reporting)
             self._check()
             reports, self._reports = self._reports, []
         return reports
 
     def take_states(self, wait_for_last: bool) -> list[Any] | None:
-        """One of each of the others, by rank; None if they are not all there."""
-        with self._news:
+        """Returns one state of each other learner, by rank; None if some are missing."""
+        with self._changed:
             if wait_for_last:
-                self._news.wait_for(lambda: self._trouble or self._have_last())
+                self._changed.wait_for(lambda: self._error or self._have_last())
             self._check()
             if len(self._states) < len(self._connections):
                 return None
@@ -142,39 +143,41 @@ class _Inbox:
         return sum(last for last, _ in self._states.values()) == len(self._connections)
 
     def _check(self) -> None:
-        if self._trouble:
-            raise RunError(f"what another learner has sent can't be read: {self._trouble}") from self._trouble
+        if self._error:
+            raise RunError(f"a message of another learner cannot be read: {self._error}") from self._error
 
 
 class Control:
-    """What the launching process and its learners share: agent steps done by each learner, whether all are there, and
-    the wish to stop."""
+    """Memory that the supervisor and its learners share: each learner's agent steps, the start, the request to stop.
+
+    fd: of the memory that another process has made; None: makes it."""
 
     def __init__(self, num_learners: int, fd: int | None = None):
-        layout: Layout = {"steps": ((num_learners,), "<i8"), "go": ((1,), "<i8"), "stop": ((1,), "<i8")}
+        layout: Layout = {"steps": ((num_learners,), "<i8"), "started": ((1,), "<i8"), "stop": ((1,), "<i8")}
         self.memory = SharedArrays(layout, fd)
         arrays = self.memory.arrays
-        self._steps, self._go, self._stop = arrays["steps"], arrays["go"], arrays["stop"]
+        self._steps, self._started, self._stop = arrays["steps"], arrays["started"], arrays["stop"]
 
     def begin(self, steps: int) -> None:
-        """Of a run that is resumed, the steps that it has behind it."""
+        """Sets the steps that a resumed run has done already."""
         self._steps[0] = steps
 
-    def count(self, rank: int, num_steps: int) -> int:
-        """Each learner counts its own, so that none waits for another; returns the sum."""
+    def add_steps(self, rank: int, num_steps: int) -> int:
+        """Adds to this learner's own count, so that no learner waits for another; returns the sum of all."""
         self._steps[rank] += num_steps
         return int(self._steps.sum())
 
-    def go(self) -> None:
-        self._go[0] = 1
+    def start(self) -> None:
+        """Lets all learners begin to train."""
+        self._started[0] = 1
 
-    def wait_for_go(self) -> None:
-        while not self._go[0]:
+    def wait_for_start(self) -> None:
+        while not self._started[0]:
             time.sleep(0.002)
 
     @property
-    def stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return bool(self._stop[0])
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         self._stop[0] = 1

@@ -1,4 +1,4 @@
-"""One learner of a run: what the only one does, and its own process where there are several."""
+"""One learner of a run: what a single learner does, and the process of its own that it has where there are several."""
 
 import contextlib
 import faulthandler
@@ -19,14 +19,26 @@ from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.placement import pinned
-from accel_rl.hardware.signals import leave_signals_to_parent
 from accel_rl.training import checkpoint
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Coordinator, SingleLearner
-from accel_rl.training.log import close_log, open_log
+from accel_rl.training.log import close_log, logger, open_log
 from accel_rl.training.resolve import Config
 from accel_rl.training.trainer import Trainer
 from accel_rl.updates.parameter_store import CentralStore, StoreSetup
+
+
+@contextlib.contextmanager
+def logged(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
+    """Sends messages to the run's log.txt and, with show, to the console; an exception that ends the run as well."""
+    handlers = open_log(folder, show, rank)
+    try:
+        yield
+    except Exception as error:
+        logger.error("%s", error)
+        raise
+    finally:
+        close_log(handlers)
 
 
 def learn(
@@ -38,7 +50,7 @@ def learn(
     show: bool,
     store: CentralStore | None = None,
 ) -> None:
-    """Trains as this learner of the run, to its end. Raises RunError with advice if a GPU is out of memory."""
+    """Trains as this learner, to the end of the run. Raises RunError with advice if a GPU is out of memory."""
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
     try:
@@ -54,18 +66,18 @@ def learn(
 
 
 def out_of_memory(error: BaseException, config: Config) -> str:
-    """What was asked of the GPU, what it has, and which settings to lower."""
-    asked = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
-    wishes = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
+    """Says how much memory was requested, how much the GPU has, and which settings to lower."""
+    requested = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
+    settings = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
     if (size := getattr(config.algo, "replay_size", None)) is not None:
-        wishes = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
+        settings = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
     free = ""
     if torch.cuda.is_available():
         left, total = torch.cuda.mem_get_info(config.device)
         free = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
     return (
-        f"{config.device} is out of memory ({asked[1] if asked else 'an unknown amount'} was asked for{free}): "
-        f"lower {wishes}"
+        f"{config.device} is out of memory ({requested[1] if requested else 'an unknown amount'} was requested{free}): "
+        f"lower {settings}"
     )
 
 
@@ -74,8 +86,10 @@ def out_of_memory(error: BaseException, config: Config) -> str:
 
 @dataclass
 class LearnerSetup:
-    """What a learner's process is told. control_fd: of the memory of `Control`. port: of the store where learners
-    in step meet. store, to_first, from_others: of learners that share parameters; connections by their descriptors."""
+    """What the supervisor sends to a learner's process.
+
+    control_fd: descriptor of the memory of `Control`. port: of the store where synchronous learners meet. store,
+    to_rank_0, from_learners: for asynchronous learners; connections by their descriptors."""
 
     config: Config
     folder: Path
@@ -84,81 +98,86 @@ class LearnerSetup:
     show: bool
     port: int | None = None
     store: StoreSetup | None = None
-    to_first: int | None = None
-    from_others: dict[int, int] = field(default_factory=dict)
+    to_rank_0: int | None = None
+    from_learners: dict[int, int] = field(default_factory=dict)
 
     def fds(self) -> list[int]:
-        """The descriptors that the process has to inherit."""
-        own = [*self.from_others.values(), *([] if self.to_first is None else [self.to_first])]
-        return [self.control_fd, *own, *([self.store.fd] if self.store else [])]
+        """The descriptors that the process has to inherit, besides its connection to the supervisor."""
+        connections = [*self.from_learners.values(), *([] if self.to_rank_0 is None else [self.to_rank_0])]
+        return [self.control_fd, *connections, *([self.store.fd] if self.store else [])]
 
 
-def main(work: "Callable[[LearnerSetup, Ready], None] | None" = None) -> None:
-    """work: other than to train to the end of the run."""
-    leave_signals_to_parent()
-    if os.getppid() != int(sys.argv[2]):  # it has ended before this process could ask to end with it
-        return
+@dataclass
+class SupervisedStop:
+    """The supervisor's request to stop, as `Trainer` reads it; true once there is one."""
+
+    supervisor: "Connection[Any, Any]"
+    control: Control
+
+    def __bool__(self) -> bool:
+        return self.control.stop_requested
+
+    def ready(self) -> None:
+        """Announces that this learner can stop in good order, and waits until all learners can."""
+        self.supervisor.send(("ready", ""))
+        self.control.wait_for_start()
+
+
+def main(fd: int) -> None:
+    """Runs a learner's process, which learner_launcher has forked: trains to the end of the run.
+
+    fd: of its connection to the supervisor."""
+    run_learner(fd, _train)
+
+
+def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -> None:
+    """Receives a LearnerSetup through the connection fd, calls work, reports how that ended, and exits."""
     faulthandler.enable()
-    parent: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    setup: LearnerSetup = pickle.loads(parent.recv_bytes())
+    supervisor: Connection[Any, Any] = Connection(fd)
+    setup: LearnerSetup = pickle.loads(supervisor.recv_bytes())
     handlers = open_log(setup.folder, setup.show, setup.config.rank_info.rank)
     try:
-        (work or _work)(setup, Ready(parent, Control(setup.config.rank_info.size, setup.control_fd)))
-        parent.send(("done", ""))
+        work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
+        supervisor.send(("done", ""))
     except (RunError, UsageError) as error:
-        parent.send(("usage" if isinstance(error, UsageError) else "failed", str(error)))
+        supervisor.send(("usage" if isinstance(error, UsageError) else "failed", str(error)))
     except Exception as error:
         kind = "failed" if peer_failure_message(error) is None else "lost"
-        parent.send((kind, traceback.format_exc().rstrip()))
+        supervisor.send((kind, traceback.format_exc().rstrip()))
     finally:
         close_log(handlers)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # torch takes seconds to take itself down
+    os._exit(0)  # taking torch down piece by piece would take seconds
 
 
-@dataclass
-class Ready:
-    """The wish to stop, for a Trainer. Once this learner is ready to stop in good order, it waits for the others."""
-
-    parent: "Connection[Any, Any]"
-    control: Control
-
-    def __bool__(self) -> bool:
-        return self.control.stop
-
-    def ready(self) -> None:
-        self.parent.send(("ready", ""))
-        self.control.wait_for_go()
-
-
-def _work(setup: LearnerSetup, stop: Ready) -> None:
+def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT) if setup.is_resumed else None
-    with joined(setup, stop.control, state["steps"] if state else 0) as (coordinator, store):
+    with connected(setup, stop.control, state["steps"] if state else 0) as (coordinator, store):
         learn(setup.config, setup.folder, coordinator, stop, state, setup.show, store)
 
 
 @contextlib.contextmanager
-def joined(setup: LearnerSetup, control: Control, steps: int = 0) -> Iterator[tuple[Coordinator, CentralStore | None]]:
-    """This learner's coordinator, and the parameters that it shares. steps: that a resumed run has behind it."""
+def connected(
+    setup: LearnerSetup, control: Control, steps: int = 0
+) -> Iterator[tuple[Coordinator, CentralStore | None]]:
+    """Yields this learner's coordinator, and the store of the parameters if learners share one.
+
+    steps: those that a resumed run has done already."""
     config, rank_info = setup.config, setup.config.rank_info
     if setup.store:
-        others = {rank: Connection(fd, writable=False) for rank, fd in setup.from_others.items()}
-        to_first = None if setup.to_first is None else Connection(setup.to_first, readable=False)
+        from_learners = {rank: Connection(fd, writable=False) for rank, fd in setup.from_learners.items()}
+        to_rank_0 = None if setup.to_rank_0 is None else Connection(setup.to_rank_0, readable=False)
         yield (
-            AsyncCoordinator(rank_info.rank, rank_info.size, control, to_first, others),
+            AsyncCoordinator(rank_info.rank, rank_info.size, control, to_rank_0, from_learners),
             CentralStore.attach(setup.store),
         )
     elif rank_info.size == 1:
         yield SingleLearner(steps), None
     else:
         # NCCL refuses learners that share a GPU.
-        by_nccl = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
-        with process_group(rank_info.rank, rank_info.size, setup.port, by_nccl):
+        uses_nccl = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
+        with process_group(rank_info.rank, rank_info.size, setup.port, uses_nccl):
             coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
             coordinator.begin(steps, config.learners.learner_timeout_s)
             yield coordinator, None
-
-
-if __name__ == "__main__":
-    main()

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 
 
-def on_cpu(state: Any) -> Any:
-    """The same with copies of all tensors, on the CPU: for another process, or for later."""
+def copy_to_cpu(state: Any) -> Any:
+    """Returns the nested dicts, lists and tuples of state, with copies of all tensors on the CPU."""
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return type(state)((name, on_cpu(value)) for name, value in state.items())
+        return type(state)((name, copy_to_cpu(value)) for name, value in state.items())
     if type(state) in (list, tuple):
-        return type(state)(map(on_cpu, state))
+        return type(state)(map(copy_to_cpu, state))
     return state

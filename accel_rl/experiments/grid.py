@@ -1,17 +1,17 @@
-"""An experiment: a grid of settings and seeds, beside the numbers of a paper. This is what its YAML file says.
+"""An experiment: a grid of settings and seeds, next to the numbers of a paper. This is its YAML file:
 
 title: ...
-settings: {env: breakout, steps: 50_000_000}    # of all runs, as of `accel-rl train`
-grid:                                           # all combinations of each block's lists
+settings: {env: breakout, steps: 50_000_000}    # of all runs, as for `accel-rl train`
+grid:                                           # all combinations of the lists in each block
   - algo: [a2c, ppo]                            # a list is varied, and part of the runs' names
-    learners: [1, 2, 4, 8]                      # of a run, each on a device; 1 where nothing is said
-    envs_per_learner: 16                        # a single value is not; this one stands for envs = learners x 16
-seeds: [1, 2]                                   # a run of every combination with each of them
+    learners: [1, 2, 4, 8]                      # of a run, each on a device (default: 1)
+    envs_per_learner: 16                        # a single value is not varied; this one means envs = learners x 16
+seeds: [1, 2]                                   # every combination is run with each of them
 paper:
   source: Stooke & Abbeel 2018, Table 2
-  steps: 50_000_000                             # that its hours are for
+  steps: 50_000_000                             # the number of steps that its hours are for
   rows:
-    - {algo: a2c, learners: 1, hours: 3.8}      # or steps_per_second, or score; whatever runs the rest of it fits
+    - {algo: a2c, learners: 1, hours: 3.8}      # or steps_per_second, or score; the other values select the runs
 """
 
 import itertools
@@ -24,23 +24,23 @@ from accel_rl.config.sources import read_yaml
 from accel_rl.errors import UsageError, unknown
 
 PARTS = ("title", "settings", "grid", "seeds", "paper")
-MEASURES = ("score", "steps_per_second", "hours")  # that a paper may have numbers of
-SAID_ELSEWHERE = {
+MEASURES = ("score", "steps_per_second", "hours")  # those that a paper may report
+SET_ELSEWHERE = {
     "seed": "name the seeds under `seeds`",
     "device": "name devices with --gpus or --devices",
     "devices": "name devices with --gpus or --devices",
     "learners_per_gpu": "use the flag --learners-per-gpu",
-    "cpus": "name processors with --cpus",
+    "cpus": "name logical CPUs with --cpus",
 }
 
 
 @dataclass(frozen=True)
 class Combination:
-    """One row of the table: runs that differ in nothing but their seeds."""
+    """One row of the table: runs that differ only in their seeds."""
 
-    values: dict[str, Any]  # as the file has them, for all runs and for this combination
-    varied: dict[str, Any]  # those that set it apart
-    settings: dict[str, Any]  # of `accel-rl train`, but for devices and seed
+    values: dict[str, Any]  # as in the file, those of all runs and those of this combination
+    varied: dict[str, Any]  # those that distinguish it from other combinations
+    settings: dict[str, Any]  # for `accel-rl train`, without devices and seed
 
     @property
     def learners(self) -> int:
@@ -51,14 +51,16 @@ class Combination:
         parts = [value if isinstance(value, str) else f"{name}{value}" for name, value in self.varied.items()]
         return re.sub(r"[^\w.-]+", "_", "-".join(parts or [str(self.settings.get("algo", "a2c"))]))
 
-    def is_but_for_learners(self, other: "Combination") -> bool:
-        """Whether the two are points of one curve over the number of learners."""
-        mine, others = ({**c.values, "learners": None} for c in (self, other))
-        return mine == others
+    def differs_only_in_learners(self, other: "Combination") -> bool:
+        """Returns whether the two are points of one curve over the number of learners."""
+        first, second = ({**c.values, "learners": None} for c in (self, other))
+        return first == second
 
 
 @dataclass(frozen=True)
 class ExperimentRun:
+    """One run of the experiment."""
+
     combination: Combination
     seed: int
 
@@ -73,18 +75,22 @@ class ExperimentRun:
 
 @dataclass(frozen=True)
 class Paper:
+    """The numbers that a paper reports."""
+
     source: str = ""
     steps: int | None = None
     rows: tuple[dict[str, Any], ...] = ()
 
     def numbers(self, combination: Combination) -> dict[str, float]:
-        """Its measures of this combination."""
-        rows = [row for row in self.rows if _fits(row, combination)]
+        """Returns what the paper reports of this combination, by measure."""
+        rows = [row for row in self.rows if _matches(row, combination)]
         return {name: float(row[name]) for row in rows for name in MEASURES if name in row}
 
 
 @dataclass(frozen=True)
 class Experiment:
+    """What an experiment's file describes."""
+
     title: str
     combinations: tuple[Combination, ...]
     seeds: tuple[int, ...]
@@ -92,7 +98,7 @@ class Experiment:
 
     @property
     def runs(self) -> list[ExperimentRun]:
-        """In the order in which they are to start."""
+        """All runs, in the order in which they start."""
         return [run for combination in self.combinations for run in self.runs_of(combination)]
 
     def runs_of(self, combination: Combination) -> list[ExperimentRun]:
@@ -100,9 +106,10 @@ class Experiment:
 
 
 def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experiment:
-    """given: settings for all runs that replace the file's. Raises UsageError for what is no such file.
+    """Reads an experiment's file. given: settings for all runs, which replace the file's.
 
-    Whether the settings exist, and fit together, is not looked at here: the environments and algorithms decide."""
+    Raises UsageError if the file is not an experiment's. Does not check that the settings exist and fit together: that
+    depends on environments and algorithms."""
     values = read_yaml(path, "an experiment's parts")
     try:
         for part in values:
@@ -111,7 +118,7 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
         blocks = _list_of(dict, "grid", values.get("grid"))
         for name in given or {}:
             if any(name in block for block in blocks):
-                raise UsageError(f"{name} is in the grid; leave --{name.replace('_', '-')} away")
+                raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
         settings = {**_mapping("settings", values.get("settings")), **(given or {})}
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
         seeds = tuple(_count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
@@ -122,8 +129,8 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(
-                    f"{names.count(name)} runs would be {name}; a setting that sets them apart must be a list "
-                    "to be part of their names, as in `horizon: [5]`"
+                    f"{names.count(name)} runs would have the name {name}; write a setting in which they differ as a "
+                    "list, which makes it part of their names, as in `horizon: [5]`"
                 )
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
@@ -132,11 +139,11 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
 
 def _combinations(settings: dict[str, Any], block: dict[str, Any]) -> list[Combination]:
     for name in (*settings, *block):
-        if name in SAID_ELSEWHERE:
-            raise UsageError(f"{name} is no setting of an experiment; {SAID_ELSEWHERE[name]}")
+        if name in SET_ELSEWHERE:
+            raise UsageError(f"{name} cannot be set in an experiment; {SET_ELSEWHERE[name]}")
     for name, value in block.items():
         if value == []:
-            raise UsageError(f"{name}: [] leaves no combination; name a value")
+            raise UsageError(f"{name}: [] leaves no combination; give it at least one value")
     lists = [value if isinstance(value, list) else [value] for value in block.values()]
     return [_combination(settings, block, values) for values in itertools.product(*lists)]
 
@@ -148,7 +155,7 @@ def _combination(settings: dict[str, Any], block: dict[str, Any], chosen: tuple[
     for_train = {name: value for name, value in values.items() if name not in ("learners", "envs_per_learner")}
     if "envs_per_learner" in values:
         if "envs" in values:
-            raise UsageError("envs and envs_per_learner contradict each other; name one of them")
+            raise UsageError("envs and envs_per_learner contradict each other; omit one of them")
         for_train["envs"] = learners * _count("envs_per_learner", values["envs_per_learner"])
     varied = {name: value for name, value in own.items() if isinstance(block[name], list)}
     return Combination(values, varied, for_train)
@@ -165,16 +172,16 @@ def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
         if not numbers or not all(
             _is_number(value) and (value > 0 or name == "score") for name, value in numbers.items()
         ):
-            raise UsageError(f"paper's row {row} must have a number: one of {', '.join(MEASURES)}")
-        if not any(_fits(row, combination) for combination in combinations):
-            raise UsageError(f"paper's row {row} fits no combination of the grid")
+            raise UsageError(f"paper's row {row} must have at least one number: {', '.join(MEASURES)}")
+        if not any(_matches(row, combination) for combination in combinations):
+            raise UsageError(f"paper's row {row} matches no combination of the grid")
     steps = _count("paper's steps", parts["steps"]) if "steps" in parts else None
     if steps is None and any("hours" in row for row in rows):
-        raise UsageError("paper's hours are for a number of steps; name it as `steps`")
+        raise UsageError("paper's hours need the number of steps that they are for; set `steps`")
     return Paper(str(parts.get("source", "")), steps, tuple(rows))
 
 
-def _fits(row: dict[str, Any], combination: Combination) -> bool:
+def _matches(row: dict[str, Any], combination: Combination) -> bool:
     values = {"learners": 1, **combination.values}
     return all(name in values and values[name] == value for name, value in row.items() if name not in MEASURES)
 

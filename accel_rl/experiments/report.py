@@ -1,4 +1,4 @@
-"""What an experiment has come to: one table and one picture, beside the paper's numbers."""
+"""The results of an experiment: one table and one figure, next to the paper's numbers."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ EXTRAPOLATED = "*"
 
 
 def report(experiment: Experiment, folder: Path, machine: dict[str, Any]) -> None:
-    """Prints the table, and writes folder/summary.md, summary.json and summary.png. machine: where the runs were."""
+    """Prints the table; writes summary.md, summary.json and summary.png to folder. machine: that of the runs."""
     result = {"title": experiment.title, "machine": machine, **summarize(experiment, folder)}
     text = as_markdown(experiment, result)
     (folder / "summary.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -39,24 +39,26 @@ def report(experiment: Experiment, folder: Path, machine: dict[str, Any]) -> Non
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Per combination: the seeds' mean score and its standard deviation, agent steps per second of wall time, the hours
-    that the paper's number of steps (or the run's own) take at that rate, and how many times faster that is than with
-    one learner. None where there is nothing to tell it from."""
+    """Returns per combination: the seeds' mean score and its standard deviation, agent steps per second of wall time,
+    the hours that the paper's number of steps (or the run's own) takes at that rate, and the speed-up over one learner.
+    None where there are no results to compute it from."""
     rows = [_row(experiment, combination, folder) for combination in experiment.combinations]
-    numbered = list(enumerate(experiment.combinations))
     for row, combination in zip(rows, experiment.combinations, strict=True):
-        alone = next(
-            (rows[i] for i, other in numbered if other.learners == 1 and other.is_but_for_learners(combination)), None
-        )
-        row["speed_up"] = _ratio(row["steps_per_second"], alone["steps_per_second"]) if alone else None
-        row["paper"]["speed_up"] = _speed_up_in_paper(row["paper"], alone["paper"]) if alone else None
+        family = [
+            other_row
+            for other, other_row in zip(experiment.combinations, rows, strict=True)
+            if other.learners == 1 and other.differs_only_in_learners(combination)
+        ]
+        one_learner = family[0] if family else None
+        row["speed_up"] = _ratio(row["steps_per_second"], one_learner["steps_per_second"]) if one_learner else None
+        row["paper"]["speed_up"] = _speed_up_in_paper(row["paper"], one_learner["paper"]) if one_learner else None
     return {"source": experiment.paper.source, "steps": experiment.paper.steps, "rows": rows}
 
 
 def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict[str, Any]:
     summaries, finished, steps = [], 0, experiment.paper.steps
     for run in experiment.runs_of(combination):
-        with contextlib.suppress(OSError, ValueError):  # not there, or not yet
+        with contextlib.suppress(OSError, ValueError):  # the run has not come that far
             summary = json.loads((folder / run.name / "summary.json").read_text())
             wanted = read_settings(folder / run.name)["steps"]
             summaries.append(summary)
@@ -89,15 +91,16 @@ def _ratio(value: float | None, reference: float | None) -> float | None:
     return value / reference if value is not None and reference else None
 
 
-def _speed_up_in_paper(paper: dict[str, Any], alone: dict[str, Any]) -> float | None:
-    by_rate = _ratio(paper.get("steps_per_second"), alone.get("steps_per_second"))
-    return by_rate or _ratio(alone.get("hours"), paper.get("hours"))
+def _speed_up_in_paper(paper: dict[str, Any], one_learner: dict[str, Any]) -> float | None:
+    by_rate = _ratio(paper.get("steps_per_second"), one_learner.get("steps_per_second"))
+    return by_rate or _ratio(one_learner.get("hours"), paper.get("hours"))
 
 
 # ---- table ----
 
 
 def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
+    """Formats the results as a table in Markdown, with notes below it."""
     rows, machine = result["rows"], result["machine"]
     varied = list(dict.fromkeys(name for combination in experiment.combinations for name in combination.varied))
     values = [{**row["settings"], **c.varied} for row, c in zip(rows, experiment.combinations, strict=True)]
@@ -106,27 +109,27 @@ def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
         f"{r['finished']}" if r["finished"] == r["runs"] else f"{r['finished']} of {r['runs']}" for r in rows
     ]
     columns["score"] = [
-        _shown(r["score"], 1) + (f" ± {r['score_spread']:.1f}" if r["score_spread"] is not None else "") for r in rows
+        _format(r["score"], 1) + (f" ± {r['score_spread']:.1f}" if r["score_spread"] is not None else "") for r in rows
     ]
     columns |= _of_paper(rows, "score", 1)
-    columns["steps/s"] = [_shown(row["steps_per_second"], 0) for row in rows]
+    columns["steps/s"] = [_format(row["steps_per_second"], 0) for row in rows]
     columns |= _of_paper(rows, "steps_per_second", 0)
-    # Without a paper's steps, these are the runs' own, which may take no more than a moment.
+    # Without a paper's number of steps it is the runs' own, which may take seconds only.
     unit, per_hour = ("hours", 1) if result["steps"] else ("minutes", 60)
     columns[_time_for(unit, rows)] = [
-        _shown(row["hours"] and row["hours"] * per_hour, 2) + (EXTRAPOLATED if row["extrapolated"] else "")
+        _format(row["hours"] and row["hours"] * per_hour, 2) + (EXTRAPOLATED if row["extrapolated"] else "")
         for row in rows
     ]
     columns |= _of_paper(rows, "hours", 2)
     if any(combination.learners > 1 for combination in experiment.combinations):
-        columns["speed-up"] = [_shown(row["speed_up"], 2) for row in rows]
+        columns["speed-up"] = [_format(row["speed_up"], 2) for row in rows]
         columns |= _of_paper(rows, "speed_up", 2)
 
-    spread = ", ± standard deviation of the seeds" if len(experiment.seeds) > 1 else ""
+    spread = ", ± standard deviation over the seeds" if len(experiment.seeds) > 1 else ""
     notes = [f"Score: mean of the last 100 games{spread}. Speed-up: over one learner."]
     if any(row["extrapolated"] for row in rows):
         shortest = min(min(row["total_timesteps"]) for row in rows if row["extrapolated"])
-        notes.append(f"With {EXTRAPOLATED}: extrapolated, from the speed of runs of {shortest:,} steps or more.")
+        notes.append(f"{EXTRAPOLATED}: extrapolated from the speed of runs of {shortest:,} steps or more.")
     if result["source"]:
         notes.append(f"Paper: {result['source']}.")
     notes.append(f"Machine: {format_machine(machine)}.")
@@ -139,26 +142,26 @@ def _time_for(unit: str, rows: list[dict[str, Any]]) -> str:
 
 
 def _of_paper(rows: list[dict[str, Any]], measure: str, digits: int) -> dict[str, list[str]]:
-    """Columns of the paper's numbers and, where there is one, our ratio to them; none if the paper has none."""
+    """Returns columns of the paper's numbers and of our ratio to them; none if the paper has no such number."""
     numbers = [row["paper"].get(measure) for row in rows]
     if not any(number is not None for number in numbers):
         return {}
     name = measure.replace("steps_per_second", "steps/s").replace("_", "-")
-    columns = {f"paper: {name}": [_shown(number, digits) for number in numbers]}
+    columns = {f"paper: {name}": [_format(number, digits) for number in numbers]}
     if f"{measure}_over_paper" in rows[0]:
-        columns[f"ours / paper: {name}"] = [_shown(row[f"{measure}_over_paper"], 2) for row in rows]
+        columns[f"ours / paper: {name}"] = [_format(row[f"{measure}_over_paper"], 2) for row in rows]
     return columns
 
 
-def _shown(value: float | None, digits: int) -> str:
-    """With so many decimals, or more where that would leave next to nothing of it."""
+def _format(value: float | None, digits: int) -> str:
+    """Formats a number with this many decimals, or two significant digits if it is small."""
     if value is None:
         return "-"
     return f"{value:,.{digits}f}" if value == 0 or abs(value) >= 10 ** (1 - digits) else f"{value:.2g}"
 
 
 def _table(columns: dict[str, list[str]]) -> list[str]:
-    """Aligned, as Markdown has it."""
+    """Returns the lines of an aligned table in Markdown."""
     lines = [tuple(columns), *zip(*columns.values(), strict=True)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     text = [" | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
@@ -166,14 +169,14 @@ def _table(columns: dict[str, list[str]]) -> list[str]:
     return [f"| {text[0]} |", f"|{rule}|", *(f"| {line} |" for line in text[1:])]
 
 
-# ---- picture ----
+# ---- figure ----
 
 
 def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) -> "Figure":
-    """Learning curves over steps and over wall time and, for several numbers of learners, what they gain in speed.
+    """Draws learning curves over steps and over wall time and, for several numbers of learners, the speed over them.
 
-    A colour for all that differs in nothing but learners, a line style for each number of them. Raises UsageError if no
-    game has finished in any run, or matplotlib is missing."""
+    Combinations that differ only in learners share a colour; each number of learners has a line style. Raises
+    UsageError if no game has finished in any run, or matplotlib is missing."""
     families = _families(experiment)
     counts = sorted({combination.learners for combination in experiment.combinations})
     curves = []
@@ -181,7 +184,7 @@ def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) ->
         for combination in family:
             runs = []
             for run in experiment.runs_of(combination):
-                with contextlib.suppress(UsageError):  # not there, or no game has finished yet
+                with contextlib.suppress(UsageError):  # the run has not started, or no game has finished yet
                     runs.append(read_curve(folder / run.name))
             style = LINE_STYLES[counts.index(combination.learners) % len(LINE_STYLES)]
             if runs:
@@ -199,10 +202,10 @@ def make_figure(experiment: Experiment, result: dict[str, Any], folder: Path) ->
 
 
 def _families(experiment: Experiment) -> list[list[Combination]]:
-    """The combinations that differ in nothing but their number of learners together, fewest learners first."""
+    """Groups the combinations that differ only in their number of learners, fewest learners first."""
     families: list[list[Combination]] = []
     for combination in experiment.combinations:
-        family = next((f for f in families if f[0].is_but_for_learners(combination)), None)
+        family = next((f for f in families if f[0].differs_only_in_learners(combination)), None)
         if family is None:
             families.append(family := [])
         family.append(combination)
@@ -212,7 +215,7 @@ def _families(experiment: Experiment) -> list[list[Combination]]:
 def _draw_speed(
     axes: "Axes", experiment: Experiment, families: list[list[Combination]], counts: list[int], result: dict[str, Any]
 ) -> None:
-    """Hours over learners if the paper has hours, else steps per second; both axes logarithmic."""
+    """Draws hours over learners if the paper has hours, else steps per second; both axes are logarithmic."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     rows = {row["name"]: row for row in result["rows"]}

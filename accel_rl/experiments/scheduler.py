@@ -1,6 +1,6 @@
-"""Runs an experiment: a queue of runs over the devices of this machine, each a process of its own.
+"""Runs an experiment: a queue of runs over the devices of this machine, each in a process of its own.
 
-FOLDER/<run>/ is a run's folder, FOLDER/<run>.yaml its settings, FOLDER/<run>.txt what it says on its console.
+FOLDER/<run>/ is a run's folder, FOLDER/<run>.yaml holds its settings, FOLDER/<run>.txt its console output.
 """
 
 import contextlib
@@ -36,28 +36,28 @@ from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import changed_settings, read_settings
 
 POLL_S = 0.05
-TAIL_LINES = 10  # of a failed run's console
+TAIL_LINES = 10  # of a failed run's console output
 MACHINE = "machine.json"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A device that runs take turns on, and the processors that go with it."""
+    """A device that runs take turns on, and the logical CPUs that belong to it."""
 
     device: str
-    cpus: Cpus | None  # None: whichever the operating system gives it
+    cpus: Cpus | None  # None: the operating system chooses
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run of the experiment, and how far it has come."""
+    """A run of the experiment, and how much of it is done."""
 
     run: ExperimentRun
     folder: Path
-    steps: int  # that it is to have
+    steps: int  # at its end
     steps_done: int
     can_resume: bool
-    again: dict[str, Any]  # settings to resume it with
+    resume_settings: dict[str, Any]
 
     @property
     def learners(self) -> int:
@@ -90,10 +90,10 @@ def run_experiment(
     cpus: str = "all",
     only_report: bool = False,
 ) -> None:
-    """Does what is left of the experiment, then prints and draws its summary. Every line goes to the console.
+    """Trains the runs that are not finished, then prints and draws the summary.
 
-    given: settings for all runs; devices: as find_devices takes them; cpus: processors to divide among these.
-    only_report: starts nothing. Raises UsageError before anything starts, RunError if a run has failed,
+    given: settings for all runs; devices: as find_devices takes them; cpus: logical CPUs to divide among them.
+    only_report: trains nothing. Raises UsageError before anything starts, RunError if a run has failed,
     KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
     experiment = read_experiment(file, given)
     folder = folder or Path("results/experiments") / file.stem
@@ -103,24 +103,24 @@ def run_experiment(
         found = find_devices(devices, learners_per_gpu)[::learners_per_gpu]
         slots = make_slots(found, read_topology(cpus), share)
         configs = resolve_all(experiment, slots, learners_per_gpu)
-        with _only_one(folder):
-            tasks = [look_at(run, folder / run.name, config) for run, config in configs]
+        with _locked(folder):
+            tasks = [inspect_run(run, folder / run.name, config) for run, config in configs]
             (folder / MACHINE).write_text(json.dumps(describe_machine(), indent=2) + "\n")
             failed = _run(tasks, slots, learners_per_gpu)
     elif not (folder / MACHINE).exists():
-        raise UsageError(f"{folder} holds no experiment; without --summary it is begun there")
+        raise UsageError(f"{folder} holds no experiment; omit --summary to start it there")
     report(experiment, folder, json.loads((folder / MACHINE).read_text()))
     for task in failed:
         print(f"\n{task.run.name} has failed; {task.console} ends with:", file=sys.stderr)
         print("".join(f"    {line}\n" for line in _tail(task.console)), end="", file=sys.stderr)
     if failed:
         names = ", ".join(task.run.name for task in failed)
-        raise RunError(f"{len(failed)} of {len(tasks)} runs failed: {names}; the same command tries them again")
+        raise RunError(f"{len(failed)} of {len(tasks)} runs failed: {names}; the same command runs them again")
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Raises UsageError if another process has the folder under way, or it can't be written."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Locks the folder. Raises UsageError if another process runs the experiment there, or it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -130,17 +130,17 @@ def _only_one(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"{folder} is under way in another process; wait for it, or use another --out") from None
+            raise UsageError(f"another process runs an experiment in {folder}; wait, or use another --out") from None
         yield
 
 
-# ---- devices and processors ----
+# ---- devices and logical CPUs ----
 
 
 def make_slots(devices: Sequence[str], machine: CpuTopology, share: bool = False) -> list[Slot]:
-    """Every device with its part of the machine, as the learners of one run on all of them would have it (see divide).
+    """Gives every device its part of the machine, as the learners of one run on all of them would have it (see divide).
 
-    None where nothing can be pinned, and for a single device with the whole machine."""
+    cpus is None where nothing can be pinned, and for a single device with the whole machine."""
     if not machine.can_pin or (len(devices) == 1 and not machine.chosen):
         return [Slot(device, None) for device in devices]
     parts = divide(machine, [gpu_node(device) for device in devices], share)
@@ -148,7 +148,7 @@ def make_slots(devices: Sequence[str], machine: CpuTopology, share: bool = False
 
 
 def placement(slots: Sequence[Slot], learners: int) -> dict[str, Any]:
-    """The settings that put so many learners of a run on these slots."""
+    """Returns the settings that put this many learners of a run on these slots."""
     devices = ",".join(slot.device for slot in slots)
     settings: dict[str, Any] = {"device": devices} if learners == 1 else {"devices": devices}
     if learners > len(slots):
@@ -158,16 +158,18 @@ def placement(slots: Sequence[Slot], learners: int) -> dict[str, Any]:
 
 
 def num_slots(learners: int, learners_per_gpu: int) -> int:
-    """How many slots a run takes. Raises UsageError if its learners do not fill the GPUs that they take."""
+    """Returns how many slots a run takes. Raises UsageError if its learners leave a GPU partly filled."""
     if learners > learners_per_gpu and learners % learners_per_gpu:
-        raise UsageError(f"{learners} learners do not fill GPUs with learners_per_gpu={learners_per_gpu} each")
+        raise UsageError(
+            f"{learners} learners do not fill GPUs with learners_per_gpu={learners_per_gpu} each; use a multiple of it"
+        )
     return max(1, learners // learners_per_gpu)
 
 
 def assign(waiting: Iterable[int], free: Iterable[int]) -> list[tuple[int, ...]]:
-    """The slots of the runs that can start now, in order; waiting: how many each of them takes.
+    """Returns the slots of the runs that can start now, in order. waiting: how many slots each waiting run takes.
 
-    A run that has to wait makes all behind it wait, too: else one that takes all slots would never see them free."""
+    A run that has to wait holds back all runs behind it: else one that takes all slots would never find them free."""
     left = sorted(free)
     started: list[tuple[int, ...]] = []
     for num_slots in waiting:
@@ -178,13 +180,13 @@ def assign(waiting: Iterable[int], free: Iterable[int]) -> list[tuple[int, ...]]
     return started
 
 
-# ---- what there is to do ----
+# ---- runs to do ----
 
 
 def resolve_all(
     experiment: Experiment, slots: list[Slot], learners_per_gpu: int = 1
 ) -> list[tuple[ExperimentRun, Config]]:
-    """Every run as it would start, but on the CPU. Raises UsageError for those that could not, or are the same."""
+    """Resolves every run, on CPUs. Raises UsageError if one could not start, or two are the same."""
     resolved, seen, specs = [], dict[str, str](), dict[str, EnvSpec]()
     for run in experiment.runs:
         combination = run.combination
@@ -193,9 +195,9 @@ def resolve_all(
             if combination.learners > len(taken) * learners_per_gpu:
                 raise UsageError(
                     f"{combination.learners} learners do not fit on {','.join(slot.device for slot in slots)}; name "
-                    "more with --gpus or --devices, or take the run out"
+                    "more devices with --gpus or --devices, or remove the run"
                 )
-            # Checked on a GPU, the network would stay in its memory.
+            # Checked on a GPU, the networks would stay in its memory.
             cpus = sorted({cpu for slot in taken for cpu in slot.cpus or ()})
             on_cpu = [Slot("cpu", tuple(cpus) or None), *[Slot("cpu", None)] * (combination.learners - 1)]
             where = placement(on_cpu, combination.learners)
@@ -207,38 +209,39 @@ def resolve_all(
         specs[same_env] = config.spec
         same = json.dumps([combination.learners, config.as_dict()], sort_keys=True, default=str)
         if same in seen:
-            raise UsageError(f"{seen[same]} and {run.name} are the same run; take one of them out")
+            raise UsageError(f"{seen[same]} and {run.name} are the same run; remove one of them")
         seen[same] = run.name
         resolved.append((run, config))
     return resolved
 
 
-def look_at(run: ExperimentRun, folder: Path, config: Config) -> Task:
-    """How far the run has come. Raises UsageError if it was begun with other settings."""
-    again: dict[str, Any] = {"steps": config.run.steps}
+def inspect_run(run: ExperimentRun, folder: Path, config: Config) -> Task:
+    """Returns how much of the run is done. Raises UsageError if it was started with other settings."""
+    resume_settings: dict[str, Any] = {"steps": config.run.steps}
     steps_done = 0
     if (folder / "config.yaml").exists():
         saved, values = read_settings(folder), config.as_dict()
         if changed := changed_settings(folder, saved, values):
-            told = ", ".join(f"{name}={saved.get(name)!r} (now {values[name]!r})" for name in changed)
-            hint = "set schedule_steps to what it was to go on to other steps; " if "schedule_steps" in changed else ""
-            raise UsageError(f"{run.name} was begun with {told}; {hint}another --out begins anew, or remove {folder}")
-        again |= {name: values[name] for name in finite_guard.CHANGEABLE if values[name] != saved.get(name)}
+            differences = ", ".join(f"{name}={saved.get(name)!r} (now {values[name]!r})" for name in changed)
+            hint = "to change the steps, set schedule_steps to its old value; " if "schedule_steps" in changed else ""
+            way_out = f"to start it anew, use another --out or remove {folder}"
+            raise UsageError(f"{run.name} was started with {differences}; {hint}{way_out}")
+        resume_settings |= {name: values[name] for name in finite_guard.CHANGEABLE if values[name] != saved.get(name)}
         with contextlib.suppress(OSError, ValueError):  # not written yet
             steps_done = json.loads((folder / "summary.json").read_text())["total_timesteps"]
-    return Task(run, folder, config.run.steps, steps_done, (folder / CHECKPOINT).exists(), again)
+    return Task(run, folder, config.run.steps, steps_done, (folder / CHECKPOINT).exists(), resume_settings)
 
 
 # ---- processes ----
 
 
 def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int) -> list[Task]:
-    """Those that have failed. Leaves by KeyboardInterrupt or SystemExit if a signal has stopped the rest."""
+    """Trains; returns the runs that have failed. Raises KeyboardInterrupt or SystemExit if a signal stops them."""
     waiting = [task for task in tasks if not task.finished]
     active: list[Process] = []
     failed: list[Task] = []
     forwarded = False
-    _say(f"runs: {len(tasks)}, finished before: {len(tasks) - len(waiting)}; on {_where(slots)}")
+    _print(f"runs: {len(tasks)}, already finished: {len(tasks) - len(waiting)}; on {_describe(slots)}")
     with StopSignal() as stop:
         stop.patient = True
         try:
@@ -253,28 +256,27 @@ def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int) -> list[Ta
                         process.popen.send_signal(stop.received or signal.SIGTERM)
                 for process in [process for process in active if process.popen.poll() is not None]:
                     active.remove(process)
-                    if not _has_done_well(process, stop):
+                    if not _succeeded(process, stop):
                         failed.append(process.task)
                 time.sleep(POLL_S)
         finally:
             for process in active:
                 _kill(process)
     if stop:
-        _say("stopped; the same command goes on from here")
+        _print("stopped; the same command continues from here")
         stop.leave()
     return failed
 
 
 def _start(task: Task, taken: tuple[int, ...], slots: list[Slot]) -> Process:
     if task.can_resume:
-        arguments, settings = ["--resume", str(task.folder)], {**task.again, **placement(slots, task.learners)}
+        arguments = ["--resume", str(task.folder)]
+        settings = {**task.resume_settings, **placement(slots, task.learners)}
     else:
         file = task.folder.with_name(f"{task.folder.name}.yaml")
         file.write_text(yaml.safe_dump(task.run.settings, sort_keys=False))
-        arguments, settings = (
-            ["--config", str(file), "--out", str(task.folder), "--overwrite"],
-            placement(slots, task.learners),
-        )
+        arguments = ["--config", str(file), "--out", str(task.folder), "--overwrite"]
+        settings = placement(slots, task.learners)
     arguments += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     with task.console.open("ab") as console:
         popen = subprocess.Popen(
@@ -282,22 +284,22 @@ def _start(task: Task, taken: tuple[int, ...], slots: list[Slot]) -> Process:
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches this process alone, which tells the runs
+            process_group=0,  # Ctrl-C reaches this process alone, which passes it on
             preexec_fn=partial(stop_with_parent, os.getpid()),
         )
-    _say(f"{task.run.name} {'goes on' if task.can_resume else 'starts'} on {_where(slots)}")
+    _print(f"{task.run.name} {'resumes' if task.can_resume else 'starts'} on {_describe(slots)}")
     return Process(task, popen, taken)
 
 
-def _has_done_well(process: Process, stop: StopSignal) -> bool:
-    """Says how a run has ended. One that was asked to stop has done well, too."""
+def _succeeded(process: Process, stop: StopSignal) -> bool:
+    """Prints how a run has ended; returns whether well. A run that was asked to stop counts as such."""
     name, status = process.task.run.name, process.popen.returncode
     if status == 0:
         summary = json.loads((process.task.folder / "summary.json").read_text())
         score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
-        _say(f"{name} is finished: {score}, {summary['fps']:,.0f} steps/s")
+        _print(f"{name} has finished: {score}, {summary['fps']:,.0f} steps/s")
         return True
-    _say(f"{name} {'is stopped' if stop else f'has failed with status {status}'}")
+    _print(f"{name} {'has stopped' if stop else f'has failed with status {status}'}")
     return bool(stop)
 
 
@@ -307,15 +309,15 @@ def _kill(process: Process) -> None:
     process.popen.wait()
 
 
-def _where(slots: list[Slot]) -> str:
+def _describe(slots: list[Slot]) -> str:
     devices = ", ".join(f"{name} x {n}" if n > 1 else name for name, n in Counter(s.device for s in slots).items())
     cpus = {cpu for slot in slots for cpu in slot.cpus or ()}
-    return f"{devices}, processors {show_cpus(cpus)}" if cpus else devices
+    return f"{devices}, logical CPUs {show_cpus(cpus)}" if cpus else devices
 
 
 def _tail(path: Path) -> list[str]:
     return path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)

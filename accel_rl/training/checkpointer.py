@@ -30,7 +30,7 @@ class Checkpointer:
         if is_last:
             self._pull()  # and hand over what other learners do not have yet
         learner.guard.check(learner.steps)
-        learner.coordinator.compare(learner.update.parameters.values, learner.steps)
+        learner.coordinator.check_parameters_agree(learner.update.parameters.values, learner.steps)
         state = {
             "algo": learner.algo.state_dict(),
             "sampler": learner.sampler.get_state(),
@@ -47,7 +47,7 @@ class Checkpointer:
         learner, progress = self.learner, self.learner.progress
         if not progress or (states := learner.coordinator.collect_states()) is None:
             return
-        steps = learner.coordinator.advance(0)
+        steps = learner.coordinator.add_steps(0)
         self._pull()
         if len(states) > 1:  # other learners may have changed the parameters since this one's check
             learner.guard.check(steps)

@@ -1,4 +1,4 @@
-"""What the learners of a run tell each other, and what that is for one learner alone."""
+"""What the learners of a run exchange besides gradients and parameters; and the trivial case of a single learner."""
 
 from typing import Any, Protocol
 
@@ -6,61 +6,62 @@ import torch
 
 
 class Coordinator(Protocol):
-    """Rank 0 is the one that logs and writes checkpoints."""
+    """Connects a learner to the other learners of its run. Rank 0 is the one that logs and writes checkpoints."""
 
     rank: int
     size: int
-    updates_together: bool
+    is_synchronous: bool
     """Whether all learners make each update together."""
 
-    def advance(self, num_steps: int) -> int:
-        """This learner has done num_steps more agent steps (0: it only asks); returns those of the whole run."""
+    def add_steps(self, num_steps: int) -> int:
+        """Adds agent steps that this learner has done (0: none); returns the steps of the whole run."""
 
-    def stops(self, wish: bool) -> bool:
-        """Whether the run is to stop now, if this learner wishes so."""
+    def should_stop(self, requested: bool) -> bool:
+        """Returns whether the run is to stop now; requested: whether this learner has been asked to."""
 
     def local_share(self, number: int) -> int:
-        """How much this learner does of something that `all_gather` brings together."""
+        """Returns this learner's share of `number` things whose results `all_gather` brings together."""
 
     def all_gather(self, value: Any) -> list[Any]:
-        """The value of each learner that does a part."""
+        """Returns the values of all learners that have a share, by rank."""
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
-        """For rank 0: what learners have reported since it asked last. The last time it waits for what others report
-        last."""
+        """Sends a report to rank 0; returns there all reports that have arrived since its last call.
+
+        last: this learner sends no more of them; rank 0 then waits for the last ones of all learners."""
 
     def poll_reports(self) -> list[Any]:
-        """For rank 0: what others have reported since then, without waiting and without its own."""
+        """Returns on rank 0 the other learners' reports that have arrived since its last call; never waits."""
 
     def submit_state(self, state: Any, last: bool) -> None:
-        """This learner's state, for the next checkpoint; last: it does nothing more after that."""
+        """Submits this learner's state for the next checkpoint; last: the learner does nothing more after that."""
 
     def collect_states(self) -> list[Any] | None:
-        """For rank 0: the states of all learners by rank, once all have offered one since it was last given them, and
-        it has, too; else None. Waits for the others' last ones if its own is the last."""
+        """Returns on rank 0 the states of all learners by rank, if each has submitted one since the last call that
+        returned them; else None. Waits for the last states of all learners if rank 0's own is its last."""
 
     def read_seconds(self) -> dict[str, float]:
-        """Wall time that `stops` has taken since the last reading, since it waits for others."""
+        """Returns the wall time that `should_stop` has taken since the last call: it waits for other learners."""
 
-    def compare(self, parameters: torch.Tensor, steps: int) -> None:
-        """Raises RunError if learners that should have the same parameters have not."""
+    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
+        """Raises RunError if the parameters of synchronous learners differ."""
 
 
 class SingleLearner:
-    """One learner."""
+    """Coordinates a run of one learner: nothing to exchange, nobody to wait for."""
 
-    rank, size, updates_together = 0, 1, False
+    rank, size, is_synchronous = 0, 1, False
 
     def __init__(self, steps: int = 0):
         self._steps = steps
         self._states: list[Any] | None = None
 
-    def advance(self, num_steps: int) -> int:
+    def add_steps(self, num_steps: int) -> int:
         self._steps += num_steps
         return self._steps
 
-    def stops(self, wish: bool) -> bool:
-        return wish
+    def should_stop(self, requested: bool) -> bool:
+        return requested
 
     def local_share(self, number: int) -> int:
         return number
@@ -84,5 +85,5 @@ class SingleLearner:
     def read_seconds(self) -> dict[str, float]:
         return {}
 
-    def compare(self, parameters: torch.Tensor, steps: int) -> None:
+    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
         pass

@@ -61,7 +61,7 @@ def build_learner(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to repeat bit for bit
         torch.use_deterministic_algorithms(True)
     algo = build_algo(config)
-    make_update = partial(build_update, config, all_reduce=coordinator.updates_together)
+    make_update = partial(build_update, config, all_reduce=coordinator.is_synchronous)
     update = make_update(algo.policy, store=store)
     seed = learner_seed(run.seed, rank)
     if rank:  # learners draw different numbers, but start with the same parameters

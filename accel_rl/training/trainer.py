@@ -60,7 +60,7 @@ class Trainer:
         )
         if learner.evaluation_is_due:  # a signal interrupted it
             self._write_row(self.evaluator.evaluate())
-        while learner.steps < run.steps and not self.coordinator.stops(bool(self.stop)):
+        while learner.steps < run.steps and not self.coordinator.should_stop(bool(self.stop)):
             steps_before = learner.steps
             self._iterate()
             is_last = learner.steps >= run.steps
@@ -89,7 +89,7 @@ class Trainer:
         except Exception as error:
             learner.guard.explain_error(error, learner.steps)
             raise
-        learner.steps = self.coordinator.advance(result.rollout.reward.numel())
+        learner.steps = self.coordinator.add_steps(result.rollout.reward.numel())
         learner.num_rollouts += 1
         seconds = {name: value - seconds_before[name] for name, value in sampler.seconds.items()}
         self._count(result, seconds, sampler.bytes_moved - bytes_before)
@@ -118,12 +118,12 @@ class Trainer:
         reports = coordinator.send_report(learner.metrics.flush(counts), is_last)
         if learner.progress:
             if is_last:  # other learners may have done more in the meantime
-                learner.progress.advance(coordinator.advance(0))
+                learner.progress.advance(coordinator.add_steps(0))
             learner.progress.merge(reports)
             learner.progress.write_row(**scores)
 
     def _summarize(self, progress: Progress) -> None:
-        run, steps = self.config.run, self.coordinator.advance(0)
+        run, steps = self.config.run, self.coordinator.add_steps(0)
         progress.advance(steps)
         summary = progress.write_summary(run.algo, run.env, run.seed)
         if steps < run.steps:

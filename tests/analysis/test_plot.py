@@ -1,4 +1,4 @@
-"""Learning curves: which runs become one, what is drawn of them, and what is said when nothing can be."""
+"""Learning curves: which runs become one curve, what is drawn, and the errors when nothing can be drawn."""
 
 import sys
 
@@ -62,7 +62,7 @@ def test_the_interval_is_that_of_student_t(tmp_path):
     np.testing.assert_allclose([y.min(), y.max()], [3 - half_width, 3 + half_width])
 
 
-def test_a_setting_apart_is_a_curve_apart(tmp_path):
+def test_runs_with_different_settings_are_different_curves(tmp_path):
     runs = [
         write_run(tmp_path / "a", rows([1, 2])),
         write_run(tmp_path / "b", rows([3, 5, 7]), learning_rate=1e-3),
@@ -74,8 +74,8 @@ def test_a_setting_apart_is_a_curve_apart(tmp_path):
     np.testing.assert_allclose((x, y), ([1000, 2000, 3000], [3, 5, 7]))  # a single run: in full, as logged
 
 
-def test_devices_are_no_setting_but_the_number_of_learners_is(tmp_path):
-    # Would catch seeds that were trained on other GPUs as curves of their own, or one learner pooled with two.
+def test_runs_on_other_devices_are_one_curve_with_other_numbers_of_learners_not(tmp_path):
+    # Would catch seeds trained on other GPUs as separate curves, or one learner pooled with two.
     placements = [
         {},
         {"devices": "cpu,cpu"},
@@ -106,8 +106,8 @@ def test_evaluations_are_dots(tmp_path):
     assert figure.axes[1].get_xlabel() == "wall time (hours)"
 
 
-def test_other_columns_and_a_half_written_last_line(tmp_path):
-    # The run is still going: its last line ends in the middle of a number.
+def test_other_columns_and_a_half_written_last_line_are_ignored(tmp_path):
+    # The run is still under way: its last line ends in the middle of a number.
     header = "train/loss,rollout/ep_rew_mean,time/time_elapsed,time/total_timesteps"
     run = write_run(tmp_path / "run", [(0.1, 1, 60, 1000), (0.1, 2, 120, 2000)], header)
     with (run / "progress.csv").open("a") as file:
@@ -144,12 +144,12 @@ def test_many_long_labels_stay_inside_the_picture(tmp_path):
     assert len(set(labels(figure))) == 10
 
 
-def test_errors_say_what_is_wrong(tmp_path, monkeypatch):
+def test_errors_name_what_is_wrong(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", rows([1]))
     new = write_run(tmp_path / "new", rows(["", ""]))
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(UsageError, match=r"empty is not the folder of a run: there is no progress\.csv"):
+    with pytest.raises(UsageError, match=r"empty is not a run's folder: it has no progress\.csv"):
         plot_runs([run, empty], tmp_path / "out.png")
     with pytest.raises(UsageError, match=r"no game has finished yet in .*new"):
         plot_runs([run, new], tmp_path / "out.png")

@@ -1,4 +1,4 @@
-"""Videos of games, read back: how many frames, of what size, and that the strip tells the score."""
+"""Videos of games, read back: the number and size of their frames, and that the strip shows the score."""
 
 import resource
 
@@ -70,7 +70,7 @@ def test_a_frame_per_step_and_the_strip_changes_with_the_score(tmp_path):
     assert [path.name for path in out.parent.iterdir()] == ["corridor.mp4"]
 
 
-def test_cut_at_max_steps(tmp_path):
+def test_a_game_is_cut_at_max_steps(tmp_path):
     env = make_env("pong", render_mode="rgb_array")
     record = record_video(env, random_policy(env), tmp_path / "pong.mp4", max_steps=60)
     assert record.length == 60
@@ -79,7 +79,8 @@ def test_cut_at_max_steps(tmp_path):
     assert fps == 15  # 60 frames per second of the console, 4 of them in a step
 
 
-def test_a_whole_game_of_atari_goes_on_over_lost_lives(tmp_path):
+@pytest.mark.slow
+def test_a_game_of_atari_is_recorded_over_all_its_lives(tmp_path):
     env = make_env("breakout", render_mode="rgb_array")
     infos = []
     step = env.step
@@ -95,7 +96,7 @@ def test_a_whole_game_of_atari_goes_on_over_lost_lives(tmp_path):
     assert np.abs(np.diff(score_strips(frames[[0, -1]]), axis=0)).max() > 100
 
 
-def test_cartpole(tmp_path):
+def test_cartpole_is_recorded(tmp_path):
     env = make_env("CartPole-v1", render_mode="rgb_array")
     try:
         import pygame  # noqa: F401
@@ -110,7 +111,7 @@ def test_cartpole(tmp_path):
     assert fps == 20
 
 
-def test_a_failure_leaves_the_old_video_and_no_half_one(tmp_path):
+def test_a_failure_leaves_the_old_video_and_no_incomplete_one(tmp_path):
     out = tmp_path / "game.mp4"
     out.write_text("the old one")
     with pytest.raises(ZeroDivisionError):
@@ -126,7 +127,7 @@ def test_a_failure_leaves_the_old_video_and_no_half_one(tmp_path):
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_errors_say_what_is_wrong(tmp_path):
+def test_errors_name_what_is_wrong(tmp_path):
     with pytest.raises(UsageError, match=r"\.mp4"):
         record_video(Corridor(), lambda observation, reward: 1, tmp_path / "game.gif")
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""Learners, their workers and the process that watches them die: what is said, what is saved, that nothing is left."""
+"""Learners, workers, launcher or supervisor die: what is reported and saved, and that nothing is left behind."""
 
 import re
 import signal
@@ -16,25 +16,29 @@ from tests.helpers.processes import Command, Result
 FOREVER = 10**9
 STRUCK = "tests.helpers.toy_algos:Struck"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux")
+pytestmark = [
+    pytest.mark.multiprocess,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in the way of Linux"),
+]
 
 
 def start(run: Path, *flags: Any, algo: str = STRUCK) -> Command:
-    """Two learners of two environments each."""
+    """Starts a run of two learners with two environments each."""
     words: list[Any] = ["train", "--algo", algo, "--env", "CartPole-v1", "--devices", "cpu,cpu", "--out", run]
     words += ["--envs", 4, "--steps", FOREVER, "--eval-interval-steps", 0, "--log-interval-steps", 20]
     words += ["--checkpoint-interval-steps", 80, "--no-tensorboard", "--sampling-threads", 1, "--learning-threads", 1]
     return Command(*words, *flags)
 
 
-def mark_of(run: Path, command: Command) -> int:
-    """The process that waits to be killed."""
+def marked_process(run: Path, command: Command) -> int:
+    """Waits for the process that halts to be killed; returns its id."""
     mark = run / "mark"
     command.wait_for(mark.exists)
     return int(mark.read_text())
 
 
 def assert_failed(result: Result, run: Path, message: str) -> None:
+    """Checks that the run has failed with this message, once on the console and in log.txt."""
     assert result.status == 1, result.err
     assert re.search(f"accel-rl: {message}", result.err), result.err
     assert re.search(f"ERROR {message}", (run / "log.txt").read_text())
@@ -42,26 +46,29 @@ def assert_failed(result: Result, run: Path, message: str) -> None:
 
 
 PHASES: dict[str, tuple[int, list[Any]]] = {
-    # the learner that dies
+    # the learner that is killed, and flags
     "sampling": (1, ["--sampler", "alternating", "--workers", 2]),
     "all_reduce": (1, ["--sampler", "serial"]),
     "lock": (1, ["--sampler", "serial", "--update", "central_store", "--normalize-observations"]),
     "checkpoint": (0, ["--sampler", "serial", "--update", "central_store"]),
 }
+FAST = ("all_reduce",)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_learner_that_is_killed_ends_the_run(tmp_path: Path, phase: str) -> None:
-    """Would catch learners that wait for a dead one, blame for the one that only notices it, parameters that it has
-    half written, and a checkpoint that is lost with it."""
+@pytest.mark.parametrize(
+    "phase", [phase if phase in FAST else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
+)
+def test_a_killed_learner_ends_the_run(tmp_path: Path, phase: str) -> None:
+    """Would catch learners that wait for a dead one, a message about the learner that only notices its death,
+    parameters that it has half written, and a checkpoint that is lost with it."""
     rank, flags = PHASES[phase]
     run = tmp_path / "run"
     command = start(run, "--how", phase, "--mark", run / "mark", *flags)
-    pid = mark_of(run, command)
-    command.wait_for(lambda: (run / "checkpoint.pt").exists())
+    pid = marked_process(run, command)
+    command.wait_for((run / "checkpoint.pt").exists)
     assert [process.pid for process in command.learners()].index(pid) == rank
     if phase == "all_reduce":
-        time.sleep(0.3)  # from the mark to where it waits
+        time.sleep(0.3)  # for the learner to come from the mark to the all-reduce; killed earlier, it ends the run too
     psutil.Process(pid).kill()
     assert_failed(command.finish(), run, rf"learner {rank} \(cpu, process {pid}\) was killed by SIGKILL\n")
     state = checkpoint.load(run / "checkpoint.pt")
@@ -70,15 +77,16 @@ def test_a_learner_that_is_killed_ends_the_run(tmp_path: Path, phase: str) -> No
 
 
 def test_a_learner_that_raises_ends_the_run(tmp_path: Path) -> None:
-    """Would catch a failure without its learner or traceback, and a traceback of one that is told of it."""
+    """Would catch a failure without its learner or traceback, and a traceback of the learner that only notices it."""
     result = start(tmp_path, "--how", "raise", "--sampler", "serial").finish()
     message = r"learner 1 \(cpu, process \d+\):\nTraceback (.|\n)*toy_algos(.|\n)*ValueError: cannot go on\n"
     assert_failed(result, tmp_path, message)
     assert result.err.count("Traceback") == 1 and "gloo" not in result.err
 
 
-def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path) -> None:
-    """Would catch environments that each learner counts from 0, and one that dies without its learner."""
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
+    """Would catch environments that each learner numbers from 0, and an error that does not name the learner."""
     command = start(tmp_path, "--sampler", "alternating", "--workers", 2, "--seed", 11, algo="a2c")
     command.wait_for((tmp_path / "checkpoint.pt").exists)
     learner = command.learners()[1]
@@ -91,27 +99,44 @@ def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     assert_failed(command.finish(), tmp_path, message)
 
 
+@pytest.mark.slow
+def test_a_killed_launcher_ends_the_run(tmp_path: Path) -> None:
+    """Would catch a supervisor that waits for a process that is gone, or takes the learners for the cause."""
+    command = start(tmp_path, "--sampler", "serial", algo="a2c")
+    command.wait_for((tmp_path / "checkpoint.pt").exists)
+    command.learners()[0].parent().kill()
+    assert_failed(command.finish(), tmp_path, "the process that starts the learners was killed by SIGKILL\n")
+
+
 def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    """Would catch learners and workers that go on when nobody watches them, or wait for one who will not come."""
-    training = start(tmp_path / "training", "--sampler", "alternating", "--workers", 2, algo="a2c")
-    training.wait_for((tmp_path / "training" / "checkpoint.pt").exists)
-    assert len(training.descendants()) == 2 + 2 + 2  # learners, what starts their workers, workers
-    training.process.kill()
-    assert training.finish().status == -signal.SIGKILL
-    starting = start(tmp_path / "starting", "--sampler", "serial", algo="a2c")
-    starting.wait_for(lambda: len(starting.learners()) == 2)
-    starting.process.kill()
-    deadline = time.monotonic() + 30
-    while starting.descendants() and time.monotonic() < deadline:  # they are still importing what they need
-        time.sleep(0.1)
-    assert starting.finish().status == -signal.SIGKILL
+    """Would catch learners and workers that go on when nobody supervises them."""
+    command = start(tmp_path, "--sampler", "alternating", "--workers", 2, algo="a2c")
+    command.wait_for((tmp_path / "checkpoint.pt").exists)
+    # What starts the learners, the learners, what starts the workers of each, and the workers.
+    assert len(command.descendants()) == 1 + 2 + 2 + 2
+    command.process.kill()
+    assert command.finish().status == -signal.SIGKILL
 
 
-def test_the_second_signal_insists(tmp_path: Path) -> None:
-    """Would catch a user who has to wait for a learner that hangs, and one who is not told to."""
+@pytest.mark.slow
+def test_nothing_outlives_a_supervisor_that_is_killed_at_the_start(tmp_path: Path) -> None:
+    """Would catch a launcher or learners that wait for a supervisor that is gone."""
+    importing = start(tmp_path / "importing", "--sampler", "serial", algo="a2c")
+    importing.wait_for(importing.descendants)
+    importing.process.kill()
+    assert importing.finish().status == -signal.SIGKILL
+    forked = start(tmp_path / "forked", "--sampler", "serial", algo="a2c")
+    forked.wait_for(lambda: len(forked.learners()) == 2)
+    forked.process.kill()
+    assert forked.finish().status == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    """Would catch a user who has to wait for a learner that hangs, and a first signal that does not wait for it."""
     run = tmp_path / "run"
     command = start(run, "--how", "sampling", "--mark", run / "mark", "--sampler", "serial")
-    mark_of(run, command)
+    marked_process(run, command)
     command.process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert command.process.poll() is None

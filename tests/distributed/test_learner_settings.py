@@ -1,4 +1,4 @@
-"""Settings of several learners that do not fit: exit status 2 and one line that names value, rule and way out."""
+"""Wrong settings of several learners: exit status 2, and one line that names the value, the rule and the way out."""
 
 import re
 import socket
@@ -39,7 +39,7 @@ WORDS: list[Any] = [
 
 
 def assert_refused(capfd: Any, out: Path, flags: list[Any], message: str) -> None:
-    """By the command, before anything is written."""
+    """Checks that the command refuses the flags before it writes anything."""
     capfd.readouterr()
     status = main([str(word) for word in (*WORDS, "--out", out, *flags)])
     result = Result(status, *capfd.readouterr())
@@ -49,8 +49,8 @@ def assert_refused(capfd: Any, out: Path, flags: list[Any], message: str) -> Non
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_gpus_that_are_not_there(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a run on other devices than those that were asked for, or a traceback of CUDA's."""
+def test_missing_gpus_are_refused(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a run on other devices than those that were named, or a traceback of CUDA's."""
     message = "devices='cuda:0,cuda:1', but there is no GPU here; use --devices cpu,cpu for two learners"
     assert_refused(capfd, tmp_path / "run", ["--devices", "cuda:0,cuda:1"], message)
 
@@ -63,7 +63,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**TWO, "cpus": str(min(available_cpus()))},
         r"learners=2 need a logical CPU each, but there are 1 \(of \d+.*\); use no more than 1 learner, or --share-",
     ),
-    ({**TWO, "envs": 5}, "envs=5 do not split over 2 learners; use 4 or 6"),
+    ({**TWO, "envs": 5}, "envs=5 does not split over 2 learners; use 4 or 6"),
     ({**TWO, "sampler": "alternating", "workers": 3}, "workers=3 do not split over 2 learners; use a multiple of 2"),
     ({**DQN, "batch_size": 5}, "batch_size=5 does not split over 2 learners .*; make it a multiple of 2"),
     ({**DQN, "batch_size": 4, "replay_size": 101}, "replay_size=101 does not split over 2 learners .* multiple of 2"),
@@ -95,21 +95,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**STORE, "optimizer": "torch.Adam", "optimizer_options": {}},
-        "the state of .*Adam.* is not there before the first update, .*; choose rmsprop, adam, momentum_sgd or sgd, or",
+        "the state of .*Adam.* does not exist before the first update, .*; choose rmsprop, adam, momentum_sgd or",
     ),
     (
         {**STORE, **TWO, "updates_per_exchange": 2},
-        "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose optimizer adam, or exchange every update",
+        "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose --optimizer adam, or exchange every update",
     ),
     ({**STORE, **TWO, "chunks": 10**6}, r"chunks=1000000 must be at least 1 and at most \d+, the number of parameters"),
 ]
 
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[str(settings) for settings, _ in REFUSED])
-def test_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> None:
-    """Would catch a run that fails in its learners, or goes on with other settings than those that were asked for.
+def test_contradicting_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    """Would catch a run that fails only in its learners, or trains with other settings than those that were given.
 
-    What is raised here, before anything is written, is what the command says."""
+    The command prints what is raised here, before it writes anything."""
     with pytest.raises(UsageError, match=message) as error:
         check(resolve({**CARTPOLE, **settings}, spec=spec_of(EnvConfig("CartPole-v1"))))
     assert "\n" not in str(error.value)
@@ -120,7 +120,7 @@ def test_settings_that_do_not_fit(settings: dict[str, Any], message: str) -> Non
 
 @pytest.fixture
 def launched(monkeypatch: Any) -> Iterator[Any]:
-    """The environment of the only learner of a run, changed by a call."""
+    """Sets torchrun's environment variables for a run of one learner; a call changes some of them."""
 
     def change(**changes: str | None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -147,16 +147,18 @@ def launched(monkeypatch: Any) -> Iterator[Any]:
         ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1, LOCAL_WORLD_SIZE=1 "),
     ],
 )
-def test_half_of_an_environment(
+def test_incomplete_variables_of_torchrun_are_refused(
     tmp_path: Path, capfd: Any, launched: Any, changes: dict[str, str | None], shown: str
 ) -> None:
-    """Would catch a learner that takes itself for the only one, or a traceback."""
+    """Would catch a learner that trains alone, or a traceback."""
     launched(**changes)
-    message = f"{shown}.*do not fit together; let torchrun set them, or unset them for a run of its own"
+    message = f"{shown}.*do not fit together; let torchrun set them, or unset them for a run without torchrun"
     assert_refused(capfd, tmp_path / "run", [], message)
 
 
-def test_settings_that_torchrun_decides(tmp_path: Path, capfd: Any, launched: Any, monkeypatch: Any) -> None:
+def test_torchrun_decides_the_devices_and_needs_a_folder(
+    tmp_path: Path, capfd: Any, launched: Any, monkeypatch: Any
+) -> None:
     """Would catch a learner that starts learners of its own, or a folder that a restarted run would not find."""
     launched()
     assert_refused(
@@ -172,19 +174,26 @@ def test_settings_that_torchrun_decides(tmp_path: Path, capfd: Any, launched: An
     assert not any(tmp_path.iterdir())
 
 
-def test_a_port_that_is_in_use(tmp_path: Path, capfd: Any, launched: Any) -> None:
+def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> None:
     """Would catch a traceback of PyTorch's in place of a line that says which port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         launched(MASTER_PORT=str(port))
-        assert_refused(capfd, tmp_path / "run", [], rf"the learners can't meet: .*{port}.* is the port in use")
+        assert_refused(
+            capfd, tmp_path / "run", [], rf"the learners cannot connect to each other: .*{port}.* is the port in use"
+        )
 
 
-def test_learners_that_are_not_alike(tmp_path: Path) -> None:
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_learners_with_different_settings_or_versions_are_refused(tmp_path: Path) -> None:
     """Would catch learners that train together, or wait for each other, with different settings or versions."""
     script = tmp_path / "other.py"
     script.write_text(
-        "import sys, accel_rl\naccel_rl.__version__ = '0.0.1'\nfrom accel_rl.cli import main\nsys.exit(main())\n"
+        "import sys, accel_rl.version\n"
+        "accel_rl.version.__version__ = '0.0.1'\n"
+        "from accel_rl.cli import main\n"
+        "sys.exit(main())\n"
     )
     host = re.escape(socket.gethostname())
     others = {"learning_rate=0.02": (["--learning-rate", 0.02], None), "accel_rl=0.0.1": ([], script)}
@@ -199,6 +208,8 @@ def test_learners_that_are_not_alike(tmp_path: Path) -> None:
             result = command.finish()
             result.assert_one_line(2)
             name = theirs.split("=")[0]
-            message = rf"learner 1 on {host} has {theirs}, but learner 0 on {host} has \S+; start all with the same"
+            message = (
+                rf"learner 1 on {host} has {theirs}, but learner 0 on {host} has \S+; start all learners with the same"
+            )
             assert re.search(message, result.err), (name, result.err)
         assert not out.exists()

@@ -1,4 +1,4 @@
-"""Several learners train one agent: what they make of it together, and that it goes on as if nothing had happened."""
+"""Several learners train one agent: what they compute together, and that an interrupted run continues exactly."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
     "learning_threads": 1,
 }
 TWO = {**COMMON, "devices": "cpu,cpu"}
-# Games in which actions do not show in what is seen, so that any learner sees the same.
+# Observations do not depend on actions here, so that learners see the same whatever they have learned.
 COUNTING: dict[str, Any] = {"env": f"{TOYS}:Counting", "env_options": {"lengths": [3, -4, 2, -1, 7], "seeded": True}}
 NORMALIZED: dict[str, Any] = {**COUNTING, "algo": "ppo", "epochs": 2, "minibatches": 2}
 NORMALIZED |= {"normalize_observations": True, "normalize_returns": True}
@@ -48,51 +48,54 @@ def steps_of(table: list[dict[str, str]]) -> list[int]:
 
 
 def moments(run: Path) -> dict[str, Any]:
-    """The running statistics of what the policy has seen."""
+    """Returns the running statistics of the observations."""
     return {name: value for name, value in load(run)["policy"].items() if name.startswith("norm.moments.")}
 
 
-# ---- in step ----
+# ---- synchronous ----
 
-STEPS = 3000
+STEPS = 6000  # a signal after 100 of them must arrive before the end
 A2C: dict[str, Any] = {**TWO, "optimizer": "sgd", "optimizer_options": {}, "learning_rate": 0.05}
 A2C |= {
     "learning_rate_schedule": "linear",
-    "schedule_steps": STEPS,
     "layer_norms": True,
     "checkpoint_interval_steps": 500,
 }
-A2C |= {"eval_interval_steps": 1000, "eval_episodes": 5}
-LARGEST_STEP = 0.05 * 0.5  # rate times clip
+A2C |= {"eval_interval_steps": 500, "eval_episodes": 5}
+LARGEST_STEP = 0.05 * 0.5  # learning rate times clip
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: Any) -> Path:
-    """A2C with two learners, from beginning to end."""
+    """A run of A2C with two learners that was never interrupted."""
     return accel_rl.train(**A2C, steps=STEPS, out=tmp_path_factory.mktemp("whole") / "run")
 
 
-def test_steps_are_those_of_all_learners(whole: Path) -> None:
-    """Would catch a learner that counts, schedules, evaluates or logs by itself."""
-    table = rows(whole)
-    assert steps_of(table) == list(range(20, STEPS + 1, 20))
+@pytest.mark.multiprocess
+def test_synchronous_learners_count_schedule_evaluate_and_log_together(tmp_path: Path) -> None:
+    """Would catch a learner that counts, schedules, evaluates or logs on its own."""
+    run = accel_rl.train(**A2C, steps=1500, out=tmp_path / "run")
+    table = rows(run)
+    assert steps_of(table) == list(range(20, 1501, 20))
     names = [name.removeprefix("train/norm/step/") for name in table[0] if name.startswith("train/norm/step/")]
-    for row in table:  # each of one update: by SGD its rate is the ratio of step and gradient
-        expected = 0.05 * (1 - (int(row["time/total_timesteps"]) - 20) / STEPS)
+    for row in table:  # a row per update: with SGD, its learning rate is the ratio of step and gradient
+        expected = 0.05 * (1 - (int(row["time/total_timesteps"]) - 20) / 1500)
         steps, gradients = (
             sum(float(row[f"train/norm/{kind}/{name}"]) ** 2 for name in names) ** 0.5 for kind in ("step", "gradient")
         )
         assert steps / gradients == pytest.approx(expected, rel=0.01, abs=1e-6)
     assert [row["eval/episodes"] for row in table if row["eval/mean_reward"]] == ["5"] * 3
-    state = load(whole)
-    assert state["steps"] == STEPS and len(state["learners"]) == 2
+    state = load(run)
+    assert state["steps"] == 1500 and len(state["learners"]) == 2
     assert all(float(row[f"time/{name}_share"]) >= 0 for row in table for name in ("exchange", "straggler"))
 
 
-def test_a_terminated_run_goes_on(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_terminated_run_resumes_exactly_and_with_another_number_of_learners(whole: Path, tmp_path: Path) -> None:
     """Would catch a signal that does not reach all learners, or at different steps; a checkpoint that lacks something,
-    or has it of the first learner alone; a run that is another one each time; and parameters that are lost when the
-    number of learners changes."""
+    or has it of the first learner alone; a run that differs each time; and parameters that are lost when the number of
+    learners changes."""
     run = tmp_path / "run"
     command = Command("train", "--out", run, "--steps", STEPS, *as_flags(A2C))
     command.wait_for(lambda: (run / "progress.csv").exists() and steps_of(rows(run))[-1] >= 100)
@@ -127,9 +130,11 @@ def as_flags(settings: dict[str, Any]) -> list[str]:
     return flags
 
 
-def test_ppo_goes_on_and_sees_what_one_learner_sees(tmp_path: Path) -> None:
-    """Would catch minibatches, Adam's moments or running statistics that a checkpoint forgets; learners that have the
-    same environments, or other ones than one learner has; and statistics of a part of them."""
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path: Path) -> None:
+    """Would catch minibatches, Adam's moments or running statistics that a checkpoint lacks; learners that have the
+    same environments, or other environments than a single learner; and statistics of a part of them."""
     settings = {**TWO, **NORMALIZED, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
@@ -143,9 +148,11 @@ def test_ppo_goes_on_and_sees_what_one_learner_sees(tmp_path: Path) -> None:
     assert [len(load(each)["progress"]["games"]) for each in (run, alone)] == [4 * 18] * 2  # 18 games are 60 steps
 
 
-def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
-    """Would catch warm-up, target network or replay that each learner counts by itself, the replay of the first one in
-    place of all, priorities that are forgotten, and old replays that nobody removes."""
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_synchronous_learners_split_replay_and_batches(tmp_path: Path) -> None:
+    """Would catch warm-up, target network or replay that each learner counts on its own, the replay of the first
+    learner in place of all, priorities that a checkpoint lacks, and old replays that are never removed."""
     settings = {**TWO, **REPLAY, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, checkpoint_interval_steps=60, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, checkpoint_interval_steps=60, out=tmp_path / "half")
@@ -155,13 +162,15 @@ def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
     names = ["replay-240-1.pt", "replay-240.pt"]
     kept = ["replay-180-1.pt", "replay-180.pt", *names]  # of the previous checkpoint and of the last one
     assert [sorted(path.name for path in each.glob("replay-*")) for each in (run, half)] == [kept] * 2
-    assert build_algo(resolve({**settings, "steps": 240})).local_batch_size == 10 // 2  # type: ignore[attr-defined]
+    algo: Any = build_algo(resolve({**settings, "steps": 240}))
+    algo.setup(0, lambda module: None)
+    assert algo.batch_size == 10 // 2
     replays = [load(run, name) for name in names]
     assert_same(replays, [load(half, name) for name in names])
     assert not torch.equal(*(replay["ring"]["arrays"]["action"] for replay in replays))
     table = rows(run)
     assert [int(row["time/total_timesteps"]) for row in table if row["train/loss"]] == [*range(60, 241, 20)]
-    assert load(run)["update"]["num_renewed"] == 240 // 60
+    assert load(run)["update"]["num_syncs"] == 240 // 60
 
     settled = (tmp_path / "alone" / "config.yaml").read_text()
     with pytest.raises(UsageError, match="batch_size=10 does not split over 4 learners"):
@@ -175,10 +184,14 @@ def test_a_replay_and_its_batches_are_split(tmp_path: Path) -> None:
     assert sizes == [(4, 33), (2, 33), (2, 33)]  # environments, and 30 of 120 steps of each with 3 more for n steps
 
 
-def test_parameters_that_come_apart_end_the_run(tmp_path: Path) -> None:
-    """Would catch an algorithm that changes parameters behind the update's back, in silence."""
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_parameters_that_differ_end_the_run(tmp_path: Path) -> None:
+    """Would catch an algorithm that changes parameters of one learner without an update, unnoticed."""
     settings = {**TWO, "algo": "tests.helpers.toy_algos:Struck", "how": "drift", "at_step": 100}
-    with pytest.raises(RunError, match="at step 160 the parameters of learner 1 are not those of learner 0: they have"):
+    with pytest.raises(
+        RunError, match="at step 160 the parameters of learner 1 differ from those of learner 0: they have"
+    ):
         accel_rl.train(**settings, steps=400, checkpoint_interval_steps=80, out=tmp_path / "run")
     assert load(tmp_path / "run")["steps"] == 80
 
@@ -194,8 +207,8 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", SHARED)
-def test_one_learner_with_a_store_is_one_without(tmp_path: Path, variant: str) -> None:
-    """Would catch a detour over shared memory that changes the run, or a step, a target or a statistic that is lost."""
+def test_one_learner_trains_the_same_with_and_without_a_store(tmp_path: Path, variant: str) -> None:
+    """Would catch a store that changes the run, or a step, a target or a statistic that gets lost in it."""
     only = {"updates_per_exchange", "locks"}
     settings = {**COMMON, **SHARED[variant]}
     plain = {name: value for name, value in settings.items() if name not in only}
@@ -212,9 +225,11 @@ def test_one_learner_with_a_store_is_one_without(tmp_path: Path, variant: str) -
     assert_same(*(state["learners"][0]["algo"] for state in states))
 
 
-def test_an_interrupted_asynchronous_run_goes_on(tmp_path: Path) -> None:
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_an_interrupted_asynchronous_run_resumes(tmp_path: Path) -> None:
     """Would catch a run that resumes with other parameters than those of the store, a target network that each learner
-    keeps for itself or counts by itself, and a run that goes on beyond its end.
+    keeps or counts on its own, and a run that continues beyond its end.
 
     The learning rate is 0 from step 1000 on: what was learned until then stays, and every target becomes that."""
     run = tmp_path / "run"
@@ -243,16 +258,17 @@ ONE = {"devices": "cpu", "schedule_steps": None}
 
 def check_shared(run: Path, state: dict[str, Any]) -> None:
     table = rows(run)
-    assert 0 <= state["steps"] // 200 - state["update"]["num_renewed"] <= 1
+    assert 0 <= state["steps"] // 200 - state["update"]["num_syncs"] <= 1
     for learner in state["learners"]:
         assert_same(learner["algo"]["target"], state["policy"])
     assert sum(float(row["train/staleness"] or 0) for row in table) > 0
     assert all(0 <= float(row["time/lock_share"]) < 1 for row in table)
 
 
-def test_asynchronous_learners_share_statistics(tmp_path: Path) -> None:
-    """Would catch learners that normalise differently, samples that only one of them counts, games of the first
-    learner alone, and a count of updates that starts anew with another number of learners."""
+@pytest.mark.multiprocess
+def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -> None:
+    """Would catch learners that normalise differently, samples that only one of them counts, games of the first learner
+    alone, and a count of updates that starts anew with another number of learners."""
     settings = {**TWO, **NORMALIZED, "update": "central_store", "updates_per_exchange": 3, "pull_horizon": 2}
     run = accel_rl.train(**settings, steps=300, out=tmp_path / "run")
     state = load(run)
@@ -267,8 +283,10 @@ def test_asynchronous_learners_share_statistics(tmp_path: Path) -> None:
     assert counted == state["learners"][0]["update"]["step"] + 4  # epochs x minibatches
 
 
+@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_asynchronous_learners_have_their_own_replays(tmp_path: Path) -> None:
-    """Would catch a replay in place of another one's, one of another moment than its checkpoint, and replays for
+    """Would catch a learner with another one's replay, a replay of another moment than its checkpoint, and replays of
     checkpoints that were never written, which pile up."""
     settings = {**TWO, **REPLAY, "update": "central_store", "checkpoint_interval_steps": 20}
     run = accel_rl.train(**settings, steps=400, out=tmp_path / "run")

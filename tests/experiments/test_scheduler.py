@@ -1,4 +1,4 @@
-"""Experiments: what their files mean, what goes on after an end of any kind, the table and the picture."""
+"""Experiments: what their files mean, how they continue after any kind of end, the table and the figure."""
 
 import json
 import multiprocessing
@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from accel_rl.errors import UsageError
-from accel_rl.experiments import scheduler
+from accel_rl.experiments import report, scheduler
 from accel_rl.experiments.grid import Experiment, read_experiment
-from accel_rl.experiments.report import report
-from accel_rl.experiments.scheduler import Slot, assign, look_at, make_slots, num_slots, placement, resolve_all
+from accel_rl.experiments.scheduler import Slot, assign, inspect_run, make_slots, num_slots, placement, resolve_all
 from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training import checkpoint
 from accel_rl.training.resolve import resolve
+from tests.helpers.processes import TIMEOUT_S
 from tests.helpers.runs import rows
 from tests.test_cli import call
 
@@ -51,9 +51,9 @@ def write(path: Path, **parts: Any) -> Path:
 # ---- files ----
 
 
-def test_what_a_file_means(tmp_path: Path) -> None:
-    """Would catch a combination that is left out, a setting that gets lost, or a name that says too little or changes
-    when a block is added."""
+def test_a_file_describes_its_runs(tmp_path: Path) -> None:
+    """Would catch a combination that is left out, a setting that gets lost, or a name that is ambiguous or changes when
+    a block is added."""
     file = write(
         tmp_path / "x.yaml",
         settings={"env": "pong", "steps": 1000},
@@ -77,8 +77,8 @@ def test_what_a_file_means(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_papers_tables() -> None:
-    """Would catch a number that is beside the wrong run: the speed-ups are the paper's."""
+def test_the_papers_numbers_belong_to_their_runs() -> None:
+    """Would catch a number next to the wrong run: the speed-ups are the paper's."""
     speed_ups = {}
     for name, num_rows in (("table2", 14), ("table3", 12)):
         experiment = read_experiment(SHIPPED / f"{name}.yaml")
@@ -100,7 +100,7 @@ def test_the_papers_tables() -> None:
 
 
 @pytest.mark.parametrize(("name", "num_runs"), [("table2", 16), ("table3", 12), ("cartpole", 8)])
-def test_the_shipped_files_can_be_run(name: str, num_runs: int) -> None:
+def test_shipped_files_can_be_run(name: str, num_runs: int) -> None:
     """Would catch a setting that does not exist or fit, or a batch that does not split over the learners, in a file
     that few machines can run."""
     experiment = read_experiment(SHIPPED / f"{name}.yaml", {"share_processors": True})
@@ -118,10 +118,10 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"settings": 3}, "settings=3 must be a mapping"),
     ({"seeds": 3}, r"seeds=3 must be a list, as in \[1, 2, 3\]"),
     ({"seeds": [-1]}, "seeds=-1 must be an integer of at least 0"),
-    ({"seeds": [1, 1]}, "2 runs would be a2c-s1"),
-    ({"settings": {"seed": 1}}, "seed is no setting of an experiment; name the seeds under `seeds`"),
-    ({"grid": [{"device": ["cpu"]}]}, "device is no setting of an experiment; name devices with --gpus"),
-    ({"settings": {**PONG, "learners_per_gpu": 2}}, "is no setting of an experiment; use the flag --learners-per-gpu"),
+    ({"seeds": [1, 1]}, "2 runs would have the name a2c-s1"),
+    ({"settings": {"seed": 1}}, "seed cannot be set in an experiment; name the seeds under `seeds`"),
+    ({"grid": [{"device": ["cpu"]}]}, "device cannot be set in an experiment; name devices with --gpus"),
+    ({"settings": {**PONG, "learners_per_gpu": 2}}, "cannot be set in an experiment; use the flag --learners-per-gpu"),
     ({"settings": {**PONG, "learnin_rate": 1}}, "a2c-s0: unknown setting 'learnin_rate'; did you mean learning_r"),
     ({"settings": {**PONG, "epochs": 1}}, "a2c-s0: unknown setting 'epochs'"),
     ({"settings": {**PONG, "horizon": 0}}, "a2c-s0: horizon=0 must be at least 1"),
@@ -129,22 +129,25 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"grid": [{"learners": [0]}]}, "learners=0 must be an integer of at least 1"),
     ({"grid": [{"learners": [3]}]}, "learners3-s0: 3 learners do not fit on cpu,cpu; name more"),
     ({"grid": [{"envs": 4, "envs_per_learner": 4}]}, "envs and envs_per_learner contradict each other"),
-    ({"grid": [{"horizon": 5}, {"horizon": 6}]}, r"2 runs would be a2c-s0; .*`horizon: \[5\]`"),
+    ({"grid": [{"horizon": 5}, {"horizon": 6}]}, r"2 runs would have the name a2c-s0; .*`horizon: \[5\]`"),
     ({"grid": [{"algo": "a2c"}, {"discount": [0.99]}]}, "a2c-s0 and discount0.99-s0 are the same run"),
     ({"paper": {"numbers": []}}, "unknown part of paper 'numbers'"),
-    ({"paper": {"steps": 9, "rows": [{**HOURS, "algo": "a3c"}]}}, "fits no combination of the grid"),
-    ({"paper": {"steps": 9, "rows": [{"algo": "a2c", "days": 1}]}}, "must have a number: one of score, steps_per_sec"),
-    ({"paper": {"steps": 9, "rows": [{**HOURS, "hours": 0}]}}, "must have a number"),
-    ({"paper": {"rows": [HOURS]}}, "paper's hours are for a number of steps"),
+    ({"paper": {"steps": 9, "rows": [{**HOURS, "algo": "a3c"}]}}, "matches no combination of the grid"),
+    (
+        {"paper": {"steps": 9, "rows": [{"algo": "a2c", "days": 1}]}},
+        "must have at least one number: score, steps_per_second, hours",
+    ),
+    ({"paper": {"steps": 9, "rows": [{**HOURS, "hours": 0}]}}, "must have at least one number"),
+    ({"paper": {"rows": [HOURS]}}, "paper's hours need the number of steps"),
 ]
 BAD_FLAGS = [
     ("--devices cpu,tpu", "devices='cpu,tpu': learners are all on the CPU or all on GPUs"),
     ("--gpus 97", "devices='97', but there is no GPU"),
-    ("--devices cpu,cpu --gpus all", "devices=cpu,cpu and gpus=all say the same"),
+    ("--devices cpu,cpu --gpus all", "devices=cpu,cpu and gpus=all both name devices; omit one of them"),
     ("--learners-per-gpu 0", "learners_per_gpu=0 must be at least 1"),
     ("--learners-per-gpu x", "learners_per_gpu='x' must be of type int"),
     ("--devices cpu --learners-per-gpu 2", "that is for GPUs; name cpu once for each learner, as in --devices cpu,cpu"),
-    ("--algo dqn", "algo is in the grid; leave --algo away"),
+    ("--algo dqn", "algo is varied by the grid; omit --algo"),
     ("--overwrite", "--overwrite is for a single run"),
     ("--device cpu", "--device is for a single run"),
     ("--learnin-rate 1", "unknown argument '--learnin-rate'; did you mean --learning-rate"),
@@ -153,8 +156,8 @@ BAD_FLAGS = [
 
 
 @pytest.mark.parametrize(("parts", "message"), BAD_PARTS, ids=[message for _, message in BAD_PARTS])
-def test_bad_files(parts: dict[str, Any], message: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a grid that fails only after hours, or a mistake in the file that is passed over in silence."""
+def test_bad_files_are_refused(parts: dict[str, Any], message: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a grid that fails only after hours, or a mistake in the file that goes unnoticed."""
     file = write(tmp_path / "x.yaml", **{**GOOD, **parts})
     result = call(capfd, "launch", "--experiment", file, "--devices", "cpu,cpu", "--out", tmp_path / "out")
     result.assert_one_line(2)
@@ -163,7 +166,7 @@ def test_bad_files(parts: dict[str, Any], message: str, tmp_path: Path, capfd: A
 
 
 @pytest.mark.parametrize(("words", "message"), BAD_FLAGS)
-def test_bad_flags(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
+def test_bad_flags_are_refused(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
     """Would catch a flag that is ignored, or one that would change what the file says."""
     file, where = write(tmp_path / "x.yaml", **GOOD), [] if re.search("--(gpus|devices)", words) else ["--gpus", "auto"]
     result = call(capfd, "launch", "--experiment", file, "--out", tmp_path / "out", *words.split(), *where)
@@ -175,16 +178,16 @@ def test_bad_flags(words: str, message: str, tmp_path: Path, capfd: Any) -> None
 # ---- slots ----
 
 
-def test_the_first_of_the_scheduler_goes_first() -> None:
-    """Would catch a run for all devices that small ones behind it keep waiting for ever, or devices left idle."""
+def test_runs_start_in_order_when_their_slots_are_free() -> None:
+    """Would catch a run on all devices that waits for ever behind smaller ones, or devices that stay idle."""
     assert assign([1, 2, 1], range(4)) == [(0,), (1, 2), (3,)]
     assert assign([2, 4, 1], {3, 1, 0}) == [(0, 1)]  # slot 3 is kept for the second
     assert assign([4, 1], {0, 1, 2}) == []
     assert assign([], {0}) == []
 
 
-def test_what_a_learner_gets(monkeypatch: Any) -> None:
-    """Would catch processors that two runs share, or that none has, and slots far from their GPUs."""
+def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
+    """Would catch logical CPUs that two runs share, or that no run has, and slots far from their GPUs."""
     cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
     machine = CpuTopology(cores, nodes=(0, 1, 0, 1), num_online=8)
     devices = ["cuda:0", "cuda:1"]
@@ -208,7 +211,7 @@ def test_what_a_learner_gets(monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "--experiment x.yaml", "--gpus 0-1", "--learners-per-gpu 2"])
-def test_without_gpus_devices_are_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+def test_without_gpus_devices_must_be_named(words: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch a command for all GPUs that takes hours on the CPU of a machine without any."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -220,8 +223,8 @@ def test_without_gpus_devices_are_named(words: str, tmp_path: Path, capfd: Any, 
 
 
 @pytest.mark.parametrize("by", ["flag", "file"])
-def test_named_devices(by: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch all GPUs instead of the devices that were named, where nothing but one run is launched."""
+def test_named_devices_are_used(by: str, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a single launched run on all GPUs instead of the devices that were named."""
     settings = {**SMALL, "share_processors": True, **({"devices": "cpu,cpu"} if by == "file" else {})}
     file = tmp_path / "settings.yaml"
     file.write_text(yaml.safe_dump(settings))
@@ -234,8 +237,9 @@ def test_named_devices(by: str, tmp_path: Path, capfd: Any) -> None:
 # ---- runs ----
 
 
-def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a failure that ends the rest or is not told, and a second call that repeats what is done."""
+@pytest.mark.multiprocess
+def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a failure that ends the rest or is not reported, and a second call that repeats finished runs."""
     settings = {**SMALL, "steps": 200}
     file = write(tmp_path / "x.yaml", title="Two runs", settings=settings, grid=[{"algo": "a2c"}], seeds=[0, 1])
     out = tmp_path / "out"
@@ -244,38 +248,40 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, capfd: Any) -> N
     words = ["--experiment", file, "--devices", "cpu,cpu", "--share-processors", "--out", out]
     result = call(capfd, "launch", *words)
     assert result.status == 1
-    assert "runs: 2, finished before: 0; on cpu x 2" in result.out
-    assert "a2c-s0 has failed with status 2" in result.out and "a2c-s1 is finished" in result.out
+    assert "runs: 2, already finished: 0; on cpu x 2" in result.out
+    assert "a2c-s0 has failed with status 2" in result.out and "a2c-s1 has finished" in result.out
     assert f"a2c-s0 has failed; {out / 'a2c-s0.txt'} ends with:" in result.err
     assert f"accel-rl: cannot write the run's folder {out / 'a2c-s0'}: Is a directory" in result.err
-    assert result.err.endswith("1 of 2 runs failed: a2c-s0; the same command tries them again\n")
+    assert result.err.endswith("1 of 2 runs failed: a2c-s0; the same command runs them again\n")
     assert "| 1 of 2 |" in result.out and (out / "summary.png").read_bytes().startswith(b"\x89PNG")
 
     in_the_way.rmdir()
     finished = (out / "a2c-s1" / "checkpoint.pt").stat().st_mtime_ns
     result = call(capfd, "launch", *words)
     assert result.status == 0, result.err
-    assert "runs: 2, finished before: 1;" in result.out and "a2c-s0 is finished" in result.out
+    assert "runs: 2, already finished: 1;" in result.out and "a2c-s0 has finished" in result.out
     assert (out / "a2c-s1" / "checkpoint.pt").stat().st_mtime_ns == finished
     assert "1 of 2" not in (out / "summary.md").read_text()
 
     result = call(capfd, "launch", *words, "--summary")
-    assert result.status == 0 and "finished before" not in result.out and "# Two runs" in result.out
-    with scheduler._only_one(out):
+    assert result.status == 0 and "already finished" not in result.out and "# Two runs" in result.out
+    with scheduler._locked(out):
         call(capfd, "launch", *words).assert_one_line(2)
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "what was waited for has not happened"
         time.sleep(0.02)
 
 
+@pytest.mark.multiprocess
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
-    """Would catch runs that outlive their scheduler or are lost with it, that start anew, or go on with settings that
-    are not those they were begun with."""
+def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
+    """Would catch runs that outlive their scheduler or are lost with it, that start anew, or that continue with other
+    settings than before."""
     file = write(tmp_path / "x.yaml", settings={**SMALL, "steps": 1_000_000}, grid=[{"algo": "a2c"}], seeds=[1, 2])
     out, slots = tmp_path / "out", [Slot("cpu", None)]
     first, second = out / "a2c-s1", out / "a2c-s2"
@@ -286,7 +292,7 @@ def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any)
         table = rows(first) if (first / "progress.csv").exists() else []
         return int(table[-1]["time/total_timesteps"]) if table else 0
 
-    tasks = [look_at(run, out / run.name, config) for run, config in resolved]
+    tasks = [inspect_run(run, out / run.name, config) for run, config in resolved]
     process = multiprocessing.get_context("fork").Process(target=scheduler._run, args=(tasks, slots, 1), daemon=True)
     process.start()
     wait_for(steps_logged)
@@ -297,7 +303,7 @@ def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any)
     steps = checkpoint.load(first / "checkpoint.pt")["steps"]
     assert steps >= 100
 
-    ended, deadline = threading.Event(), time.monotonic() + 40
+    ended, deadline = threading.Event(), time.monotonic() + TIMEOUT_S
 
     def interrupt() -> None:
         while not ended.wait(0.02):
@@ -311,23 +317,23 @@ def test_it_goes_on_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any)
     ended.set()
     thread.join()
     assert (result.status, result.err) == (130, "")
-    assert "a2c-s1 goes on on cpu" in result.out and "a2c-s1 is stopped" in result.out
-    assert "stopped; the same command goes on from here" in result.out and not second.exists()
+    assert "a2c-s1 resumes on cpu" in result.out and "a2c-s1 has stopped" in result.out
+    assert "stopped; the same command continues from here" in result.out and not second.exists()
     assert checkpoint.load(first / "checkpoint.pt")["steps"] > steps
     assert (first / "log.txt").read_text().count("resumed at step") == 1
 
     run, config = resolved[0]
     for changed, message in (
-        ({"learning_rate": 1e-5}, r"a2c-s1 was begun with learning_rate=0.002 \(now 1e-05\)"),
-        ({"steps": 3000}, "set schedule_steps to what it was to go on to other steps"),
+        ({"learning_rate": 1e-5}, r"a2c-s1 was started with learning_rate=0.002 \(now 1e-05\)"),
+        ({"steps": 3000}, "to change the steps, set schedule_steps to its old value"),
     ):
         with pytest.raises(UsageError, match=message):
-            look_at(run, first, resolve({**run.settings, "device": "cpu", **changed}, spec=config.spec))
+            inspect_run(run, first, resolve({**run.settings, "device": "cpu", **changed}, spec=config.spec))
     fewer = resolve({**run.settings, "device": "cpu", "steps": 100, "schedule_steps": 1_000_000}, spec=config.spec)
-    assert look_at(run, first, fewer).finished and not look_at(run, first, config).finished
+    assert inspect_run(run, first, fewer).finished and not inspect_run(run, first, config).finished
 
 
-def test_launch_without_an_experiment_is_train(tmp_path: Path, capfd: Any) -> None:
+def test_launch_without_an_experiment_trains_one_run(tmp_path: Path, capfd: Any) -> None:
     """Would catch flags of `train` that `launch` does not know, or devices that it does not pass on."""
     words = ["--env", "pong", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
     words += ["--no-tensorboard", "--eval-interval-steps", 0, "--devices", "cpu", "--out", tmp_path / "run"]
@@ -338,15 +344,15 @@ def test_launch_without_an_experiment_is_train(tmp_path: Path, capfd: Any) -> No
     call(capfd, "launch", "--summary", "--devices", "cpu").assert_one_line(2)
 
 
-# ---- table and picture ----
+# ---- table and figure ----
 
 MACHINE = {"cpu": "a processor", "cores": 2, "gpus": [], "python": "3", "packages": {}}
 
 
 @pytest.fixture
 def known(tmp_path: Path) -> tuple[Experiment, Path]:
-    """Runs whose figures are round: 1,000 and 1,500 steps/s with one learner, 2,000 and 3,000 with two, and PPO, of
-    which one of two runs was cut short."""
+    """An experiment with round numbers: 1,000 and 1,500 steps/s with one learner, 2,000 and 3,000 with two, and PPO,
+    one of whose two runs was cut short."""
     file = write(
         tmp_path / "x.yaml",
         title="Known",
@@ -378,9 +384,9 @@ def known(tmp_path: Path) -> tuple[Experiment, Path]:
     return read_experiment(file), tmp_path
 
 
-def test_the_tables_numbers(known: Any, capsys: Any) -> None:
-    """Would catch steps/s of the last session alone, a spread of something else, hours for another number of steps, a
-    ratio upside down, a speed-up over another algorithm, or an extrapolation that is not called one."""
+def test_the_table_has_the_right_numbers(known: Any, capsys: Any) -> None:
+    """Would catch steps/s of the last session alone, a spread of something else, hours for another number of steps, an
+    inverted ratio, a speed-up over another algorithm, or an extrapolation that is not marked."""
     experiment, folder = known
     report.report(experiment, folder, MACHINE)
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
@@ -396,7 +402,7 @@ def test_the_tables_numbers(known: Any, capsys: Any) -> None:
     ]  # fmt: skip
     text = (folder / "summary.md").read_text()
     assert all(line in text for line in table)
-    assert "With *: extrapolated, from the speed of runs of 4,500 steps or more." in text
+    assert "*: extrapolated from the speed of runs of 4,500 steps or more." in text
     assert "Paper: a paper." in text and "Machine: a processor, cores: 2, no GPU" in text
     saved = json.loads((folder / "summary.json").read_text())
     assert saved["machine"] == MACHINE and saved["title"] == "Known"
@@ -405,8 +411,8 @@ def test_the_tables_numbers(known: Any, capsys: Any) -> None:
     assert (row["steps_per_second"], row["speed_up"], row["hours"], row["hours_over_paper"]) == (2500, 2, 0.4, 0.8)
 
 
-def test_the_picture(known: Any) -> None:
-    """Would catch an empty picture, a curve of another run, or the paper's hours at the wrong number of learners."""
+def test_the_figure_shows_the_right_curves(known: Any) -> None:
+    """Would catch an empty figure, a curve of another run, or the paper's hours at the wrong number of learners."""
     experiment, folder = known
     report.report(experiment, folder, MACHINE)
     picture = cv2.imread(str(folder / "summary.png"))
@@ -424,8 +430,8 @@ def test_the_picture(known: Any) -> None:
     assert speed.get_ylabel() == "hours for 3.6M steps"
 
 
-def test_before_any_game_there_is_a_table(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a summary that fails because there is nothing to draw yet, or no GPU, or one of a mistyped folder."""
+def test_there_is_a_table_before_any_game_has_finished(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a summary that fails because there is nothing to draw yet, or that accepts a mistyped folder."""
     file = write(tmp_path / "x.yaml", **GOOD)
     words = ["--experiment", file, "--summary", "--out"]
     call(capfd, "launch", *words, tmp_path / "none").assert_one_line(2)

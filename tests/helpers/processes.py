@@ -18,20 +18,25 @@ MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inheri
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
 
+TIMEOUT_S = 60.0  # for whatever is waited for; nothing takes that long
+
 
 @dataclass
 class Result:
+    """How a command has ended, and what it has written to stdout and stderr."""
+
     status: int
     out: str
     err: str
 
     def assert_one_line(self, status: int) -> None:
+        """Checks for the exit status, and for one line of error message without a traceback."""
         assert self.status == status, self.err
         assert self.err.count("\n") == 1 and self.err.startswith("accel-rl: "), self.err
 
 
 class Command:
-    """`python -m accel_rl ...`, or another script, under way."""
+    """Runs `python -m accel_rl ...`, or another script, in a process of its own."""
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class Command:
         )
 
     def descendants(self) -> list[psutil.Process]:
-        """Whatever this command has started and is still alive, its parent dead or not."""
+        """Returns all processes that this command has started and that are alive, even if their parent is dead."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -64,37 +69,36 @@ class Command:
         return found
 
     def learners(self) -> list[psutil.Process]:
-        """The learners' processes where there are several, by rank."""
-        found = [
-            process for process in self.descendants() if "accel_rl.distributed.learner_process" in process.cmdline()
-        ]
-        return sorted(found, key=lambda process: process.create_time())
+        """Returns the learners' processes where there are several, by rank."""
+        return sorted(self._forked_by("accel_rl.distributed.learner_launcher"), key=lambda process: process.pid)
 
     def workers(self) -> list[psutil.Process]:
-        """The simulator processes: all that the launching processes have forked."""
-        launchers = [
-            process for process in self.descendants() if "accel_rl.samplers.worker_launcher" in process.cmdline()
-        ]
-        return [worker for worker in launchers if worker.ppid() in [launcher.pid for launcher in launchers]]
+        """Returns the simulator processes."""
+        return self._forked_by("accel_rl.samplers.worker_launcher")
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
-        """What condition() says as soon as it is true. Fails when the command ends before."""
+    def _forked_by(self, module: str) -> list[psutil.Process]:
+        """Returns the processes that have been forked by those that run this module."""
+        found = [process for process in self.descendants() if module in process.cmdline()]
+        return [process for process in found if process.ppid() in [launcher.pid for launcher in found]]
+
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
+        """Waits until condition() is true, and returns it. Fails if the command ends before."""
         deadline = time.monotonic() + timeout_s
         while not (answer := condition()):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self._kill()
-                raise AssertionError(f"waited in vain; stderr:\n{self._text(self._err)}")
+                raise AssertionError(f"what was waited for has not happened; stderr:\n{self._text(self._err)}")
             time.sleep(0.02)
         return answer
 
-    def finish(self, within_s: float = 40.0) -> Result:
-        """The command's end, which must come in time and leave no process and no shared memory behind."""
+    def finish(self, within_s: float = TIMEOUT_S) -> Result:
+        """Waits for the command's end; checks that it leaves no process and no shared memory behind."""
         try:
             status = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self._kill()
-            raise AssertionError(f"not over after {within_s} s; stderr:\n{self._text(self._err)}") from None
-        deadline = time.monotonic() + 2.0
+            raise AssertionError(f"not finished after {within_s} s; stderr:\n{self._text(self._err)}") from None
+        deadline = time.monotonic() + TIMEOUT_S
         while (left := self.descendants()) and time.monotonic() < deadline:
             time.sleep(0.02)
         self._kill()
@@ -113,7 +117,8 @@ class Command:
         self.process.wait()
 
 
-def run(*arguments: Any, cwd: Path | None = None, script: Path | None = None, within_s: float = 60.0) -> Result:
+def run(*arguments: Any, cwd: Path | None = None, script: Path | None = None, within_s: float = TIMEOUT_S) -> Result:
+    """Runs a command to its end."""
     return Command(*arguments, cwd=cwd, script=script).finish(within_s)
 
 

@@ -446,7 +446,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 
     monkeypatch.setattr(A2C, "learn", learn)
     assert main(arguments(tmp_path / "run", "CartPole-v1")) == 1
-    message = r"accel-rl: cpu is out of memory \(2.50 GiB was asked for\): lower --envs \(4\) or --horizon \(4\)\n"
+    message = r"accel-rl: cpu is out of memory \(2.50 GiB was requested\): lower --envs \(4\) or --horizon \(4\)\n"
     assert re.search(message, err := capfd.readouterr().err), err
     assert "Traceback" not in err
 

@@ -1,0 +1,40 @@
+"""What a caller of `train` asks for, and how that becomes a run: resolved, checked, and given its folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_rl.training.build import check
+from accel_rl.training.resolve import Config, resolve
+from accel_rl.training.run_directory import create, go_on, reopen
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The arguments of `train`: settings by field name; the run's folder, a YAML file, a run's folder to continue."""
+
+    settings: dict[str, Any]
+    out: str | Path | None = None
+    config: str | Path | None = None
+    resume: str | Path | None = None
+    overwrite: bool = False
+
+    def resolve(self) -> tuple[Config, dict[str, Any] | None]:
+        """Returns the run's configuration, and its last checkpoint if it is to be resumed. Writes nothing.
+
+        Raises UsageError for settings that are wrong or do not fit together."""
+        state = None
+        if self.resume is not None:
+            config, state = reopen(Path(self.resume), self.settings, self.out, self.config)
+        else:
+            config = resolve(self.settings, Path(self.config) if self.config else None)
+        check(config)
+        return config, state
+
+    def open_folder(self, config: Config, state: dict[str, Any] | None) -> Path:
+        """Creates the run's folder, or opens it again; returns it."""
+        if state is None:
+            return create(config, self.out, self.overwrite)
+        assert self.resume is not None
+        go_on(config, Path(self.resume), state)
+        return Path(self.resume)

@@ -1,0 +1,140 @@
+"""One learner of those that torchrun has started, on one machine or several: they agree on a run, and train in step.
+
+Learners of one machine have a supervisor of their own instead (see supervisor.py), whether in step or not: torchrun
+ends learners by SIGTERM and, after 30 s, SIGKILL, reports the failure that came first (often that of a learner that
+only notices that another one is gone), has one exit status for all of them, passes on no shared memory, and leaves
+learners behind when it is killed itself."""
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from accel_rl.config.learners import RankInfo
+from accel_rl.distributed.learner_process import learn, logged
+from accel_rl.distributed.run_request import RunRequest
+from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
+from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.signals import StopSignal
+from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.resolve import Config
+from accel_rl.training.run_directory import Job, is_finished, launcher
+from accel_rl.version import __version__
+
+SIGNAL_SPREAD_S = 3.0  # launchers of several machines pass a signal on to their learners within this time
+T = TypeVar("T")
+
+
+class AgreedRun(NamedTuple):
+    """The run that all learners have agreed on."""
+
+    config: Config
+    folder: Path
+    state: dict[str, Any] | None
+    check: Callable[[], None]
+    """Raises RunError once the learners of another launcher have taken over the folder."""
+
+
+def learn_launched(rank_info: RankInfo, request: RunRequest, stop: StopSignal, show: bool) -> Path:
+    """Trains as this learner, to the end of the run; returns the run's folder."""
+    with process_group(rank_info.rank, rank_info.size, None, torch.cuda.is_available()):
+        coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
+        run = agree_on_run(coordinator, request)
+        if run is None:
+            return Path(request.resume or request.out or "")
+        steps = run.state["steps"] if run.state else 0
+        coordinator.begin(steps, run.config.learners.learner_timeout_s, run.check)
+        with logged(run.folder, show, rank_info.rank):
+            _learn(run, coordinator, stop, show)
+    return run.folder
+
+
+def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show: bool) -> None:
+    this = f"learner {coordinator.rank} on {socket.gethostname()}"
+    try:
+        learn(run.config, run.folder, coordinator, stop, run.state, show)
+    except (RunError, UsageError) as error:
+        raise type(error)(f"{this}: {error}") from None
+    except RuntimeError as error:
+        if (loss := peer_failure_message(error)) is None:
+            raise
+        raise RunError(f"{this} has lost another learner, whose own messages may say why: {loss}") from None
+    if coordinator.steps < run.config.run.steps:
+        _wait_for_own_signal(stop)
+        if not stop:
+            raise RunError(f"{this} has stopped at step {coordinator.steps}, as another learner was asked to")
+
+
+def _wait_for_own_signal(stop: StopSignal) -> None:
+    """Stopped together with other learners, this one is likely to get a signal itself: then it has not failed."""
+    deadline = time.monotonic() + SIGNAL_SPREAD_S
+    while not stop and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun | None:
+    """Agrees with all learners on the same run, in a folder that all of them see; after a restart by torchrun, from the
+    run's last checkpoint. Returns None if the run was finished before a restart.
+
+    Raises UsageError, in all learners, if they have different versions or settings."""
+    if (name := request.resume or request.out) is None:
+        raise UsageError("with torchrun, name the run's folder with --out DIR: a restarted run continues from there")
+    folder = Path(name)
+    job_name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    job = Job(job_name, uuid.uuid4().hex, tuple(coordinator.all_gather(launcher())))
+    job = coordinator.all_gather(job)[0]
+
+    def on_rank_0(condition: Callable[[], bool]) -> bool:
+        return bool(coordinator.all_gather(coordinator.rank == 0 and condition())[0])
+
+    if on_rank_0(lambda: job.goes_on_in(folder)):
+        request = replace(request, overwrite=True)  # a run that was interrupted before its first checkpoint
+        if on_rank_0((folder / CHECKPOINT).exists):
+            request = replace(request, out=None, config=None, resume=folder)
+            if on_rank_0(lambda: is_finished(folder, request.settings)):
+                return None
+    config, state = _on_all(coordinator, request.resolve)
+    versions = {"accel_rl": __version__, "torch": torch.__version__}
+    begins = {"the checkpoint's steps": state["steps"] if state else 0}
+    _check_same(coordinator.all_gather((socket.gethostname(), versions | config.as_dict() | begins)))
+
+    def take_over() -> None:
+        if coordinator.rank == 0:
+            request.open_folder(config, state)
+            job.take_over(folder)
+
+    _on_all(coordinator, take_over)
+    _on_all(coordinator, lambda: job.wait_to_see(folder))
+    return AgreedRun(config, folder, state, partial(job.check_has, folder))
+
+
+def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:
+    """Returns what do() returns. If it raises UsageError in some learners, all raise that of the first of them."""
+    result, message = None, ""
+    try:
+        result = do()
+    except UsageError as error:
+        message = str(error)
+    for rank, (host, text) in enumerate(coordinator.all_gather((socket.gethostname(), message))):
+        if text:
+            raise UsageError(f"learner {rank} on {host}: {text}" if rank else text)
+    return result  # type: ignore[return-value]
+
+
+def _check_same(learners: list[tuple[str, dict[str, Any]]]) -> None:
+    """Raises UsageError if a learner has other versions or settings than the first; learners: their host, and these."""
+    first_host, first = learners[0]
+    for rank, (host, values) in enumerate(learners):
+        for name in {**first, **values}:
+            if values.get(name) != first.get(name):
+                raise UsageError(
+                    f"learner {rank} on {host} has {name}={values.get(name)}, but learner 0 on {first_host} has "
+                    f"{first.get(name)}; start all learners with the same version and settings"
+                )
