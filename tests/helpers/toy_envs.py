@@ -121,12 +121,26 @@ class Broken(Counting):
 
 
 class Slow(Counting):
-    """Counting that takes so many seconds to be built, and for each step."""
+    """Counting that takes build_s seconds to be built, and step_s for each step.
 
-    def __init__(self, build_s: float = 0.0, step_s: float = 0.01, lengths: Sequence[int] = (3,)):
+    sign: a file that is made when a process has built sign_at of them: with more than it trains with, it evaluates."""
+
+    _num_built = 0
+
+    def __init__(
+        self,
+        build_s: float = 0.0,
+        step_s: float = 0.01,
+        lengths: Sequence[int] = (3,),
+        sign: str | None = None,
+        sign_at: int = 3,
+    ):
         super().__init__(lengths)
         self._step_s = step_s
         time.sleep(build_s)
+        Slow._num_built += 1
+        if sign and Slow._num_built >= sign_at:
+            open(sign, "w").close()
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
