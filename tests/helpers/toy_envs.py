@@ -20,7 +20,7 @@ from gymnasium import spaces
 class Counting(gymnasium.Env[Any, Any]):
     """Observes [game, step] float32, both from 0; the reward of a step is 10 * action + step, step from 1.
 
-    lengths: of the games, over and over; a negative length means truncated after so many steps, 0 no end at all.
+    lengths: of the games, in turn, again and again; negative: truncated after that many steps; 0: endless.
     seeded: the observation is [game, step, noise] with noise from the generator that reset(seed) seeds.
     """
 
@@ -409,7 +409,7 @@ class Recall(gymnasium.Env[Any, Any]):
     """The first observation [num_cues] is a one-hot cue, all others are zeros. The game ends with the action that is
     taken `delay` steps after the cue was seen: reward 1 if it is the cue's, else 0, as for all steps before.
 
-    Whoever sees only the newest observation is right with probability 1 / num_cues: that of the last step is always
+    A policy that sees only the newest observation is right with probability 1 / num_cues: the last step's is always
     the same, and the cue is independent of it."""
 
     def __init__(self, delay: int = 10, num_cues: int = 2):

@@ -1,4 +1,4 @@
-"""Environments, workers, disks and users that break a run: what is said, what is saved, and that nothing is left."""
+"""Environments, workers, disks and users that break a run: its message, what it saves, and that nothing is left."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) 
         assert psutil.Process().children() == before
 
 
-def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+def test_the_worker_that_hangs_is_the_one_named(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch the first worker being accused of what another one does while environments start."""
     (tmp_path / "sleeper.py").write_text(
         "import gymnasium, os, pathlib, time\n"
@@ -191,7 +191,7 @@ def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["raise", "kill", "hang"])
 def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
-    """Would catch a loss that ends the run in spite of --on-env-error restart, or that nobody is told of."""
+    """Would catch a loss that ends the run in spite of --on-env-error restart, or that is not reported."""
     options = {"how": how, "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
     flags = ("--on-env-error", "restart", *time_limit(how), "--log-interval-steps", 100)
     assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
@@ -484,7 +484,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a traceback, or a policy made of whatever the file holds."""
+    """Would catch a traceback, or a policy that is made of a foreign file."""
     run = tmp_path / "run"
     assert main(arguments(run, "CartPole-v1")) == 0
     file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()

@@ -133,7 +133,7 @@ def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> No
 
 
 class Wakes(Greedy):
-    """Wakes processes that were suspended once it has acted so many times."""
+    """Wakes processes that were suspended once it has acted a number of times."""
 
     def __init__(self, after: int):
         super().__init__(2)
