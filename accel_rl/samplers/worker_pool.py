@@ -151,7 +151,7 @@ class WorkerPool:
                 if self._launcher.status(process) is not None:
                     self._lose(worker, self._describe_exit(worker))
             self._replace_lost()
-        self.status.expect_life()
+        self.status.restart_clocks()
         for worker, process in enumerate(self.processes):
             with contextlib.suppress(BrokenPipeError):  # a dead worker is found by the wait below
                 process.control.send((name, arguments[worker] if arguments else None))

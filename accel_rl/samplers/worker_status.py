@@ -43,8 +43,8 @@ class WorkerStatus:
         self._status[worker, ROWS_ANNOUNCED:] = self._rows_before[worker]
         self._alive_at[worker] = time.monotonic()
 
-    def expect_life(self) -> None:
-        """Starts the patience with all workers anew."""
+    def restart_clocks(self) -> None:
+        """Gives all workers the whole time limit again."""
         self._alive_at[:] = time.monotonic()
 
     def find_hung(self, late: list[int], woken_at: Array, timeout_s: float) -> list[int]:

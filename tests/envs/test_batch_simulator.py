@@ -426,7 +426,7 @@ def test_failing_reset_in_the_pause():
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_heartbeat_comes_before_everything_that_may_hang(reset_mode):
-    """Catches a hanging environment for which another one is blamed."""
+    """Catches a hang that is reported of another environment."""
     batch = Batch("Counting", num_envs=2, horizon=2, options={"lengths": [2]}, reset_mode=reset_mode)
     calls = batch.heartbeats
     assert calls == [0, 1]
@@ -498,7 +498,7 @@ def test_seeds_and_roles(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_state_is_exact(case):
-    """Catches whatever a resumed batch has lost, in 200 further steps: games waiting, scores, lengths, generators."""
+    """Catches what a resumed batch has lost, in 200 further steps: games waiting, scores, lengths, generators."""
     rng = np.random.default_rng(0)
     original = Batch(horizon=25, num_envs=2, first_env=2, **CASES[case]).start()
     for _ in range(4):

@@ -15,7 +15,7 @@ TOYS = "tests.helpers.toy_envs"
 @pytest.mark.filterwarnings("ignore:.*environment not having a spec")
 @pytest.mark.parametrize("preset", ["stooke", "dqn84", "v5"])
 def test_gymnasium_accepts_it(preset):
-    """Catches whatever gymnasium's own checker finds: spaces, seeds, types, observations that change later."""
+    """Catches what gymnasium's own checker finds: spaces, seeds, types, observations that change later."""
     check_env(make_env("breakout", preset=preset))
 
 

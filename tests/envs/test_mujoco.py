@@ -1,4 +1,4 @@
-"""MuJoCo's environments: stepped, saved exactly, drawn; and what is said where MuJoCo is not installed."""
+"""MuJoCo's environments: stepped, saved exactly, drawn; and the error where MuJoCo is not installed."""
 
 import pickle
 import subprocess
@@ -52,7 +52,7 @@ def test_state_is_exact(name, steps):
 
 
 def test_a_run_is_resumed(tmp_path: Path) -> None:
-    """Catches a run that goes on otherwise, or restarts its environments, and a video that needs a screen."""
+    """Catches a resumed run that differs, or restarts its environments, and a video that needs a screen."""
     settings = {"envs": 2, "workers": 2, "horizon": 5, "eval_interval_steps": 0, "tensorboard": False}
     settings |= {"log_interval_steps": 50, "schedule_steps": 400, "device": "cpu", "seed": 3}
     whole = accel_rl.train("a2c", "Hopper-v5", steps=400, out=tmp_path / "whole", **settings)

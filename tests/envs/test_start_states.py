@@ -218,7 +218,7 @@ def test_where_resets_have_one_outcome_nothing_differs(game, preset):
 
 
 def outcomes(game, options, num_resets, reserve=False, played_steps=0, seed=1):
-    """The different beginnings that so many resets lead to, with some play before each."""
+    """Returns the different first frames of a number of resets, with some play before each."""
     sim, rng = simulator(game, options, seed, reserve), np.random.default_rng(0)
     row, found = blank(sim), set()
     for _ in range(num_resets):

@@ -25,7 +25,7 @@ def topology(tmp_path: Path, monkeypatch: Any) -> Any:
     return partial(build_topology, tmp_path, monkeypatch)
 
 
-# machine, environments, the logical CPU of each worker, what is said about CPUs
+# machine, environments, the logical CPU of each worker, the text about CPUs
 PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
     "one logical CPU": ({"cores": ["0"]}, 16, [0], "0 (of 1): 1 core with 1 thread, 1 NUMA node, quota none"),
     "two cores": ({"cores": ["0", "1"]}, 16, [0], "0-1 (of 2): 2 cores with 1 thread"),
@@ -106,8 +106,8 @@ def test_beside_a_gpu_the_server_has_a_core(
     assert ("reserved for it" in plan.lines()[2]) == (server is not None)
 
 
-def test_what_does_not_match_is_said(topology: Any) -> None:
-    """Would catch idle or shared logical CPUs that nobody is told of."""
+def test_idle_and_shared_cpus_are_reported(topology: Any) -> None:
+    """Would catch idle or shared logical CPUs that are not reported."""
     wide = topology(EIGHT)
     few = make_plan(topology(**TWO_NODES), 4)
     assert list(few.worker_cpus) == [0, 4, 1, 5]

@@ -160,7 +160,7 @@ def test_any_machine_is_divided_evenly() -> None:
                 assert all(at_home) or elsewhere == home or home not in other.nodes
 
 
-def test_a_single_learner_is_placed_as_ever(topology: Any) -> None:
+def test_a_single_learner_has_the_whole_machine(topology: Any) -> None:
     """Would catch a run of one learner that is pinned, or planned otherwise, because there could be several."""
     for has in (DGX_1, LAPTOP, PAIR, {**SIXTEEN, "quota": 4}, {**TWO_NODES, "chosen": "4-7"}):
         whole = topology(**has)

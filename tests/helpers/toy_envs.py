@@ -20,7 +20,7 @@ from gymnasium import spaces
 class Counting(gymnasium.Env[Any, Any]):
     """Observes [game, step] float32, both from 0; the reward of a step is 10 * action + step, step from 1.
 
-    lengths: of the games, over and over; a negative length means truncated after so many steps, 0 no end at all.
+    lengths: of the games, in turn, again and again; negative: truncated after that many steps; 0: endless.
     seeded: the observation is [game, step, noise] with noise from the generator that reset(seed) seeds.
     """
 
@@ -121,12 +121,26 @@ class Broken(Counting):
 
 
 class Slow(Counting):
-    """Counting that takes so many seconds to be built, and for each step."""
+    """Counting that takes build_s seconds to be built, and step_s for each step.
 
-    def __init__(self, build_s: float = 0.0, step_s: float = 0.01, lengths: Sequence[int] = (3,)):
+    sign: a file that is made when a process has built sign_at of them: with more than it trains with, it evaluates."""
+
+    _num_built = 0
+
+    def __init__(
+        self,
+        build_s: float = 0.0,
+        step_s: float = 0.01,
+        lengths: Sequence[int] = (3,),
+        sign: str | None = None,
+        sign_at: int = 3,
+    ):
         super().__init__(lengths)
         self._step_s = step_s
         time.sleep(build_s)
+        Slow._num_built += 1
+        if sign and Slow._num_built >= sign_at:
+            open(sign, "w").close()
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
@@ -395,7 +409,7 @@ class Recall(gymnasium.Env[Any, Any]):
     """The first observation [num_cues] is a one-hot cue, all others are zeros. The game ends with the action that is
     taken `delay` steps after the cue was seen: reward 1 if it is the cue's, else 0, as for all steps before.
 
-    Whoever sees only the newest observation is right with probability 1 / num_cues: that of the last step is always
+    A policy that sees only the newest observation is right with probability 1 / num_cues: the last step's is always
     the same, and the cue is independent of it."""
 
     def __init__(self, delay: int = 10, num_cues: int = 2):

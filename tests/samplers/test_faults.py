@@ -1,4 +1,4 @@
-"""Environments, workers, disks and users that break a run: what is said, what is saved, and that nothing is left."""
+"""Environments, workers, disks and users that break a run: its message, what it saves, and that nothing is left."""
 
 import json
 import os
@@ -57,8 +57,14 @@ ENDS = {
     "raise": r"worker [01]: {named} failed {when}:\nTraceback (.|\n)*ValueError: broken on purpose\n",
     "exit": r"worker [01] \(process \d+\), in {named} ?{when}, exited with status 7\n",
     "kill": r"worker [01] \(process \d+\), in {named} ?{when}, was killed by SIGKILL\n",
-    "hang": r"worker [01] \(process \d+\), in {named} ?{when}, has not answered for 1 s \(--env-timeout-s\)\n",
+    "hang": r"worker [01] \(process \d+\), in {named} ?{when}, has not answered for 3 s \(--env-timeout-s\)\n",
 }
+HANG_S = 3  # a worker that does not hang is never that long without a step, however busy the machine
+
+
+def time_limit(how: str) -> tuple[str, int]:
+    """Short where it has to be reached."""
+    return "--env-timeout-s", HANG_S if how == "hang" else 60
 
 
 def assert_failed(result: Result, run: Path, how: str, when: str) -> None:
@@ -72,7 +78,7 @@ def assert_failed(result: Result, run: Path, how: str, when: str) -> None:
 def test_a_step_that_breaks_ends_the_run(tmp_path: Path) -> None:
     """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
     options = {"at_step": 5, "lengths": [0]}
-    commands = {how: train(tmp_path / how, BROKEN, {**options, "how": how}, "--env-timeout-s", 1) for how in ENDS}
+    commands = {how: train(tmp_path / how, BROKEN, {**options, "how": how}, *time_limit(how)) for how in ENDS}
     for how, command in commands.items():
         assert_failed(command.finish(), tmp_path / how, how, "at action [01]")
 
@@ -83,13 +89,13 @@ def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) 
     for game in (1, 0) if how != "hang" else (1,):  # for a hang at the start see below
         before, run = psutil.Process().children(), tmp_path / str(game)
         options = {"how": how, "at_step": 0, "at_game": game}
-        status = main(arguments(run, BROKEN, options, "--env-timeout-s", 1))
+        status = main(arguments(run, BROKEN, options, *time_limit(how)))
         when = "at action [01]" if game else ("while it was built or reset" if how == "raise" else "")
         assert_failed(Result(status, *capfd.readouterr()), run, how, when)
         assert psutil.Process().children() == before
 
 
-def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+def test_the_worker_that_hangs_is_the_one_named(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch the first worker being accused of what another one does while environments start."""
     (tmp_path / "sleeper.py").write_text(
         "import gymnasium, os, pathlib, time\n"
@@ -104,11 +110,11 @@ def test_a_hang_is_blamed_on_the_worker_that_hangs(tmp_path: Path, capfd: Any, m
         "def make(): return Sleeper(gymnasium.make('CartPole-v1'))\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert main(arguments(Path("run"), "sleeper:make", None, "--env-build-timeout-s", 4)) == 1
+    assert main(arguments(Path("run"), "sleeper:make", None, "--env-build-timeout-s", 10)) == 1
     pid = (tmp_path / "pid").read_text()
     message = rf"worker [01] \(process {pid}\), in environment [0-3] \(run seed {SEED}, sleeper:make\),"
     assert re.search(
-        rf"{message} has not answered for 4 s \(--env-build-timeout-s\)\n", err := capfd.readouterr().err
+        rf"{message} has not answered for 10 s \(--env-build-timeout-s\)\n", err := capfd.readouterr().err
     ), err
 
 
@@ -123,7 +129,8 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
     before = psutil.Process().children()
     for how, message in says.items():
         options = {"at_build": True, "how": how}
-        assert main(arguments(tmp_path / how, BROKEN, options, "--env-build-timeout-s", 1)) == 1
+        limit_s = 1 if how == "hang" else 60
+        assert main(arguments(tmp_path / how, BROKEN, options, "--env-build-timeout-s", limit_s)) == 1
         assert re.match(f"accel-rl: {BROKEN}:? {message}", err := capfd.readouterr().err), err
         assert not (tmp_path / how).exists()  # nothing has been trained
     assert psutil.Process().children() == before
@@ -173,7 +180,7 @@ def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
     command.wait_for((tmp_path / "progress.csv").exists)
     worker = command.workers()[1]
     worker.kill()
-    result = command.finish(within_s=5)
+    result = command.finish()
     assert result.status == 1
     where = rf"worker [01] \(process {worker.pid}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\)"
     assert re.search(f"accel-rl: {where}( at action [01])?, was killed by SIGKILL\n", result.err), result.err
@@ -184,9 +191,9 @@ def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["raise", "kill", "hang"])
 def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
-    """Would catch a loss that ends the run in spite of --on-env-error restart, or that nobody is told of."""
+    """Would catch a loss that ends the run in spite of --on-env-error restart, or that is not reported."""
     options = {"how": how, "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
-    flags = ("--on-env-error", "restart", "--env-timeout-s", 1, "--log-interval-steps", 100)
+    flags = ("--on-env-error", "restart", *time_limit(how), "--log-interval-steps", 100)
     assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
     table = rows(tmp_path / "run")
     assert int(table[-1]["time/total_timesteps"]) == 400
@@ -200,7 +207,7 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
 
 def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -> Any:
     options = {"how": how, "at_step": 5, "lengths": [7], "once": str(tmp_path / "once")}
-    config = SamplerConfig(num_envs=4, horizon=4, num_workers=2, env_timeout_s=1)
+    config = SamplerConfig(num_envs=4, horizon=4, num_workers=2, env_timeout_s=time_limit(how)[1])
     return make(sampler_class, EnvConfig(BROKEN, options=options), config, restart_on_error=True, **batch)
 
 
@@ -341,7 +348,7 @@ def test_a_killed_launcher_ends_the_run(tmp_path: Path, worker_too: bool) -> Non
     launcher.kill()
     if worker_too:
         workers[0].kill()
-    result = command.finish(within_s=10)
+    result = command.finish()
     assert result.status == 1
     message = "the process that starts the workers has ended with status -9\n"
     assert result.err.endswith(f"accel-rl: {message}") and "Traceback" not in result.err, result.err
@@ -375,22 +382,25 @@ def test_signals_during_training(tmp_path: Path) -> None:
         else:
             for process in [command.process, *command.descendants()]:  # as a service manager does
                 process.send_signal(signal.SIGTERM)
-        assert_stopped(command.finish(within_s=5), 130 if name == "interrupted" else 143, runs[name])
+        assert_stopped(command.finish(), 130 if name == "interrupted" else 143, runs[name])
 
 
 def test_signals_during_an_evaluation(tmp_path: Path) -> None:
     """Would catch a signal that is only heeded when all games are over."""
     options, flags = {"lengths": [0], "step_s": 0.005}, ("--eval-interval-steps", 16)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    signs = {number: tmp_path / f"evaluates at {number.name}" for number in numbers}
     commands = {
-        number: train(tmp_path / number.name, f"{TOYS}:Slow", options, *flags, steps=FOREVER)
-        for number in (signal.SIGINT, signal.SIGTERM)
+        number: train(
+            tmp_path / number.name, f"{TOYS}:Slow", {**options, "sign": str(signs[number])}, *flags, steps=FOREVER
+        )
+        for number in numbers
     }
     for number, command in commands.items():
         run = tmp_path / number.name
-        command.wait_for(lambda run=run: (run / "log.txt").exists() and "workers" in (run / "log.txt").read_text())
-        time.sleep(0.5)  # one rollout takes 40 ms
+        command.wait_for(signs[number].exists)
         command.process.send_signal(number)
-        assert assert_stopped(command.finish(within_s=5), 128 + number, run)["steps"] == 16
+        assert assert_stopped(command.finish(), 128 + number, run)["steps"] == 16
 
 
 def test_signals_while_a_run_starts(tmp_path: Path) -> None:
@@ -399,12 +409,12 @@ def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     probing, building = (train(tmp_path / name, f"{TOYS}:Slow", options) for name in ("probing", "building"))
     probing.wait_for(probing.descendants)
     os.killpg(probing.process.pid, signal.SIGINT)
-    result = probing.finish(within_s=5)
+    result = probing.finish()
     assert (result.status, result.out, result.err) == (130, "", "")
     assert not (tmp_path / "probing").exists()
     building.wait_for(building.workers)
     building.process.send_signal(signal.SIGTERM)
-    result = building.finish(within_s=5)
+    result = building.finish()
     assert (result.status, result.out, result.err) == (143, "", "")
 
 
@@ -417,7 +427,7 @@ def test_the_second_signal_insists(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert command.process.poll() is None  # the rollout in progress would be finished
     command.process.send_signal(signal.SIGINT)
-    assert command.finish(within_s=3).status == 130
+    assert command.finish().status == 130
 
 
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
@@ -460,7 +470,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     command.wait_for((tmp_path / "checkpoint.pt").exists)
     limit = (tmp_path / "checkpoint.pt").stat().st_size // 2
     resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE, (limit, limit))  # no larger file can be written
-    result = command.finish(within_s=10)
+    result = command.finish()
     assert result.status == 1
     name = re.escape(str(tmp_path / "checkpoint.pt"))
     assert re.search(
@@ -474,7 +484,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a traceback, or a policy made of whatever the file holds."""
+    """Would catch a traceback, or a policy that is made of a foreign file."""
     run = tmp_path / "run"
     assert main(arguments(run, "CartPole-v1")) == 0
     file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()

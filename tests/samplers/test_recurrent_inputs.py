@@ -49,7 +49,7 @@ def recurrent(env: EnvConfig, **options: Any) -> ActorCritic:
 
 
 class ByHand:
-    """Follows each environment by itself: what it remembers is kept here, from what rollouts say of its steps."""
+    """Follows each environment separately, and keeps its recurrent inputs from what rollouts show of its steps."""
 
     def __init__(self, policy: ActorCritic, num_envs: int):
         self.policy = policy

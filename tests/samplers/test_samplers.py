@@ -340,6 +340,13 @@ def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_every_exported_name_can_be_imported() -> None:
+    """Would catch a lazy name whose module has moved."""
+    import accel_rl.samplers
+
+    assert all(getattr(accel_rl.samplers, name) for name in accel_rl.samplers.__all__)
+
+
 def test_nothing_is_left_behind() -> None:
     """Would catch processes, descriptors or shared memory that outlive a sampler."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -391,13 +398,13 @@ def test_many_workers(env: EnvConfig) -> None:
 
 def test_waits_are_told_from_work() -> None:
     """Would catch a wait for environments that is booked as inference, or not at all."""
-    env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.02})
+    env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.1})
     sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 4))
     try:
         start = time.perf_counter()
         sampler.collect()
         elapsed = time.perf_counter() - start
-        assert 0.05 < sampler.seconds["env_wait"] <= elapsed
-        assert sampler.seconds["inference"] < sampler.seconds["env_wait"]
+        assert sampler.seconds["env_wait"] + sampler.seconds["inference"] <= elapsed
+        assert sampler.seconds["env_wait"] > 0.25  # of five steps of 0.1 s
     finally:
         sampler.close()

@@ -125,7 +125,7 @@ def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> N
 @pytest.mark.parametrize("holds", [False, True])
 @pytest.mark.parametrize("kind", ["alternating", "device"])
 @pytest.mark.parametrize(("env", "reset_mode"), [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")])
-def test_windows_are_the_same_whoever_serves(env: EnvConfig, reset_mode: str, kind: str, holds: bool) -> None:
+def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str, kind: str, holds: bool) -> None:
     """Would catch a group that acts with other parameters than in the serial sampler when on_step has changed them,
     rows read while they are written, and anything that a GPU's server keeps elsewhere."""
     watchers = []

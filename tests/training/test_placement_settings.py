@@ -34,7 +34,7 @@ def plan_of(**settings: Any) -> Plan:
 
 
 @needs_pinning
-def test_settings_say_how_many() -> None:
+def test_settings_decide_how_many_workers_and_threads() -> None:
     """Would catch a flag that is not obeyed, or one that a file's other way of saying it contradicts."""
     assert len(plan_of(workers=4).worker_cpus) == 4
     pinned = resolve({**TINY, "cpus": str(ONLINE[-1]), "workers": 4})
@@ -61,7 +61,7 @@ def show(*words: Any) -> list[str]:
     return ["train", "--show-affinity", "--env", "CartPole-v1", "--device", "cpu", *map(str, words)]
 
 
-def test_it_is_shown_and_nothing_else_happens(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch a run, or a folder, that was not asked for."""
     monkeypatch.chdir(tmp_path)
     assert main(show("--envs", 4096, "--workers", 1024)) == 0

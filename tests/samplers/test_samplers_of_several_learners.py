@@ -133,7 +133,7 @@ def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> No
 
 
 class Wakes(Greedy):
-    """Wakes processes that were suspended once it has acted so many times."""
+    """Wakes processes that were suspended once it has acted a number of times."""
 
     def __init__(self, after: int):
         super().__init__(2)
@@ -166,7 +166,7 @@ def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
     """Would catch groups that no longer alternate freely, which costs the time of the slower one at every step; and a
     group that is not held where on_step does run."""
     policy = Wakes(after=6)  # the quick group alone gets as far as step 4; held at every step, it would not pass step 2
-    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, env_timeout_s=5.0), policy)
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, env_timeout_s=60.0), policy)
     seen: list[tuple[int, int]] = []
 
     def on_step(t: int) -> None:
