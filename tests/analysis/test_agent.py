@@ -52,7 +52,7 @@ def test_a_recurrent_agent_acts_like_the_sampler(recurrent: Agent) -> None:
     """Would catch a state that is not passed on from step to step, or a reward or action that is not the last one."""
     sampler: Any = build_sampler(recurrent.config, recurrent.policy, horizon=60)
     sampler._envs.start()
-    rollout = sampler._collect(sampler._server, sampler._envs, greedy=True)
+    rollout = sampler._collect(sampler._server, sampler._envs, recurrent.policy, greedy=True)
     seen, games, differ = rollout.observation_rows.numpy(), 0, 0
     for env in range(4):
         for t in range(60):
