@@ -1,6 +1,7 @@
-"""What holds for every test: how many threads there are, and where tests marked `gpu` run."""
+"""What holds for every test: how many threads there are, where tests marked `gpu` run, and that no process is left."""
 
 import os
+import sys
 
 import pytest
 
@@ -16,3 +17,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Kills the commands that a failed test has left running: they would slow down all others."""
+    if helpers := sys.modules.get("tests.helpers.processes"):
+        for command in list(helpers.Command.unfinished):
+            command.kill()

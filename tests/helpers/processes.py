@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -36,7 +36,11 @@ class Result:
 
 
 class Command:
-    """Runs `python -m accel_rl ...`, or another script, in a process of its own."""
+    """Runs `python -m accel_rl ...`, or another script, in a process of its own.
+
+    conftest.py kills what a test that has failed leaves running."""
+
+    unfinished: ClassVar[list["Command"]] = []
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Command:
         script: Path | None = None,
         environment: dict[str, str] | None = None,
     ):
+        self.unfinished.append(self)
         self._marker = uuid.uuid4().hex
         self._shm = _shm()
         self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
@@ -86,7 +91,7 @@ class Command:
         deadline = time.monotonic() + timeout_s
         while not (answer := condition()):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                self._kill()
+                self.kill()
                 raise AssertionError(f"what was waited for has not happened; stderr:\n{self._text(self._err)}")
             time.sleep(0.02)
         return answer
@@ -96,12 +101,12 @@ class Command:
         try:
             status = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
             raise AssertionError(f"not finished after {within_s} s; stderr:\n{self._text(self._err)}") from None
         deadline = time.monotonic() + TIMEOUT_S
         while (left := self.descendants()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        self._kill()
+        self.kill()
         assert not left, f"left behind: {left}"
         assert _shm() <= self._shm, f"left behind in /dev/shm: {_shm() - self._shm}"
         return Result(status, self._text(self._out), self._text(self._err))
@@ -110,7 +115,9 @@ class Command:
         file.seek(0)
         return str(file.read())
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Ends the command and all that it has started."""
+        self.unfinished.remove(self)
         for process in [self.process, *self.descendants()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

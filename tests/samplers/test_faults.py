@@ -362,7 +362,7 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
     """Ended by a signal in good order; returns the checkpoint."""
     assert result.status == status
     assert "Traceback" not in result.err
-    assert re.search(rf"to go on: \S*accel-rl train --resume {run}\n", result.err), result.err
+    assert re.search(rf"to continue: \S*accel-rl train --resume {run}\n", result.err), result.err
     state = checkpoint.load(run / "checkpoint.pt")
     assert f"stopped at step {state['steps']} of" in result.err
     assert json.loads((run / "summary.json").read_text())["total_timesteps"] == state["steps"]
