@@ -117,7 +117,8 @@ class Command:
 
     def kill(self) -> None:
         """Ends the command and all that it has started."""
-        self.unfinished.remove(self)
+        if self in self.unfinished:
+            self.unfinished.remove(self)
         for process in [self.process, *self.descendants()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
