@@ -285,6 +285,7 @@ def test_modules_in_the_current_directory_can_be_imported(tmp_path: Path, how: s
     assert f"run folder      {folder.relative_to(tmp_path)}" in result.out
 
 
+@pytest.mark.slow
 def test_the_users_main_module_is_imported_once(tmp_path: Path) -> None:
     """Would catch workers that import, and so run, the script that started them."""
     (tmp_path / "my_env.py").write_text(MY_ENV)

@@ -26,6 +26,7 @@ SMALL = {"algo": "a2c", "env": "CartPole-v1", "envs": 4, "horizon": 5, "sampler"
 needs_two = pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a logical CPU each")
 
 
+@pytest.mark.slow
 @needs_two
 def test_table_figure_and_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -68,6 +69,7 @@ def learners() -> Iterator[LearnersRun]:
     run.close()
 
 
+@pytest.mark.slow
 def test_learners_run_only_in_turns(learners: LearnersRun) -> None:
     """Would catch learners that run between their turns, or do not run in them."""
     for _ in range(2):

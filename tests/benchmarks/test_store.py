@@ -24,6 +24,7 @@ from store import STORES, StoreOptions
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "store.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a logical CPU each")
 def test_contestants_and_their_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -60,6 +60,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
     )
 
 
+@pytest.mark.slow
 def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.CaptureFixture[str]) -> None:
     """Would catch a ratio the wrong way round, a peer that is not set up like ours, and a silent omission."""
     training.run(options)

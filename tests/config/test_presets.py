@@ -73,10 +73,14 @@ def test_a_preset_is_whole(preset: str, kind: str) -> None:
 
 # Those that differ from another one in their numbers only, which SMALL replaces, have them in their names. Pixels
 # differ from vectors in the trunk, which is the same for all variants of an algorithm.
+# One of each family; the others are trained by `make test-all`.
+QUICK = [("a2c", "pixels"), ("ppo_lstm", "vectors"), ("vtrace", "vectors"), ("eps_rainbow", "vectors")]
+
+
 @pytest.mark.parametrize(
     ("preset", "kind"),
     [
-        (name, kind)
+        pytest.param(name, kind, marks=[] if (name, kind) in QUICK else pytest.mark.slow)
         for name in preset_names()
         for kind in KINDS
         if not re.search(r"\d", name.split("_", 1)[-1]) and (kind == "vectors" or "base" not in load_preset(name))

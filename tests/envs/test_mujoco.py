@@ -51,6 +51,7 @@ def test_state_is_exact(name, steps):
     assert trace(original, row, 120, seed=7) == trace(copy, row_copy, 120, seed=7)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed(tmp_path: Path) -> None:
     """Catches a resumed run that differs, or restarts its environments, and a video that needs a screen."""
     settings = {"envs": 2, "workers": 2, "horizon": 5, "eval_interval_steps": 0, "tensorboard": False}
@@ -62,6 +63,7 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
     assert "start a new episode" not in (half / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_it_is_recorded(tmp_path: Path) -> None:
     """Catches a video that needs a screen. Skipped where there is no EGL to draw with, either."""
     source = "import gymnasium; e = gymnasium.make('Hopper-v5', render_mode='rgb_array'); e.reset(); e.render()"

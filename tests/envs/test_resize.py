@@ -56,6 +56,7 @@ def test_a_change_of_one_pixel_is_seen():
         assert np.array_equal(resized(resizer, screen), whole(screen)), word
 
 
+@pytest.mark.slow
 def test_games():
     """Random play of every fifth game; one more resizer sees screens of all of them, one after another."""
     shared, rng = ScreenResizer(), np.random.default_rng(0)

@@ -46,6 +46,7 @@ def test_it_learns(run: Path) -> None:
     assert found.mean_reward / found.mean_length > 2.9
 
 
+@pytest.mark.slow
 def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
     """Would catch a nested environment, or one that is no CartPole, that can't be saved or is saved wrongly."""
     half = train(**NESTED, steps=1200, out=tmp_path / "half")

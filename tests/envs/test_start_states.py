@@ -58,6 +58,7 @@ def course(simulator, actions):
     return trace
 
 
+@pytest.mark.slow
 def test_a_prepared_start_follows_a_lost_game():
     """Catches a restored game that the emulator still takes for lost, or that has the lost one's lives."""
     for game, steps in (("breakout", 900), ("atlantis2", 2000)):
@@ -228,6 +229,7 @@ def outcomes(game, options, num_resets, reserve=False, played_steps=0, seed=1):
     return found
 
 
+@pytest.mark.slow
 def test_where_resets_have_few_outcomes_prepared_starts_have_them_all():
     """Catches prepared starts that are all from the same reset, or of which only some are ever used."""
     options = make_options("stooke", {"noop_max": 1})
@@ -236,6 +238,7 @@ def test_where_resets_have_few_outcomes_prepared_starts_have_them_all():
     assert outcomes("beam_rider", options, 120, reserve=True) == real
 
 
+@pytest.mark.slow
 def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
     """Catches a prepared start that no reset leads to, and too small a choice of them."""
     options = make_options("stooke", {"noop_max": 0})
@@ -290,6 +293,7 @@ def test_memory(game, preset):
 BEGIN_OTHERWISE = RESET_REMEMBERS - {"crossbow", "kung_fu_master", "pooyan"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", [*sorted(BEGIN_OTHERWISE), "pong", "beam_rider", "assault"])
 def test_resets_that_remember_what_was_played(game):
     """Catches a game that is refused without need: the control games' resets have nothing new after play."""

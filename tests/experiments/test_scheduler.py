@@ -237,6 +237,7 @@ def test_named_devices_are_used(by: str, tmp_path: Path, capfd: Any) -> None:
 # ---- runs ----
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path, capfd: Any) -> None:
     """Would catch a failure that ends the rest or is not reported, and a second call that repeats finished runs."""

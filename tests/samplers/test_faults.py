@@ -95,6 +95,7 @@ def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) 
         assert psutil.Process().children() == before
 
 
+@pytest.mark.slow
 def test_the_worker_that_hangs_is_the_one_named(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch the first worker being accused of what another one does while environments start."""
     (tmp_path / "sleeper.py").write_text(
@@ -385,6 +386,7 @@ def test_signals_during_training(tmp_path: Path) -> None:
         assert_stopped(command.finish(), 130 if name == "interrupted" else 143, runs[name])
 
 
+@pytest.mark.slow
 def test_signals_during_an_evaluation(tmp_path: Path) -> None:
     """Would catch a signal that is only heeded when all games are over."""
     options, flags = {"lengths": [0], "step_s": 0.005}, ("--eval-interval-steps", 16)
@@ -403,6 +405,7 @@ def test_signals_during_an_evaluation(tmp_path: Path) -> None:
         assert assert_stopped(command.finish(), 128 + number, run)["steps"] == 16
 
 
+@pytest.mark.slow
 def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     """Would catch tracebacks, a wrong status, or processes that build environments for nobody."""
     options = {"build_s": 1.0}
@@ -464,6 +467,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 # ---- the disk ----
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """Would catch a checkpoint that is lost, half written, or left as a temporary file when the disk is full."""
     command = train(tmp_path, "CartPole-v1", None, "--checkpoint-interval-steps", 16, steps=FOREVER)

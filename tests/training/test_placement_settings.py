@@ -92,6 +92,7 @@ def test_cuda_without_a_gpu() -> None:
         resolve({**TINY, "device": "cuda"})
 
 
+@pytest.mark.slow
 @needs_pinning
 @needs_two
 def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
