@@ -62,8 +62,8 @@ def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_en
         if num_envs == 3 and env is COUNTING:  # the network sees one beside two: rounding may differ
             for name in ("value", "distribution"):
                 torch.testing.assert_close(found.policy_outputs.pop(name), expected.policy_outputs.pop(name))
-            torch.testing.assert_close(found.memory.state, expected.memory.state)
-            found.memory = found.memory._replace(state=expected.memory.state)
+            torch.testing.assert_close(found.recurrent_inputs.state, expected.recurrent_inputs.state)
+            found.recurrent_inputs = found.recurrent_inputs._replace(state=expected.recurrent_inputs.state)
         assert_equal(replace(found, first_step=expected.first_step), expected, f"rollout {index}")
         assert found.first_step == index * 5 * num_envs
 
