@@ -34,7 +34,11 @@ FOREVER = 10**9
 BROKEN = f"{TOYS}:Broken"
 NAMED = rf"environment [0-3] \(run seed {SEED}, {BROKEN}\)"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux"),
+    pytest.mark.multiprocess,
+]
+slow = pytest.mark.slow
 
 
 def train(
@@ -96,6 +100,7 @@ def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) 
 
 
 @pytest.mark.slow
+@slow
 def test_the_worker_that_hangs_is_the_one_named(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch the first worker being accused of what another one does while environments start."""
     (tmp_path / "sleeper.py").write_text(
@@ -161,10 +166,25 @@ def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, 
     ("how", "at_step", "message"),
     [
         ("nan_observation", 5, r"the observation at step 5 of the episode is not finite: \[nan nan\]"),
-        ("nan_reward", 5, r"the reward at step 5 of the episode is nan"),
-        ("wrong_shape", 5, r"the observation at step 5 of the episode has shape \(1,\), but .* says \(2,\)"),
-        ("wrong_shape", 0, r"the observation at step 0 of the episode has shape \(1,\), but .* says \(2,\)"),
-        ("out_of_bounds", 0, r"the first observation of an episode is out of the declared bounds: \[-100. -100.\]"),
+        pytest.param("nan_reward", 5, r"the reward at step 5 of the episode is nan", marks=slow),
+        pytest.param(
+            "wrong_shape",
+            5,
+            r"the observation at step 5 of the episode has shape \(1,\), but .* says \(2,\)",
+            marks=slow,
+        ),
+        pytest.param(
+            "wrong_shape",
+            0,
+            r"the observation at step 0 of the episode has shape \(1,\), but .* says \(2,\)",
+            marks=slow,
+        ),
+        pytest.param(
+            "out_of_bounds",
+            0,
+            r"the first observation of an episode is out of the declared bounds: \[-100. -100.\]",
+            marks=slow,
+        ),
     ],
 )
 def test_nonsense_of_an_environment_ends_the_run(
@@ -190,7 +210,7 @@ def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
 # ---- environments that are replaced ----
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+@pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=slow) for how in ("kill", "hang"))])
 def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     """Would catch a loss that ends the run in spite of --on-env-error restart, or that is not reported."""
     options = {"how": how, "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
@@ -240,8 +260,15 @@ def assert_no_token_left(sampler: Any) -> None:
     assert not isinstance(sampler, AlternatingSampler) or sampler.pool.tokens_left() == 0
 
 
-@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
-@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+@pytest.mark.parametrize(
+    ("how", "reset_mode"),
+    [
+        ("raise", "immediate"),
+        ("kill", "immediate"),
+        ("hang", "immediate"),
+        *(pytest.param(how, "wait", marks=slow) for how in ("raise", "kill", "hang")),
+    ],
+)
 def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -> None:
     """Would catch lost steps that are learned from, a lost game that is scored, or a loss of synchronisation."""
     for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
@@ -263,7 +290,7 @@ def test_lost_samples_are_not_valid(tmp_path: Path, how: str, reset_mode: str) -
             (tmp_path / "once").unlink()
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+@pytest.mark.parametrize("how", ["raise", "kill", pytest.param("hang", marks=slow)])
 def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     """Would catch a replacement that forgets that an evaluation is under way, or does not come back from it."""
     for sampler_class in (AlternatingSampler, SerialSampler) if how == "raise" else (AlternatingSampler,):
@@ -338,7 +365,7 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("worker_too", [False, True])
+@pytest.mark.parametrize("worker_too", [False, pytest.param(True, marks=slow)])
 def test_a_killed_launcher_ends_the_run(tmp_path: Path, worker_too: bool) -> None:
     """Would catch a run that waits for ever, says nothing of use, or leaves workers behind that nobody watches."""
     run = tmp_path / "run"
@@ -387,6 +414,7 @@ def test_signals_during_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@slow
 def test_signals_during_an_evaluation(tmp_path: Path) -> None:
     """Would catch a signal that is only heeded when all games are over."""
     options, flags = {"lengths": [0], "step_s": 0.005}, ("--eval-interval-steps", 16)
@@ -406,6 +434,7 @@ def test_signals_during_an_evaluation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@slow
 def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     """Would catch tracebacks, a wrong status, or processes that build environments for nobody."""
     options = {"build_s": 1.0}
@@ -421,6 +450,7 @@ def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     assert (result.status, result.out, result.err) == (143, "", "")
 
 
+@slow
 def test_the_second_signal_insists(tmp_path: Path) -> None:
     """Would catch a user who has to wait for an environment that hangs."""
     options = {"how": "hang", "at_step": 5, "lengths": [0], "once": str(tmp_path / "once")}
@@ -468,6 +498,7 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 
 
 @pytest.mark.slow
+@slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """Would catch a checkpoint that is lost, half written, or left as a temporary file when the disk is full."""
     command = train(tmp_path, "CartPole-v1", None, "--checkpoint-interval-steps", 16, steps=FOREVER)

@@ -18,8 +18,8 @@ from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 CONFIG = SamplerConfig(8, 5, 2)
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=NO_GPU)]
+pytestmark = pytest.mark.multiprocess
+DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
 
 
 class SameNoise(Echo):
@@ -77,12 +77,19 @@ def to_cpu(rollout: Any) -> Any:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-@pytest.mark.parametrize("reset_mode", ["immediate", "wait", "reserve"])
-@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
+@pytest.mark.parametrize(
+    ("env", "reset_mode"),
+    [
+        (COUNTING, "immediate"),
+        (COUNTING, "wait"),
+        (PONG, "reserve"),
+        pytest.param(PONG, "immediate", marks=pytest.mark.slow),
+        pytest.param(PONG, "wait", marks=pytest.mark.slow),
+    ],
+    ids=["counting-immediate", "counting-wait", "pong-reserve", "pong-immediate", "pong-wait"],
+)
 def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
     """Would catch a frame, age, noise or action in the wrong row, and anything that a graph has frozen at capture."""
-    if env is COUNTING and reset_mode == "reserve":
-        pytest.skip("toys have no prepared states")
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     num_actions = 4 if env is COUNTING else 6
     cpu = make(AlternatingSampler, env, CONFIG, SameNoise(num_actions), **batch)
@@ -137,7 +144,7 @@ def test_the_networks_actions_are_those_of_the_cpu(device: torch.device) -> None
         gpu.close()
 
 
-@NO_GPU
+@pytest.mark.gpu
 def test_graphs_act_like_single_operations() -> None:
     """Would catch a graph that has captured less than what is done without."""
     device = torch.device("cuda:0")
@@ -154,7 +161,7 @@ def test_graphs_act_like_single_operations() -> None:
             sampler.close()
 
 
-@NO_GPU
+@pytest.mark.gpu
 def test_a_network_that_can_not_be_captured() -> None:
     """Would catch a run that ends because of a network that looks at its values."""
 

@@ -13,6 +13,8 @@ from accel_rl.rollout import Rollout
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.samplers import TOYS, copy, make_kind
 
+pytestmark = pytest.mark.multiprocess
+
 DISCOUNT, GAE_LAMBDA = 0.9, 0.7
 
 

@@ -26,8 +26,8 @@ CPU, DEVICES = torch.device("cpu"), ["cpu", "device"]
 class Recurrent(ActorCritic):
     """Acts greedily, so that noise of another shape does not show."""
 
-    def act(self, observation: Any, noise: Any, memory: Any = None) -> Any:
-        return super().act(observation, None, memory)
+    def act(self, observation: Any, noise: Any, recurrent_inputs: Any = None) -> Any:
+        return super().act(observation, None, recurrent_inputs)
 
 
 def policy_of(env: EnvConfig) -> Any:
@@ -51,8 +51,8 @@ def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, 
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize(("env", "reset_mode"), [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")])
 def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_envs: int, server: str) -> None:
-    """Would catch a group of none that is served, a row of the larger group that nobody acts upon, memory of another
-    environment. The same batch shapes, so that every bit must be the same."""
+    """Would catch an empty group that is served, a row of the larger group that is not acted upon, recurrent inputs of
+    another environment. Batch shapes are the same, so every bit must be."""
     few = serial(num_envs, env, server, reset_mode=reset_mode)
     more = serial(num_envs + 1, env, reset_mode=reset_mode)  # its last group may be larger
     assert [len(range(4)[group]) for group in few._server.groups] == ([1] if num_envs == 1 else [2, 1])
@@ -70,7 +70,7 @@ def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_en
 
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_one_environment_continues_exactly(reset_mode: str) -> None:
-    """Would catch a window, memory or environment that a checkpoint forgets, where there is but one group."""
+    """Would catch a window, recurrent inputs or environment that a checkpoint forgets, where there is but one group."""
     samplers = [serial(1, COUNTING, window=7, reset_mode=reset_mode) for _ in range(2)]
     for _ in range(3):
         samplers[0].collect()

@@ -19,6 +19,9 @@ from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
+pytestmark = pytest.mark.multiprocess
+slow = pytest.mark.slow
+
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 ASSAULT = EnvConfig("assault", options={"max_episode_steps": 9, "noop_max": 3})  # its resets have many outcomes
@@ -29,11 +32,13 @@ BOTH_GROUPS = [(8, 2), (6, 3)]
 ONE_GROUP = [(4, 4)]
 MORE = [(2, 1), (6, 2), (16, 2), (16, 4), (16, 8)]  # not for games, which take 0.1 s each to build
 ARRANGEMENTS = [
-    *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP + MORE),
-    *((PONG, "reserve", *n) for n in [(8, 2), *ONE_GROUP]),
-    (PONG, "immediate", 6, 3),
-    (PONG, "wait", 4, 4),
-    (COUNTING, "reserve", 8, 2),  # no game: as if immediate
+    *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP),
+    (PONG, "reserve", 8, 2),
+    *(pytest.param(COUNTING, mode, *n, marks=slow) for mode in ("immediate", "wait") for n in MORE),
+    pytest.param(PONG, "reserve", 4, 4, marks=slow),
+    pytest.param(PONG, "immediate", 6, 3, marks=slow),
+    pytest.param(PONG, "wait", 4, 4, marks=slow),
+    pytest.param(COUNTING, "reserve", 8, 2, marks=slow),  # no game: as if immediate
 ]
 
 
@@ -198,9 +203,9 @@ def test_one_environment_more_changes_nothing_for_the_others() -> None:
     ("env", "reset_mode"),
     [
         *((COUNTING, reset_mode) for reset_mode in ("immediate", "wait")),
-        (PONG, "wait"),
         (PONG, "reserve"),
-        (ASSAULT, "reserve"),
+        pytest.param(PONG, "wait", marks=slow),
+        pytest.param(ASSAULT, "reserve", marks=slow),
     ],
 )
 def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
@@ -381,7 +386,9 @@ def test_processes_leave_in_silence(capfd: Any) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("env", [COUNTING, EnvConfig("CartPole-v1")], ids=["counting", "cartpole"])
+@pytest.mark.parametrize(
+    "env", [COUNTING, pytest.param(EnvConfig("CartPole-v1"), marks=slow)], ids=["counting", "cartpole"]
+)
 def test_many_workers(env: EnvConfig) -> None:
     """Would catch a limit on workers, descriptors or messages far below what large machines need."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}

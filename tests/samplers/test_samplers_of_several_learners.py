@@ -16,6 +16,8 @@ from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, noise_generator
 from tests.helpers.samplers import TOYS, Echo, Greedy, assert_equal, columns_of, copy, make
 
+pytestmark = pytest.mark.multiprocess
+
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 SAMPLERS = [SerialSampler, AlternatingSampler]
@@ -26,7 +28,7 @@ SAMPLERS = [SerialSampler, AlternatingSampler]
     [
         (SerialSampler, COUNTING, "wait"),
         (AlternatingSampler, COUNTING, "immediate"),
-        (SerialSampler, PONG, "reserve"),
+        pytest.param(SerialSampler, PONG, "reserve", marks=pytest.mark.slow),
     ],
 )
 def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvConfig, reset_mode: str) -> None:

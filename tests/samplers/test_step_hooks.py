@@ -13,6 +13,8 @@ from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
 from tests.helpers.samplers import KINDS, TOYS, Echo, assert_equal, copy, make, make_kind
 
+pytestmark = pytest.mark.multiprocess
+
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 GROUPS = [slice(0, 2), slice(2, 4)]
 GROUP_0, GROUP_1, BOTH = slice(1, 2), slice(2, 4), slice(1, 3)

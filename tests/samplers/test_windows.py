@@ -15,6 +15,8 @@ from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind, spec_of
 
+pytestmark = pytest.mark.multiprocess
+
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 PER_STEP = ("action", "reward", "terminated", "truncated", "valid")
@@ -122,9 +124,18 @@ def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> N
     watcher.check()
 
 
-@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize(
+    ("env", "reset_mode", "holds"),
+    [
+        (COUNTING, "immediate", False),
+        (COUNTING, "immediate", True),
+        (COUNTING, "wait", True),
+        (PONG, "reserve", True),
+        pytest.param(COUNTING, "wait", False, marks=pytest.mark.slow),
+        pytest.param(PONG, "reserve", False, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["alternating", "device"])
-@pytest.mark.parametrize(("env", "reset_mode"), [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")])
 def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str, kind: str, holds: bool) -> None:
     """Would catch a group that acts with other parameters than in the serial sampler when on_step has changed them,
     rows read while they are written, and anything that a GPU's server keeps elsewhere."""
