@@ -146,10 +146,13 @@ def setting_names(algo_class: Any) -> list[str]:
 
 
 def _check_variant(name: str, variant: Values, algo_name: str) -> None:
-    """Raises UsageError if the preset is not a variant of the algorithm, even if both train by the same class."""
-    base = variant.get("base")
-    if algo_name not in (name, base):
-        what = f"a variant of {base}" if base else "an algorithm of its own"
+    """Raises UsageError unless preset and algorithm are variants of one base, even if both train by the same class.
+
+    So a3c, itself a variant of a2c, takes a2c's variants; categorical_dqn does not take those of eps_rainbow."""
+    base = variant.get("base", name)
+    base_of_algo = algo_name if ":" in algo_name else load_preset(algo_name).get("base", algo_name)
+    if base != base_of_algo:
+        what = f"a variant of {base}" if base != name else "an algorithm of its own"
         raise UsageError(f"preset {name!r} is {what}, not a variant of {algo_name}; use --algo {name} without --preset")
 
 

@@ -138,7 +138,6 @@ def test_a_misspelt_default_of_a_class_is_refused() -> None:
         ("categorical_dqn", "eps_rainbow_512", "a variant of eps_rainbow"),
         ("categorical_dqn", "eps_rainbow", "an algorithm of its own"),
         ("one_step_q", "n_step_q", "an algorithm of its own"),
-        ("a3c", "a2c_64", "a variant of a2c"),
         ("a2c", "dqn_512", "a variant of dqn"),
         ("accel_rl.algos.a2c:A2C", "a2c_64", "a variant of a2c"),
     ],
@@ -151,3 +150,10 @@ def test_a_variant_of_another_algorithm_is_refused(algo: str, preset: str, what:
     assert str(caught.value) == message
     assert resolve_on_cpu(algo=preset, env="pong").run.algo == preset
     assert resolve_on_cpu(algo=preset, preset=preset, env="pong").run.preset == preset
+
+
+def test_variants_of_one_base_combine() -> None:
+    """Would catch A3C that is refused A2C's numbers of environments, or that becomes synchronous with them."""
+    config = resolve_on_cpu(algo="a3c", preset="a2c_64", env="pong")
+    assert (config.learners.update, config.run.envs, config.algo.learning_rate_scaling) == ("central_store", 64, "sqrt")
+    assert resolve_on_cpu(algo="appo", preset="ppo_16x128", env="pong").learners.update == "central_store"
