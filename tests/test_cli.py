@@ -399,6 +399,7 @@ BAD_ARGUMENTS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_reset_mode_is_resolved_and_logged(tmp_path: Path) -> None:
     """Would catch a default that depends on where it is read, or a game that falls back without a message."""
     atari = {**SMALL, "decorrelation_steps": 0, "max_episode_steps": 9, "steps": 20, "sampler": "serial"}

@@ -102,6 +102,7 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     assert player.config.spec.action_space.contains(player.predict(observation))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_preset", PRESETS)
 def test_an_env_preset_trains(tmp_path: Path, env_preset: str) -> None:
     """Would catch frames that the networks cannot take, or an environment to watch that is not the one trained in."""

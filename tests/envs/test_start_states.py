@@ -202,6 +202,7 @@ def rollouts(env, reset_mode, num_envs=2, horizon=25, count=3):
         batch.pause()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "preset"),
     [("pong", "stooke"), ("pong", "dqn84"), ("breakout", "v5"), ("breakout", "stooke"), ("space_invaders", "stooke")],
@@ -250,6 +251,7 @@ def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
     assert frames[0] == frames[1] and len(frames[0]) == 2
 
 
+@pytest.mark.slow
 def test_all_starts_are_used_evenly():
     """Catches starts that are passed over, or preferred."""
     options = make_options("stooke", {"noop_max": 0, "frame_shape": (20, 16)})
@@ -278,6 +280,7 @@ def test_every_process_prepares_the_same_starts():
     assert pickle.dumps(own) == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("game", ["pong", "breakout"])
 def test_memory(game, preset):

@@ -450,6 +450,7 @@ def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     assert (result.status, result.out, result.err) == (143, "", "")
 
 
+@pytest.mark.slow
 @slow
 def test_the_second_signal_insists(tmp_path: Path) -> None:
     """Would catch a user who has to wait for an environment that hangs."""
@@ -463,6 +464,7 @@ def test_the_second_signal_insists(tmp_path: Path) -> None:
     assert command.finish().status == 130
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
     """Would catch orphans, even such as never return from their environment."""
     (tmp_path / "endless.py").write_text(

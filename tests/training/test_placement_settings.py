@@ -33,6 +33,7 @@ def plan_of(**settings: Any) -> Plan:
     return resolve({**TINY, **settings}).plan
 
 
+@pytest.mark.slow
 @needs_pinning
 def test_settings_decide_how_many_workers_and_threads() -> None:
     """Would catch a flag that is not obeyed, or one that a file's other way of saying it contradicts."""
