@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from accel_rl.algos.dqn import DQN, frozen_copy
+from accel_rl.algos.base import frozen_copy
+from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
 from accel_rl.hardware.placement import pinned
 from accel_rl.rollout import Rollout

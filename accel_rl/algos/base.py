@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ Stats = dict[str, Tensor]
 """What to log of one or several updates: 0-d, or [U] with an entry for each update."""
 
 MakeUpdate = Callable[[nn.Module], Update]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -179,3 +181,11 @@ def stack_stats(stats: Sequence[Stats]) -> Stats:
 def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
     """Returns the sum over valid samples, 0-d, whatever the invalid ones hold."""
     return value.masked_fill(~valid, 0.0).sum()  # not a product: 0 x nan is nan
+
+
+def frozen_copy(network: Module) -> Module:
+    """Returns a copy that is not learned, such as a target network."""
+    copy = deepcopy(network)
+    for parameter in copy.parameters():
+        parameter.requires_grad_(False)
+    return copy

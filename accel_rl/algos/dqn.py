@@ -4,14 +4,13 @@ All samples go into a replay. For each rollout, enough batches are drawn from it
 `training_intensity` times on average, whatever the size of the batch and the number of environments.
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, MakeUpdate, RunInfo, Stats, masked_sum, stack_stats
+from accel_rl.algos.base import Algo, MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum, stack_stats
 from accel_rl.algos.exploration import Exploration
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
 from accel_rl.algos.secondary import SecondaryNetwork
@@ -176,11 +175,3 @@ def huber_loss(
         "priority": error.abs().clamp(MIN_PRIORITY, MAX_PRIORITY),
     }
     return loss_sum, {name: term.detach() for name, term in terms.items()}
-
-
-def frozen_copy(network: QNetwork) -> QNetwork:
-    """Returns a copy that is not learned."""
-    copy = deepcopy(network)
-    for parameter in copy.parameters():
-        parameter.requires_grad_(False)
-    return copy

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, Stats, masked_sum
-from accel_rl.algos.dqn import frozen_copy
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum
 from accel_rl.algos.exploration import Exploration, ExplorationSettings
 from accel_rl.algos.returns import discounted_return
 from accel_rl.config.fields import setting
