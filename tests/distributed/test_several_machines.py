@@ -198,6 +198,7 @@ def test_learners_fail_in_time_when_a_machine_is_cut_off(machines: Machines) -> 
     wait_until(lambda: all(re.search(lost.format(r"[01]"), node.text()) for node in (first, second)), nodes=(second,))
 
 
+@pytest.mark.slow
 def test_different_settings_on_two_machines_are_refused(machines: Machines) -> None:
     """Would catch learners that train together with different settings."""
     flags = ["--out", machines.folder / "run", "--steps", 1000]

@@ -127,8 +127,8 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
     assert not list(run.glob("replay-*"))
     accel_rl.train(resume=run, steps=240)
     log = (run / "log.txt").read_text()
-    assert "the checkpoint is without the replay (checkpoint_replay): it is filled anew before learning goes on" in log
-    assert "not exactly the one that was interrupted" in log
+    assert "the checkpoint has no replay (checkpoint_replay): it is filled anew before learning continues" in log
+    assert "will not be exactly the one that was interrupted" in log
     learned = [int(row["time/total_timesteps"]) for row in rows(run) if row["train/loss"]]
     assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
 

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from tests.helpers.reduce_process import CASES, NUM_UPDATES, Network, alone, run, together, too_many_terms
 
+# Each rank is a process that imports torch. `make test` has synchronous learners in tests/distributed.
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
 PER_SAMPLE = "errors"  # a term that has an entry for each sample
 
 

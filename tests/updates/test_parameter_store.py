@@ -22,7 +22,7 @@ def make_store(size: int = SIZE, **options: Any) -> CentralStore:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_what_is_read_was_written(seconds: float) -> None:
     """Would catch a read without the lock, a lock that excludes nobody, two parts with one lock, a flip before the
     buffer is full, and counters that lag behind their vectors."""
