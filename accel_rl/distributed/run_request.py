@@ -6,7 +6,7 @@ from typing import Any
 
 from accel_rl.training.build import check
 from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import create, go_on, reopen
+from accel_rl.training.run_directory import create, prepare_resume, reopen
 
 
 @dataclass(frozen=True)
@@ -36,5 +36,5 @@ class RunRequest:
         if state is None:
             return create(config, self.out, self.overwrite)
         assert self.resume is not None
-        go_on(config, Path(self.resume), state)
+        prepare_resume(config, Path(self.resume), state)
         return Path(self.resume)

@@ -25,7 +25,7 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.resolve import Config
-from accel_rl.training.run_directory import Job, is_finished, launcher
+from accel_rl.training.run_directory import Job, is_finished, launcher_id
 from accel_rl.version import __version__
 
 SIGNAL_SPREAD_S = 3.0  # launchers of several machines pass a signal on to their learners within this time
@@ -88,13 +88,13 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
         raise UsageError("with torchrun, name the run's folder with --out DIR: a restarted run continues from there")
     folder = Path(name)
     job_name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    job = Job(job_name, uuid.uuid4().hex, tuple(coordinator.all_gather(launcher())))
+    job = Job(job_name, uuid.uuid4().hex, tuple(coordinator.all_gather(launcher_id())))
     job = coordinator.all_gather(job)[0]
 
     def on_rank_0(condition: Callable[[], bool]) -> bool:
         return bool(coordinator.all_gather(coordinator.rank == 0 and condition())[0])
 
-    if on_rank_0(lambda: job.goes_on_in(folder)):
+    if on_rank_0(lambda: job.owns(folder)):
         request = replace(request, overwrite=True)  # a run that was interrupted before its first checkpoint
         if on_rank_0((folder / CHECKPOINT).exists):
             request = replace(request, out=None, config=None, resume=folder)
@@ -108,11 +108,11 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
     def take_over() -> None:
         if coordinator.rank == 0:
             request.open_folder(config, state)
-            job.take_over(folder)
+            job.claim(folder)
 
     _on_all(coordinator, take_over)
-    _on_all(coordinator, lambda: job.wait_to_see(folder))
-    return AgreedRun(config, folder, state, partial(job.check_has, folder))
+    _on_all(coordinator, lambda: job.wait_until_visible(folder))
+    return AgreedRun(config, folder, state, partial(job.check_owner, folder))
 
 
 def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:

@@ -130,7 +130,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return read_yaml(folder / "config.yaml", "settings")
 
 
-def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:
+def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     """Prepares a run's folder to be written to again: settings, and no replays that no checkpoint needs."""
     (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
     kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder)]
@@ -142,7 +142,7 @@ def go_on(config: Config, folder: Path, state: dict[str, Any]) -> None:
 # ---- a folder that the learners of torchrun share, perhaps from several machines ----
 
 
-def launcher() -> str:
+def launcher_id() -> str:
     """Returns what identifies the process that has started this one, among all machines and all times."""
     parent = psutil.Process(os.getppid())
     return f"{socket.gethostname()}:{parent.pid}:{parent.create_time():.0f}"
@@ -152,23 +152,23 @@ def launcher() -> str:
 class Job:
     """The learners that torchrun has started together.
 
-    name: torchrun's --rdzv-id ("none" if it has none); token: a text that only they know; launchers: see `launcher`, of
-    each of them."""
+    name: torchrun's --rdzv-id ("none" if it has none); token: a text that only they know; launchers: the `launcher_id`
+    of each of them."""
 
     name: str
     token: str
     launchers: tuple[str, ...]
 
-    def goes_on_in(self, folder: Path) -> bool:
+    def owns(self, folder: Path) -> bool:
         """Returns whether a job of this name, or with one of these launchers, was the last to write to the folder."""
         name, _, *launchers = _read(folder) or ("none", "")
         return name == self.name != "none" or not set(launchers).isdisjoint(self.launchers)
 
-    def take_over(self, folder: Path) -> None:
+    def claim(self, folder: Path) -> None:
         """Marks the folder as this job's."""
         (folder / JOB).write_text("\n".join((self.name, self.token, *self.launchers)) + "\n")
 
-    def wait_to_see(self, folder: Path) -> None:
+    def wait_until_visible(self, folder: Path) -> None:
         """Waits until the mark of learner 0 can be seen from this machine. Raises UsageError if it cannot."""
         deadline = time.monotonic() + SEEN_WITHIN_S
         while not self._has(folder):
@@ -179,7 +179,7 @@ class Job:
                 )
             time.sleep(0.1)
 
-    def check_has(self, folder: Path) -> None:
+    def check_owner(self, folder: Path) -> None:
         """Raises RunError if another job has taken the folder over: torchrun may have believed these learners dead."""
         if not self._has(folder):
             raise RunError(

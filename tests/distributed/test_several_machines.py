@@ -222,26 +222,26 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch: pyt
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     job, older = Job("some-job", "1", ()), Job("some-job", "0", ())
-    job.take_over(tmp_path / "here")
-    job.wait_to_see(tmp_path / "here")
+    job.claim(tmp_path / "here")
+    job.wait_until_visible(tmp_path / "here")
     for _ in range(2):
         with pytest.raises(
             UsageError, match=r"there is not the folder where learner 0 has just written job.txt; .* share"
         ):
-            job.wait_to_see(tmp_path / "there")
-        older.take_over(tmp_path / "there")
+            job.wait_until_visible(tmp_path / "there")
+        older.claim(tmp_path / "there")
 
 
 def test_a_restarted_job_continues_only_its_own_run(tmp_path: Path) -> None:
     """Would catch a restart that continues the run of another job, or does not continue its own."""
     job = Job("none", "1", ("east:7:100", "west:7:100"))
-    assert not job.goes_on_in(tmp_path)
-    job.take_over(tmp_path)
-    assert Job("none", "2", ("west:7:100",)).goes_on_in(tmp_path)
-    assert not Job("none", "2", ("west:7:101",)).goes_on_in(tmp_path)
-    Job("some-job", "1", ("east:7:100",)).take_over(tmp_path)
-    assert Job("some-job", "2", ("west:9:200",)).goes_on_in(tmp_path)
-    assert not Job("other-job", "2", ("west:9:200",)).goes_on_in(tmp_path)
+    assert not job.owns(tmp_path)
+    job.claim(tmp_path)
+    assert Job("none", "2", ("west:7:100",)).owns(tmp_path)
+    assert not Job("none", "2", ("west:7:101",)).owns(tmp_path)
+    Job("some-job", "1", ("east:7:100",)).claim(tmp_path)
+    assert Job("some-job", "2", ("west:9:200",)).owns(tmp_path)
+    assert not Job("other-job", "2", ("west:9:200",)).owns(tmp_path)
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_learners_whose_folder_was_taken_over_write_no_checkpoint(
     flags = ["--env", "CartPole-v1", *TINY, "--out", out, "--steps", 10**8, "--checkpoint-interval-steps", 500]
     command = Command("train", *flags)
     command.wait_for((out / "checkpoint.pt").exists)
-    Job("some-job", "of others", ()).take_over(out)
+    Job("some-job", "of others", ()).claim(out)
     result = command.finish()
     assert result.status == 1
     assert re.search(r"learner 0 on \S+: other learners have taken over .*run \(see its job.txt\)", result.err)
