@@ -123,10 +123,8 @@ class ActionServer:
             carry(rows, self.horizon)
 
     def _all_rows(self) -> list[Tensor]:
-        recurrent_inputs = (
-            [] if self._recurrent_inputs is None else list(self._recurrent_inputs[:-1])
-        )  # `is_first` is `reset`
-        return [*(self._rows[name] for name in PER_STEP), *self._policy_outputs.values(), *recurrent_inputs]
+        inputs = self._recurrent_inputs[:-1] if self._recurrent_inputs else ()  # the last one, `is_first`, is `reset`
+        return [*(self._rows[name] for name in PER_STEP), *self._policy_outputs.values(), *inputs]
 
     def _make_recurrent_inputs(self, state_size: int) -> RecurrentInputs:
         """Returns rows [window + T + 1, B, ...] of zeros; is_first is the shared memory's `reset`."""
