@@ -1,0 +1,54 @@
+"""Captures work on a GPU as a CUDA graph, and leaves everything as it was if that fails."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+OUT_OF_MEMORY = (
+    "out of memory",  # CUDA's allocator, the instantiation of graphs, NCCL
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cudaErrorMemoryAllocation",
+)
+
+
+class CaptureError(RuntimeError):
+    """Work that a CUDA graph cannot hold: it reads a value, or copies from memory that is not pinned."""
+
+
+def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
+    """Calls work() once, on this stream, and returns the CUDA graph that repeats what it enqueues.
+
+    work must have run before, on this stream: libraries allocate what they need at their first call. Raises
+    CaptureError if it cannot be captured; being out of memory is raised as it is. In both cases the current stream is
+    what it was. (torch.cuda.graph would leave the capture's stream current.)
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(stream.device)
+    torch.cuda.empty_cache()  # a graph's memory is its own: make room for it
+    try:
+        with torch.cuda.stream(stream):
+            # Only this thread's calls count: another one may pin memory or ask for events meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # that the capture has failed is known
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise CaptureError(str(error)) from error
+    return graph
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether a GPU was out of memory: PyTorch has an exception for its own allocator only."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    )
