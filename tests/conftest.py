@@ -1,7 +1,9 @@
 """What holds for every test: how many threads there are, where tests marked `gpu` run, and that no process is left."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,13 +12,38 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips tests marked `gpu` where PyTorch sees no GPU."""
-    if item.get_closest_marker("gpu"):
-        import torch  # here, since collecting tests does not need it
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu",
+        choices=("auto", "real", "fake"),
+        default="auto",
+        help="where tests marked `gpu` run: real GPUs, fake ones (tests/fake_cuda), or real ones if there are any",
+    )
+    parser.addoption(
+        "--gpu-order", type=int, default=None, help="seed of a random legal order of the fake GPUs' work; else the latest"
+    )
 
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
+
+@pytest.fixture(autouse=True)
+def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Gives tests marked `gpu` the GPUs they need: real ones, or the fake ones of tests/fake_cuda."""
+    with contextlib.ExitStack() as stack:
+        if mark := request.node.get_closest_marker("gpu"):
+            import torch  # here, since most tests do not need it
+
+            count, where = mark.kwargs.get("count", 1), request.config.getoption("--gpu")
+            has_real = torch.cuda.is_available() and torch.cuda.device_count() >= count
+            needs_real, needs_fake = mark.kwargs.get("real", False), mark.kwargs.get("fake", False)
+            if has_real and where != "fake":
+                if needs_fake:
+                    pytest.skip("looks into the fake GPU")
+            elif needs_real or where == "real":
+                pytest.skip(f"needs {count} real GPU{'s' * (count > 1)}")
+            else:
+                from tests.fake_cuda import fake_gpus
+
+                stack.enter_context(fake_gpus(count, request.config.getoption("--gpu-order")))
+        yield
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

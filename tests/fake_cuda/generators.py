@@ -1,0 +1,101 @@
+"""Generators on a GPU. They draw what a CPU's generator draws from the same seed, so that results can be compared."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.fake_cuda.machine import machine
+from tests.fake_cuda.streams import gpu_index
+
+CpuGenerator = torch.Generator
+TAIL = torch.frombuffer(bytearray(b"of a fake GPU..."), dtype=torch.uint8)  # makes its states differ from a CPU's
+
+
+class Generator(CpuGenerator):
+    """torch.Generator: on a CPU the real one, on a GPU this class."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        device = torch.device(device)
+        if device.type != "cuda":
+            return CpuGenerator(device)
+        generator = CpuGenerator.__new__(cls)
+        generator._on = torch.device("cuda", gpu_index(device))
+        return generator
+
+    def __init__(self, device: Any = "cpu"):
+        super().manual_seed(67280421310721)  # PyTorch's default
+        _all.add(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self._on
+
+    def get_state(self) -> Tensor:
+        return torch.cat([super().get_state(), TAIL])
+
+    def set_state(self, state: Tensor) -> Generator:
+        if len(state) != len(self.get_state()) or not torch.equal(state[-len(TAIL) :], TAIL):
+            raise RuntimeError("RNG state is wrong size")
+        super().set_state(state[: -len(TAIL)])
+        return self
+
+    def cpu_state(self) -> Tensor:
+        return super().get_state()
+
+    def set_cpu_state(self, state: Tensor) -> None:
+        super().set_state(state)
+
+
+_all: weakref.WeakSet[Generator] = weakref.WeakSet()
+defaults: list[Any] = []  # of each GPU
+
+
+def find(generator: CpuGenerator) -> Generator:
+    """Returns the GPU's generator that an operation was given: the dispatcher passes on another object of the same.
+
+    Raises RuntimeError for a generator of the CPU."""
+    seed = generator.initial_seed()
+    for each in [each for each in _all if each.initial_seed() == seed]:
+        state = each.cpu_state()
+        each.manual_seed(seed + 1)
+        is_same = generator.initial_seed() == seed + 1
+        each.set_cpu_state(state)
+        if is_same:
+            return each
+    raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+
+
+def default_generator(device: Any = None) -> Any:
+    return defaults[gpu_index(device)]
+
+
+class Draw:
+    """An operation that draws random numbers: at once, or in a graph at each launch."""
+
+    def __init__(self, generator: Any, call: Callable[[], Any]):
+        self.generator, self.call = generator, call
+        self.values: Any = None
+
+    def draw(self) -> Any:
+        """Returns new values, and moves the generator on."""
+        before = torch.default_generator.get_state()
+        torch.default_generator.set_state(self.generator.cpu_state())
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                return self.call()
+        finally:
+            self.generator.set_cpu_state(torch.default_generator.get_state())
+            torch.default_generator.set_state(before)
+
+
+def check_registered(generator: Any, gpu: int) -> None:
+    """Raises RuntimeError for a generator that the graph being captured does not know; it knows the default one."""
+    capture = machine().capture
+    if capture and generator is not defaults[gpu] and not any(each is generator for each in capture.generators):
+        capture.is_valid = False
+        raise RuntimeError("Attempt to use a generator that is not registered with the graph during capture")

@@ -1,0 +1,110 @@
+"""CUDA graphs: a tape of the work that was enqueued while capturing, at the addresses that it had then."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from torch import Tensor
+
+from tests.fake_cuda.machine import machine
+from tests.fake_cuda.memory import spoil
+from tests.fake_cuda.streams import Queue, Work, current_queue, refuse_in_capture, run_some
+
+_numbers = itertools.count(1)
+
+
+class Pool:
+    """Memory that the graphs of one pool share: what one of them has freed, the next one may overwrite."""
+
+    def __init__(self) -> None:
+        self.id = (0, next(_numbers))
+        self.freed: list[Tensor] = []
+
+
+_pools: dict[tuple[int, int], Pool] = {}
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    pool = Pool()
+    _pools[pool.id] = pool
+    return pool.id
+
+
+class Capture:
+    """A capture that is under way."""
+
+    def __init__(self, queue: Queue, pool: Pool, generators: list[Any]):
+        self.queue, self.pool, self.generators = queue, pool, generators
+        self.tape: list[Work] = [lambda memory=memory: spoil(memory) for memory in pool.freed]
+        pool.freed.clear()
+        self.draws: list[Any] = []  # of random numbers, in order
+        self.is_valid = True
+
+
+class CUDAGraph:
+    """torch.cuda.CUDAGraph."""
+
+    def __init__(self, keep_graph: bool = False):
+        if keep_graph:
+            raise NotImplementedError("keep_graph")
+        self._capture: Capture | None = None
+        self._generators: list[Any] = []
+        self._pool: Pool | None = None
+        self._tape: list[Work] | None = None
+
+    def register_generator_state(self, generator: Any) -> None:
+        self._generators.append(generator)
+
+    def capture_begin(
+        self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+    ) -> None:
+        now, queue = machine(), current_queue()
+        if capture_error_mode not in ("global", "thread_local", "relaxed"):
+            raise RuntimeError(f"unknown capture error mode {capture_error_mode}")
+        if queue is now.gpus[queue.gpu].default:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream")
+        if now.capture is not None:
+            raise RuntimeError("CUDA error: a capture is under way already")
+        self._pool = _pools.setdefault(pool, Pool()) if pool else Pool()
+        _pools[self._pool.id] = self._pool
+        self._capture = now.capture = queue.capture = Capture(queue, self._pool, self._generators)
+
+    def capture_end(self) -> None:
+        now, capture = machine(), self._capture
+        if capture is None:
+            raise RuntimeError("capture_end without capture_begin")
+        if current_queue() is not capture.queue:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        now.capture = capture.queue.capture = self._capture = None
+        if not capture.is_valid:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self._tape, self._draws = capture.tape, capture.draws
+
+    def replay(self) -> None:
+        """Enqueues the tape. Random numbers are drawn now, as a launch fixes the generator's offset."""
+        refuse_in_capture("launch of a graph")
+        if self._tape is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        machine().counts.graphs += 1
+        tape = self._tape
+        drawn = [draw.draw() for draw in self._draws]
+
+        def run() -> None:
+            for draw, values in zip(self._draws, drawn, strict=True):
+                draw.values = values
+            for work in tape:
+                work()
+
+        current_queue().push(run)
+        run_some()
+
+    def pool(self) -> tuple[int, int]:
+        assert self._pool
+        return self._pool.id
+
+    def reset(self) -> None:
+        self._tape = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(f"CUDAGraph.{name}")

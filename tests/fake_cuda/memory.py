@@ -1,0 +1,121 @@
+"""Memory of the GPUs, which is spoilt as soon as it is freed, and page-locked memory of the host."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tests.fake_cuda.machine import machine
+from tests.fake_cuda.streams import Queue, current_queue
+
+if TYPE_CHECKING:
+    from tests.fake_cuda.graphs import Pool
+
+SPOILT_INTEGER = 113
+
+
+class Block:
+    """One allocation: freed with the last tensor that lies in it, then spoilt, in the order of its stream.
+
+    PyTorch gives freed memory to the next allocation on the same stream, so whatever still uses it on another stream,
+    or in a graph that was captured before, finds other values. Memory of a graph's pool is given to later allocations
+    in the same pool only."""
+
+    def __init__(self, memory: Tensor, gpu: int):
+        self.memory, self.gpu = memory, machine().gpus[gpu]
+        self.queue, self.users = current_queue(gpu), set[Queue]()
+        self.pool: Pool | None = self.queue.capture.pool if self.queue.capture else None
+        self._machine, self._bytes = machine(), memory.untyped_storage().nbytes()
+        if self.gpu.allocated + self._bytes > self.gpu.capacity:
+            wanted, free = self._bytes / 2**20, (self.gpu.capacity - self.gpu.allocated) / 2**30
+            self._bytes = 0
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {wanted:.2f} MiB. GPU {gpu} has {free:.2f} GiB free."
+            )
+        self.gpu.allocated += self._bytes
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, TypeError, ImportError):  # the interpreter may be shutting down
+            self.gpu.allocated -= self._bytes
+            if self._machine is not machine() or not self._bytes:
+                return
+            memory = self.memory
+            if self.pool is not None and self.queue.capture is None:
+                self.pool.freed.append(memory)
+                return
+            for user in self.users:  # record_stream: not given away before these are done
+                position = user.num_pushed
+                self.queue.push(lambda user=user, position=position: user.run_to(position))
+            self.queue.push(lambda: spoil(memory))
+
+
+def spoil(memory: Tensor) -> None:
+    """Overwrites freed or fresh memory with values that will be noticed."""
+    if memory.numel():
+        dtype = memory.dtype
+        memory.fill_(math.nan if dtype.is_floating_point else True if dtype == torch.bool else SPOILT_INTEGER)
+
+
+def allocate(shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> Tensor:
+    """Returns memory that holds what someone else has left there."""
+    with torch.inference_mode(False), torch.no_grad():
+        memory = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype)
+        spoil(memory)
+    return memory
+
+
+# ---- the host ----
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    address = tensor.data_ptr()
+    return any(start <= address < start + size for start, size in machine().pinned.items())
+
+
+def pin(tensor: Tensor, device: Any = None) -> Tensor:
+    """torch.Tensor.pin_memory: returns a page-locked copy."""
+    return tensor if is_pinned(tensor) else lock(tensor.clone(memory_format=torch.contiguous_format))
+
+
+def lock(tensor: Tensor) -> Tensor:
+    """Locks the pages of a new tensor, as long as it exists."""
+    now, address = machine(), tensor.data_ptr()
+    now.pinned[address] = max(1, tensor.nbytes)
+    weakref.finalize(tensor.untyped_storage(), now.pinned.pop, address, None)
+    return tensor
+
+
+class Cudart:
+    """torch.cuda.cudart()."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:  # noqa: N802
+        now = machine()
+        if now.refuses_to_pin:
+            now.last_error = "operation not supported"
+            return 801
+        if address in now.registered:
+            now.last_error = "part or all of the requested memory range is already mapped"
+            return 712
+        now.registered.add(address)
+        now.pinned[address] = size
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:  # noqa: N802
+        now = machine()
+        if address not in now.registered:
+            now.last_error = "pointer does not correspond to a registered memory region"
+            return 713
+        now.registered.remove(address)
+        del now.pinned[address]
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(f"cudart.{name}")
