@@ -20,7 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where tests marked `gpu` run: real GPUs, fake ones (tests/fake_cuda), or real ones if there are any",
     )
     parser.addoption(
-        "--gpu-order", type=int, default=None, help="seed of a random legal order of the fake GPUs' work; else the latest"
+        "--gpu-order",
+        type=int,
+        default=None,
+        help="seed of a random legal order of the fake GPUs' work; else: latest",
     )
 
 

@@ -10,7 +10,11 @@ from torch import Tensor
 
 
 def backward(
-    root: Tensor, gradient: Tensor | None = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    root: Tensor,
+    gradient: Tensor | None = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     """torch.Tensor.backward, without hooks, second derivatives and chosen inputs."""
     if create_graph or inputs is not None:

@@ -57,7 +57,10 @@ class CUDAGraph:
         self._generators.append(generator)
 
     def capture_begin(
-        self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global", check_input_liveness: bool = False
+        self,
+        pool: tuple[int, int] | None = None,
+        capture_error_mode: str = "global",
+        check_input_liveness: bool = False,
     ) -> None:
         now, queue = machine(), current_queue()
         if capture_error_mode not in ("global", "thread_local", "relaxed"):

@@ -42,7 +42,7 @@ class Counts:
         return self.kernels.total()
 
     def copy(self) -> Counts:
-        return Counts(**{f.name: Counter(v) if isinstance(v := getattr(self, f.name), Counter) else v for f in fields(self)})
+        return self.since(Counts())
 
     def since(self, before: Counts) -> Counts:
         """Returns what has been counted since a copy was made."""

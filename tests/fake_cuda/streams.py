@@ -47,7 +47,12 @@ class Queue:
             raise RuntimeError(f"{self.name} waits for itself")
         self._is_running = True
         try:
-            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            with (
+                _disable_current_modes(),
+                torch.inference_mode(False),
+                torch.no_grad(),
+                torch.autocast("cpu", enabled=False),
+            ):
                 while self.num_done < position:
                     work = self.pending.popleft()
                     self.num_done += 1
@@ -141,7 +146,9 @@ class Stream:
 class Event:
     """torch.cuda.Event."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, _counted: bool = False):
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, _counted: bool = False
+    ):
         if interprocess:
             raise NotImplementedError("events of several processes")
         self.has_timing = enable_timing

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from tests.fake_cuda.generators import Draw, check_registered, default_generator, find
 from tests.fake_cuda.machine import machine
 from tests.fake_cuda.memory import Block, allocate, is_pinned, lock
-from tests.fake_cuda.streams import Stream, current_queue, gpu_index, refuse_in_capture, run_some, wait
+from tests.fake_cuda.streams import Stream, current_queue, gpu_index, refuse_in_capture, wait
 
 # Operations whose results have a size, or are a number, that depends on values.
 WAITING = {
@@ -37,7 +37,10 @@ NOT_DETERMINISTIC = {
     "aten::nll_loss2d_forward", "aten::_ctc_loss_backward", "aten::grid_sampler_2d_backward", "aten::_embedding_bag",
     "aten::max_unpool2d",
 }  # fmt: skip
-UNKNOWN = {"aten::_pin_memory", "aten::is_pinned", "aten::set_", "aten::resize_"}
+UNKNOWN = {
+    "aten::_pin_memory", "aten::is_pinned", "aten::set_", "aten::resize_", "aten::_thnn_fused_lstm_cell",
+    "aten::_thnn_fused_gru_cell", "aten::_cudnn_rnn",
+}  # fmt: skip
 
 
 class GpuTensor(Tensor):
@@ -91,7 +94,8 @@ class GpuTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError(
-            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+            "memory first."
         )
 
     def __array__(self, *_: Any) -> Any:
@@ -152,7 +156,7 @@ _results: dict[Any, Any] = {}  # shapes, strides and dtypes of results
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    flat, structure = tree_flatten((args, kwargs))
+    flat, _ = tree_flatten((args, kwargs))
     on_gpu = [x for x in flat if isinstance(x, GpuTensor)]
     device = kwargs.get("device")
     to_gpu = device is not None and torch.device(device).type == "cuda"
@@ -232,9 +236,9 @@ def _check_launch(name: str, on_gpu: list[GpuTensor]) -> None:
     if now.last_error:
         error, now.last_error = now.last_error, None
         raise RuntimeError(f"CUDA error: {error}")
-    if name in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
-        if on_gpu and on_gpu[0].dtype.is_floating_point:
-            raise RuntimeError(f"{name} does not have a deterministic implementation on CUDA")
+    has_floats = bool(on_gpu) and on_gpu[0].dtype.is_floating_point
+    if has_floats and name in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError(f"{name} does not have a deterministic implementation on CUDA")
 
 
 def _has_mask(index: Any) -> bool:
@@ -258,7 +262,11 @@ def _view(func: Any, args: Any, kwargs: Any, on_gpu: list[GpuTensor]) -> Any:
 def _shapes(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
     """Returns shape, stride and dtype of each result, and how they are nested."""
     flat, structure = tree_flatten((args, kwargs))
-    key: Any = (func, structure, *((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in flat))
+    key: Any = (
+        func,
+        structure,
+        *((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in flat),
+    )
     if (found := _results.get(key)) is not None:
         return found  # type: ignore[no-any-return]
     on_meta = [
@@ -289,55 +297,47 @@ def _draw(
     generator = kwargs.get("generator") or next((x for x in args if isinstance(x, torch.Generator)), None)
     generator = find(generator) if generator is not None else default_generator(gpu)
     check_registered(generator, gpu)
-    inner_args = tuple(None if isinstance(x, torch.Generator) else x for x in inner_args)
-    inner_kwargs = {name: None if name == "generator" else value for name, value in inner_kwargs.items()}
+    arguments = [None if isinstance(x, torch.Generator) else x for x in inner_args]
+    options = {name: None if name == "generator" else value for name, value in inner_kwargs.items()}
     target = args[operation.writes[0][0]] if operation.writes else None
-    if target is not None:
-        # The shape alone counts: what is overwritten has no part in it.
-        blank = torch.zeros(target.shape, dtype=target.dtype)
-        draw = Draw(generator, lambda: func(*(blank if x is target.inner else x for x in inner_args), **inner_kwargs))
-        new: list[Any] = [target.inner]
-        result: Any = target
+    if target is not None:  # what is overwritten does not matter, but for its shape
+        arguments = [torch.zeros_like(x) if x is target.inner else x for x in arguments]
+        new, result = [target.inner], target
+    elif any(isinstance(x, Tensor) for x in arguments):
+        return _dropout(func, generator, arguments, gpu)
     else:
-        if any(isinstance(x, Tensor) for x in tree_flatten((inner_args, inner_kwargs))[0]) and machine().capture:
-            # Dropout: only the mask is drawn, and it is drawn from the shape.
-            draw, new, result = _dropout(func, generator, inner_args, gpu)
-            return result
-        metas, spec = _shapes(func, inner_args, inner_kwargs)
-        new = [allocate(*meta) if isinstance(meta, tuple) else meta for meta in metas]
-        draw = Draw(generator, lambda: func(*inner_args, **inner_kwargs))
-        result = tree_unflatten([wrap(x, gpu) if isinstance(x, Tensor) else x for x in new], spec)
-    if (capture := current_queue(gpu).capture) is not None:
-        capture.draws.append(draw)
-        _launch(gpu, str(func), lambda: _fill(new, draw.values))
-    else:
-        if any(isinstance(x, Tensor) and x is not new[0] for x in tree_flatten((inner_args, inner_kwargs))[0]):
-            return _dropout(func, generator, inner_args, gpu)[2]
-        values = draw.draw()
-        _launch(gpu, str(func), lambda: _fill(new, values))
+        metas, spec = _shapes(func, tuple(arguments), options)
+        new = [allocate(*meta) for meta in metas]
+        result = tree_unflatten([wrap(x, gpu) for x in new], spec)
+    values = _values(Draw(generator, lambda: func(*arguments, **options)), gpu)
+    _launch(gpu, str(func), lambda: _fill(new, values()))
     return result
 
 
-def _dropout(func: Any, generator: Any, inner_args: Any, gpu: int) -> Any:
-    """Draws the mask of a dropout from the shape; it is applied when the stream gets there."""
-    if func._schema.name != "aten::native_dropout":
-        raise NotImplementedError(f"{func} on the fake GPU")
-    x, probability = inner_args[0], inner_args[1]
-    ones = torch.ones(x.shape)
-    draw = Draw(generator, lambda: torch.ops.aten.native_dropout.default(ones, probability, True)[1])
-    scaled, mask = allocate(x.shape, x.stride(), x.dtype), allocate(x.shape, x.stride(), torch.bool)
-    values = None
+def _values(draw: Draw, gpu: int) -> Callable[[], Any]:
+    """Returns a function that gives what is drawn: now, or at each launch of the graph that is being captured."""
     if (capture := current_queue(gpu).capture) is not None:
         capture.draws.append(draw)
-    else:
-        values = draw.draw()
+        return lambda: draw.values
+    values = draw.draw()
+    return lambda: values
+
+
+def _dropout(func: Any, generator: Any, arguments: list[Any], gpu: int) -> Any:
+    """Draws the mask of a dropout from the shape alone; it is applied when the stream gets there."""
+    if func._schema.name != "aten::native_dropout":
+        raise NotImplementedError(f"{func} on the fake GPU")
+    x, probability, *_ = arguments
+    ones = torch.ones(x.shape)
+    mask = _values(Draw(generator, lambda: func(ones, probability, True)[1]), gpu)
+    kept, scaled = allocate(x.shape, x.stride(), torch.bool), allocate(x.shape, x.stride(), x.dtype)
 
     def apply() -> None:
-        mask.copy_(draw.values if values is None else values)
-        scaled.copy_(x * mask / (1 - probability))
+        kept.copy_(mask())
+        scaled.copy_(x * kept / (1 - probability))
 
     _launch(gpu, str(func), apply)
-    return draw, [scaled, mask], (wrap(scaled, gpu), wrap(mask, gpu))
+    return wrap(scaled, gpu), wrap(kept, gpu)
 
 
 # ---- copies ----
