@@ -1,0 +1,96 @@
+"""Whole runs on a GPU are those of the CPU: every algorithm, sampler, replay, update, core and reset mode."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.training import checkpoint
+from tests.helpers.runs import assert_same_run, rows
+
+COMMON: dict[str, Any] = {
+    "envs": 4,
+    "horizon": 5,
+    "seed": 5,
+    "sampler": "serial",
+    "learning_rate_schedule": "linear",
+    "tensorboard": False,
+    "decorrelation_steps": 3,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "log_interval_steps": 20,
+    "eval_interval_steps": 0,
+    "steps": 140,  # seven rollouts: graphs are captured in the third
+    "schedule_steps": 400,
+}
+PONG = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
+CARTPOLE = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
+PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
+VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
+REPLAY = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 2}
+REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200}
+RAINBOW = {"algo": "eps_rainbow", **REPLAY, "new_priority": None}
+LSTM = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+GRU = {"core": "gru", "core_size": 8}
+
+IN_MAKE_TEST: dict[str, dict[str, Any]] = {
+    "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 80, "eval_episodes": 2},
+    "a2c lstm": {**CARTPOLE, **LSTM, "reset_mode": "wait"},
+    "ppo": {**PONG, **PPO, "value_clip": 0.2, "normalize_advantage": True, "target_kl": 0.5},
+    "ppo normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
+    "vtrace": {**PONG, **VTRACE, "sampler": "alternating", "workers": 2},
+    "vtrace gru": {**CARTPOLE, **VTRACE, **GRU},
+    "dqn": {**PONG, "algo": "dqn", **REPLAY},
+    "eps_rainbow": {**PONG, **RAINBOW},
+    "dqn with a replay on the CPU": {**CARTPOLE, "algo": "dqn", **REPLAY, "prioritized": True, "replay_device": "cpu"},
+    "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
+    "one_step_sarsa": {**CARTPOLE, "algo": "one_step_sarsa", "target_interval_steps": 60},
+    "central store": {**CARTPOLE, "update": "central_store"},
+}
+SLOW: dict[str, dict[str, Any]] = {
+    "a2c gae": {**PONG, "gae_lambda": 0.9, "reset_mode": "immediate"},
+    "a2c without graphs": {**PONG, "cuda_graphs": False},
+    "a2c bf16": {**PONG, "bf16": True},
+    "a2c of a Gaussian": {**COMMON, "env": "Pendulum-v1", "gaussian": "spherical", "separate_value": True},
+    "a2c of a diagonal Gaussian": {**COMMON, "env": "Pendulum-v1"},
+    "ppo gru": {**PONG, **PPO, **GRU},
+    "vtrace lstm": {**PONG, **VTRACE, **LSTM, "reset_mode": "wait"},
+    "dqn with a second network": {**PONG, "algo": "dqn", **REPLAY, "secondary_batch_size": 16, "dueling": True},
+    "categorical_dqn": {**CARTPOLE, "algo": "categorical_dqn", **REPLAY},
+    "one_step_q": {**PONG, "algo": "one_step_q", "target_interval_steps": 60},
+    "a3c": {**PONG, "algo": "a3c", "envs": 4},
+    "appo": {**CARTPOLE, "algo": "appo", "minibatches": 2, "updates_per_exchange": 2},
+    "adam": {**CARTPOLE, "optimizer": "adam", "optimizer_options": {}, "layer_norms": True},
+    "torch.Adam": {**CARTPOLE, "optimizer": "torch.Adam", "optimizer_options": {}},
+    "deterministic": {**PONG, **RAINBOW, "deterministic": True},
+    "a2c deterministic": {**PONG, "deterministic": True},
+}
+CASES = IN_MAKE_TEST | SLOW
+TOLERANCE = {"a2c bf16": 1e-2}
+
+
+def policy(run: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(run / "checkpoint.pt")["policy"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def _not_deterministic() -> Any:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*IN_MAKE_TEST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
+    """Would catch a missing wait of any kind, a value that a graph has frozen, a tensor on the wrong device, and what
+    the GPU's own sampler, replay or update computes otherwise."""
+    there = accel_rl.train(**CASES[case], device="cuda:0", out=tmp_path / "there")
+    here = accel_rl.train(**CASES[case], device="cpu", out=tmp_path / "here")
+    tolerance = TOLERANCE.get(case, 1e-5)
+    for name, value in policy(here).items():
+        torch.testing.assert_close(policy(there)[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    scores = [[row.get("rollout/ep_rew_mean") for row in rows(run)] for run in (here, there)]
+    assert scores[0] == scores[1]
+    assert len([row for row in rows(there) if row["train/loss"]]) >= 2
