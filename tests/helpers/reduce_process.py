@@ -140,7 +140,7 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
         exchange = AllReduce(through_memory=case.through_memory)
         update = Update(network, make_optimizer(case.rule), case.clip, exchange, slice_elements=case.slice_elements)
         if device == "cpu" and sys.platform == "linux":
-            assert isinstance(exchange._all_reduce, SharedSum) == case.through_memory
+            assert isinstance(exchange._shared_sum, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
         assert update.read_seconds()["exchange"] > 0
     return found
