@@ -187,7 +187,7 @@ def main() -> None:
     role, device = sys.argv[1], sys.argv[4]
     rank, size, port = (int(sys.argv[index]) for index in (2, 3, 5))
     store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
-    backend = "nccl" if device.startswith("cuda") else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     answer = globals()[role](rank, size, device)
     dist.destroy_process_group()

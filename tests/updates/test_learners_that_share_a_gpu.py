@@ -11,6 +11,7 @@ from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.updates import all_reduce, shared_sum
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.shared_sum import SharedSum
+from tests.helpers.reduce_process import CASES, run, together
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,14 @@ def test_a_sum_over_learners_of_one_gpu_waits_for_the_gpu_first(pins: bool, monk
     summed.close()
     ends = ["wait for all streams", "unpin"] if pins else []
     assert events == ["pin", *["wait for the GPU", "meet", "meet"] * 2, *ends]
+
+
+@pytest.mark.gpu
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_learners_of_one_gpu_stay_the_same() -> None:
+    """Would catch sums that are read before they are complete, and NCCL where it refuses to work."""
+    first, second = run(together, 2, "cuda:0")
+    for name in CASES:
+        for one, other in zip(first[name], second[name], strict=True):
+            assert all(torch.equal(one[term], other[term]) for term in one if term != "errors"), name
