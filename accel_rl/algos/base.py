@@ -39,8 +39,8 @@ class AlgoSettings:
 class RunInfo(NamedTuple):
     """What `Algo.validate` is told of the run.
 
-    steps: agent steps of the whole run. devices: of all learners on this machine; empty if their memory must not be
-    looked at from this process."""
+    steps: agent steps of the whole run. devices: of the learners on this machine; those on GPUs while the algorithm is
+    on the CPU are for other processes: leave their memory alone."""
 
     steps: int
     devices: tuple[str, ...] = ()

@@ -2,6 +2,8 @@
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +99,7 @@ class ReplayPlan:
     def make_replay(self, seed: int) -> Replay:
         """Raises UsageError if the replay does not fit into memory."""
         settings, device = self.settings, self.replay_device
-        free = self._check_fits(self.num_bytes)
+        free = self._check_fits(self.num_bytes, device)
         logger.info(
             "replay: %s steps need %.2f GB on %s, where %.2f GB are free",
             f"{self.replay_size:,}", self.num_bytes / 1e9, device, free / 1e9,
@@ -134,16 +136,25 @@ class ReplayPlan:
                     f"{name}={length} does not fit into the {steps_per_env} steps that replay_size="
                     f"{settings.replay_size} keeps of each of {self.num_envs} environments"
                 )
-        if run.devices:
-            same = settings.replay_device == "auto"
-            num_replays = run.devices.count(str(self.device)) if same else len(run.devices)
-            self._check_fits(self.num_bytes * num_replays)
+        self._validate_room(run.devices)
 
-    def _check_fits(self, num_bytes: int) -> int:
-        """Returns the free bytes where the replay is kept. Raises UsageError if num_bytes do not fit."""
-        device = self.replay_device
+    def _validate_room(self, devices: Sequence[str]) -> None:
+        """Raises UsageError if the replays of the learners on these devices do not fit where they are kept.
+
+        A process that checks settings on its CPU for learners on GPUs leaves the GPUs alone."""
+        untouched = self.device.type == "cpu" and any(device != "cpu" for device in devices)
+        is_auto = self.settings.replay_device == "auto"
+        places = devices if is_auto else [str(self.replay_device)] * len(devices)
+        for place, num_replays in Counter(places).items():
+            self._check_fits(self.num_bytes * num_replays, torch.device(place), num_replays, untouched)
+
+    def _check_fits(self, num_bytes: int, device: torch.device, num_learners: int = 1, untouched: bool = False) -> int:
+        """Returns the free bytes of the device. Raises UsageError if num_bytes do not fit (see check_fits)."""
         way_out = "--replay-device cpu, or " if device.type != "cpu" else ""
-        return check_fits(num_bytes, self.settings.replay_size, "replay_size", device, way_out)
+        size = self.settings.replay_size
+        return check_fits(
+            num_bytes, size, "replay_size", device, way_out, num_learners=num_learners, untouched=untouched
+        )
 
     def _validate_warmup(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
         settings = self.settings

@@ -4,7 +4,6 @@ import contextlib
 import faulthandler
 import os
 import pickle
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from accel_rl.training import checkpoint
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Coordinator, SingleLearner
 from accel_rl.training.log import close_log, logger, open_log
+from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
 from accel_rl.training.trainer import Trainer
 from accel_rl.updates.parameter_store import CentralStore, StoreSetup
@@ -51,34 +51,15 @@ def learn(
     store: CentralStore | None = None,
 ) -> None:
     """Trains as this learner, to the end of the run. Raises RunError with advice if a GPU is out of memory."""
-    if config.device.startswith("cuda"):
-        torch.cuda.set_device(config.device)
-    try:
-        with pinned(config.plan.server_cpus):
-            trainer = Trainer(config, folder, coordinator, stop, state, show, store)
-            try:
-                stop.ready()
-                trainer.run()
-            finally:
-                trainer.close()
-    except torch.OutOfMemoryError as error:
-        raise RunError(out_of_memory(error, config)) from None
-
-
-def out_of_memory(error: BaseException, config: Config) -> str:
-    """Says how much memory was requested, how much the GPU has, and which settings to lower."""
-    requested = re.search(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)", str(error))
-    settings = f"--envs ({config.run.envs}) or --horizon ({config.run.horizon})"
-    if (size := getattr(config.algo, "replay_size", None)) is not None:
-        settings = f"--replay-size ({size}) or --batch-size ({config.algo.batch_size}), or use --replay-device cpu"
-    free = ""
-    if torch.cuda.is_available():
-        left, total = torch.cuda.mem_get_info(config.device)
-        free = f"; {left / 2**30:.1f} of its {total / 2**30:.1f} GiB are free"
-    return (
-        f"{config.device} is out of memory ({requested[1] if requested else 'an unknown amount'} was requested{free}): "
-        f"lower {settings}"
-    )
+    with advice_on_memory(config), pinned(config.plan.server_cpus):
+        if config.device.startswith("cuda"):
+            torch.cuda.set_device(config.device)
+        trainer = Trainer(config, folder, coordinator, stop, state, show, store)
+        try:
+            stop.ready()
+            trainer.run()
+        finally:
+            trainer.close()
 
 
 # ---- a process of its own ----
@@ -176,8 +157,8 @@ def connected(
         yield SingleLearner(steps), None
     else:
         # NCCL refuses learners that share a GPU.
-        uses_nccl = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
-        with process_group(rank_info.rank, rank_info.size, setup.port, uses_nccl):
+        has_own_gpu = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
+        with process_group(rank_info.rank, rank_info.size, setup.port, offers_nccl=has_own_gpu):
             coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
             coordinator.begin(steps, config.learners.learner_timeout_s)
             yield coordinator, None

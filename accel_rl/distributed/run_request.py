@@ -19,16 +19,17 @@ class RunRequest:
     resume: str | Path | None = None
     overwrite: bool = False
 
-    def resolve(self) -> tuple[Config, dict[str, Any] | None]:
+    def resolve(self, alone: bool = False) -> tuple[Config, dict[str, Any] | None]:
         """Returns the run's configuration, and its last checkpoint if it is to be resumed. Writes nothing.
 
-        Raises UsageError for settings that are wrong or do not fit together."""
+        alone: as if no other learner needed memory on this one's device. Raises UsageError for settings that are wrong
+        or do not fit together."""
         state = None
         if self.resume is not None:
             config, state = reopen(Path(self.resume), self.settings, self.out, self.config)
         else:
             config = resolve(self.settings, Path(self.config) if self.config else None)
-        check(config)
+        check(config, (config.device,) if alone else None)
         return config, state
 
     def open_folder(self, config: Config, state: dict[str, Any] | None) -> Path:

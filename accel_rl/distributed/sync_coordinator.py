@@ -96,16 +96,14 @@ class SyncCoordinator:
 
 
 @contextlib.contextmanager
-def process_group(rank: int, size: int, port: int | None, uses_nccl: bool) -> Iterator[None]:
-    """Makes the run's learners torch.distributed's default group: NCCL for GPU tensors, Gloo for all others.
+def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> Iterator[None]:
+    """Makes the run's learners torch.distributed's default group: Gloo, and NCCL for GPU tensors if offers_nccl.
+
+    NCCL, where PyTorch has it, connects when it gets the first tensor; `AllReduce` decides whether it gets any.
 
     port: of the store that the supervisor has opened on this machine; None: the one that the environment names
-    (torchrun). Raises UsageError if NCCL is missing or the port is in use."""
-    if uses_nccl and not dist.is_nccl_available():
-        raise UsageError(
-            "update=all_reduce on GPUs needs NCCL, which this build of PyTorch does not have; use --update "
-            "central_store, or CPU learners"
-        )
+    (torchrun). Raises UsageError if the port is in use."""
+    uses_nccl = offers_nccl and dist.is_nccl_available()
     store = port and TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
     backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
     try:

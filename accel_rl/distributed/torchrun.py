@@ -22,7 +22,9 @@ from accel_rl.distributed.learner_process import learn, logged
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.signals import StopSignal
+from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import Job, is_finished, launcher_id
@@ -44,7 +46,8 @@ class AgreedRun(NamedTuple):
 
 def learn_launched(rank_info: RankInfo, request: RunRequest, stop: StopSignal, show: bool) -> Path:
     """Trains as this learner, to the end of the run; returns the run's folder."""
-    with process_group(rank_info.rank, rank_info.size, None, torch.cuda.is_available()):
+    # Whether learners are on GPUs is not settled before they have agreed on a run; without tensors there, NCCL is idle.
+    with process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available()):
         coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
         run = agree_on_run(coordinator, request)
         if run is None:
@@ -100,7 +103,10 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
             request = replace(request, out=None, config=None, resume=folder)
             if on_rank_0(lambda: is_finished(folder, request.settings)):
                 return None
-    config, state = _on_all(coordinator, request.resolve)
+    # What learners share is only known when all have resolved: each may call another GPU cuda:0.
+    config, state = _on_all(coordinator, partial(request.resolve, alone=True))
+    sharing = _share_memory(coordinator, config.device)
+    _on_all(coordinator, lambda: check(config, sharing) if len(sharing) > 1 else None)
     versions = {"accel_rl": __version__, "torch": torch.__version__}
     begins = {"the checkpoint's steps": state["steps"] if state else 0}
     _check_same(coordinator.all_gather((socket.gethostname(), versions | config.as_dict() | begins)))
@@ -113,6 +119,12 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
     _on_all(coordinator, take_over)
     _on_all(coordinator, lambda: job.wait_until_visible(folder))
     return AgreedRun(config, folder, state, partial(job.check_owner, folder))
+
+
+def _share_memory(coordinator: SyncCoordinator, device: str) -> list[str]:
+    """Returns this learner's device, as often as there are learners that use the memory of the same one."""
+    own = device_id(device).memory
+    return [device for other in coordinator.all_gather(own) if other == own]
 
 
 def _on_all(coordinator: SyncCoordinator, do: Callable[[], T]) -> T:

@@ -1,10 +1,16 @@
 """Finds the devices that a setting names, and pins memory so that a GPU reads it directly."""
 
+import contextlib
+import ctypes
 import logging
+import re
+import socket
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware.shared_memory import SharedArrays
@@ -12,26 +18,51 @@ from accel_rl.hardware.topology import parse_cpus, show_cpus
 
 logger = logging.getLogger("accel_rl")
 
+MAPS = Path("/proc/self/maps")  # what this process has loaded, and where
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
+
+# ---- the devices that a setting names ----
+
 
 def find_device(name: str, setting: str = "device") -> str:
-    """Returns the device that a name stands for (auto: the first GPU, or the CPU).
+    """Returns the full name of a device: cpu, or cuda with a number. auto: the first GPU that can be used, or the CPU.
 
-    Raises UsageError if it is no device's name, or if there is no such GPU here. setting: names it in errors."""
+    Raises UsageError if it is no such name, or if there is no such GPU here, or none that this build of PyTorch has
+    kernels for. setting: names it in errors."""
     import torch
 
     if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+        return _first_device(setting)
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"{setting}={name!r} must be auto, cpu or cuda:<number>") from None
-    if device.type not in ("cpu", "cuda"):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
         raise UsageError(f"{setting}={name!r} must be auto, cpu or cuda:<number>")
-    if device.type == "cuda" and (device.index or 0) >= _num_gpus():
-        usable = ["cpu", *(f"cuda:{index}" for index in range(_num_gpus()))]
-        flag = f"--{setting.replace('_', '-')}"
+    if device.type == "cpu":
+        return "cpu"
+    gpu, flag = device.index or 0, f"--{setting.replace('_', '-')}"
+    if gpu >= num_gpus():
+        usable = ["cpu", *(f"cuda:{index}" for index in range(num_gpus()))]
         raise UsageError(f"{setting}={name!r}, but there is no such GPU here; use {flag} {' or '.join(usable)}")
-    return name
+    if reason := _missing_kernels(gpu):
+        raise UsageError(f"{setting}={name!r}: {reason}; or use {flag} auto")
+    return f"cuda:{gpu}"
+
+
+def _first_device(setting: str) -> str:
+    """Returns the first GPU that this build of PyTorch has kernels for; if there is none, the CPU."""
+    skipped = ""
+    for gpu in range(num_gpus()):
+        if not (reason := _missing_kernels(gpu)):
+            device = f"cuda:{gpu}"
+            break
+        skipped = skipped or reason
+    else:
+        device = "cpu"
+    if skipped:
+        logger.warning("%s=auto is %s: %s", setting, device, skipped)
+    return device
 
 
 def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) -> tuple[str, ...]:
@@ -69,25 +100,115 @@ def find_devices(names: str | Sequence[str | int], learners_per_gpu: int = 1) ->
 
 def _find_gpus(words: list[str], shown: str) -> list[int]:
     """Returns the numbers of the GPUs that the words name, in their order."""
-    num_gpus = _num_gpus()
+    count = num_gpus()
     numbers = ["0" if word == "cuda" else word.removeprefix("cuda:") for word in words]
     try:
-        gpus = [*range(num_gpus)] if words == ["all"] else [gpu for number in numbers for gpu in parse_cpus(number)]
+        gpus = [*range(count)] if words == ["all"] else [gpu for number in numbers for gpu in parse_cpus(number)]
     except ValueError:
         raise UsageError(f"{shown} must be auto, all, cpu,cpu, or GPUs as in 0-3 or cuda:0,cuda:2") from None
-    if not num_gpus:
+    if not count:
         raise UsageError(f"{shown}, but there is no GPU here; use --devices cpu,cpu for two learners")
-    if absent := {gpu for gpu in gpus if gpu >= num_gpus}:
+    if absent := {gpu for gpu in gpus if gpu >= count}:
         raise UsageError(
-            f"{shown}, but there is no GPU {show_cpus(absent)} here; use some of {show_cpus(range(num_gpus))}"
+            f"{shown}, but there is no GPU {show_cpus(absent)} here; use some of {show_cpus(range(count))}"
         )
+    if reasons := {gpu: reason for gpu in gpus if (reason := _missing_kernels(gpu))}:
+        others = [gpu for gpu in range(count) if not _missing_kernels(gpu)]
+        way_out = f"or use --devices {show_cpus(others)}" if others else "or learn on the CPU"
+        raise UsageError(f"{shown}: {next(iter(reasons.values()))}; {way_out}")
     return gpus
 
 
-def _num_gpus() -> int:
+def num_gpus() -> int:
+    """Returns how many GPUs this process sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+# ---- GPUs that this build of PyTorch has no kernels for ----
+
+
+def _missing_kernels(gpu: int) -> str | None:
+    """Says that this build of PyTorch has no kernels for the GPU, and which one has; None if it has them.
+
+    None also where the build does not say what it was made for: that of a CPU, or of AMD's GPUs."""
+    import torch
+
+    architectures = [arch for arch in torch.cuda.get_arch_list() if _parse_architecture(arch)]
+    if not architectures:
+        return None
+    with warnings.catch_warnings():  # PyTorch's own are several lines, about all GPUs
+        warnings.simplefilter("ignore")
+        capability = torch.cuda.get_device_capability(gpu)
+        name = torch.cuda.get_device_name(gpu)
+    if any(_runs_on(arch, *capability) for arch in architectures):
+        return None
+    # docs/hardware.md has the table, and where it is from.
+    wheel = "CUDA 12.6 (cu126)" if capability < (7, 5) else "a newer CUDA"
+    return (
+        f"this build of PyTorch ({torch.__version__}) has no kernels for cuda:{gpu}, {name} (sm_{capability[0]}"
+        f"{capability[1]}), only for {', '.join(architectures)}; install PyTorch's wheel for {wheel}"
+    )
+
+
+def _parse_architecture(arch: str) -> tuple[str, int, int, str] | None:
+    """Returns the parts of an architecture's name, as in sm_90a: kind, major, minor, suffix. None for other names."""
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+    return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
+
+
+def _runs_on(arch: str, major: int, minor: int) -> bool:
+    """Tells whether code for this architecture runs on a GPU of this compute capability (CUDA C++ Programming Guide,
+    "Compute Capabilities" and "Feature sets").
+
+    Machine code (sm) serves the capability that it was made for and larger ones of the same major version; PTX
+    (compute), which the driver compiles, all larger ones. With the suffix a, either serves this one capability only;
+    with f, its major version."""
+    parts = _parse_architecture(arch)
+    assert parts
+    kind, own_major, own_minor, suffix = parts
+    if suffix == "a":
+        return (major, minor) == (own_major, own_minor)
+    if kind == "compute" and not suffix:
+        return (major, minor) >= (own_major, own_minor)
+    return major == own_major and minor >= own_minor
+
+
+# ---- where a GPU is ----
+
+
+class DeviceId(NamedTuple):
+    """What identifies a device among those of all machines, whatever its number in a process.
+
+    hardware: the physical GPU, or the machine whose CPU it is; memory: what has memory of its own, which may be an
+    instance of a GPU that is divided (MIG)."""
+
+    hardware: str
+    memory: str
+
+
+def device_id(device: str) -> DeviceId:
+    import torch
+
+    try:
+        machine = BOOT_ID.read_text().strip()
+    except OSError:
+        machine = socket.gethostname()
+    if device == "cpu":
+        return DeviceId(machine, machine)
+    gpu: Any = torch.cuda.get_device_properties(device)
+    uuid = str(getattr(gpu, "uuid", device))
+    address = _pci_address(gpu) or uuid
+    return DeviceId(f"{machine} {address}", f"{machine} {address} {uuid}")
+
+
+def _pci_address(gpu: Any) -> str | None:
+    """Returns the address on the PCI bus of a GPU, given by its properties; older releases of torch do not know it."""
+    try:
+        return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    except AttributeError:
+        return None
 
 
 def gpu_node(device: str) -> int | None:
@@ -96,29 +217,79 @@ def gpu_node(device: str) -> int | None:
 
     if device == "cpu":
         return None
-    gpu: Any = torch.cuda.get_device_properties(device)
+    address = _pci_address(torch.cuda.get_device_properties(device))
     try:
-        address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
         node = int(Path(f"/sys/bus/pci/devices/{address}/numa_node").read_text())
-    except (AttributeError, OSError, ValueError):  # older releases of torch do not know the address
+    except (OSError, ValueError):
         return None
     return node if node >= 0 else None
 
 
+# ---- pinned memory ----
+
+
+@dataclass
+class _Pinned:
+    """Memory that is pinned, and how many use it so. It must not be unmapped before, so it is kept here."""
+
+    memory: SharedArrays
+    num_users: int
+
+
+_pinned: dict[int, _Pinned] = {}  # by address
+
+
 def pin(memory: SharedArrays) -> int | None:
-    """Pins the shared memory, so that the GPU reads it directly; returns its address, or None if that failed."""
+    """Pins the shared memory, so that the GPU reads it directly; returns its address, or None if that failed.
+
+    Each user of the same memory calls it, and `unpin` in the end; CUDA would refuse to pin it twice."""
     import torch
 
     address, size = memory.address, memory.size
-    error = torch.cuda.cudart().cudaHostRegister(address, size, 0)  # type: ignore[no-untyped-call]
-    if int(error) != 0:
-        logger.warning("the shared memory cannot be pinned (CUDA error %d): transfers are slower", int(error))
-        return None
+    if address not in _pinned:
+        error = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
+        if error != 0:
+            _clear_last_error()
+            logger.warning("the shared memory cannot be pinned (CUDA error %d): transfers are slower", error)
+            return None
+        _pinned[address] = _Pinned(memory, 0)
+    _pinned[address].num_users += 1
     return address
 
 
 def unpin(address: int) -> None:
-    """Undoes `pin`."""
+    """Undoes one `pin`; after the last one the memory is pageable again."""
     import torch
 
-    torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+    pinned = _pinned[address]
+    pinned.num_users -= 1
+    if not pinned.num_users:
+        del _pinned[address]
+        if int(torch.cuda.cudart().cudaHostUnregister(address)) != 0:  # type: ignore[no-untyped-call]
+            _clear_last_error()
+
+
+def _clear_last_error() -> None:
+    """Makes CUDA forget a refusal that has been dealt with: PyTorch would raise it at its next launch of a kernel.
+
+    PyTorch itself has no call for that. Errors are of each thread: call it from the one that met the refusal."""
+    import torch
+
+    runtimes = _loaded_runtimes()
+    for runtime in runtimes:
+        runtime.cudaGetLastError()
+    if not runtimes:
+        with contextlib.suppress(RuntimeError):  # a launch that raises the error clears it, too
+            torch.empty(1, device="cuda").fill_(1)
+
+
+def _loaded_runtimes() -> list[Any]:
+    """Returns the CUDA runtimes that this process has loaded: PyTorch's and, rarely, one that another package brought.
+
+    There are none where the system does not list them, and where PyTorch itself contains the runtime."""
+    found = []
+    with contextlib.suppress(OSError):
+        paths = {line[line.index("/") :] for line in MAPS.read_text().splitlines() if "/" in line}
+        for path in sorted(path for path in paths if Path(path).name.startswith("libcudart.so")):
+            found.append(ctypes.CDLL(path))  # loaded already: no second one
+    return found

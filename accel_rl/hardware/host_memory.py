@@ -19,20 +19,41 @@ CGROUPS = (  # folder, limit, usage, and the field of memory.stat that counts re
 )
 
 
-def check_fits(num_bytes: int, size: int, setting: str, device: torch.device, way_out: str = "") -> int:
+def check_fits(
+    num_bytes: int,
+    size: int,
+    setting: str,
+    device: torch.device,
+    way_out: str = "",
+    *,
+    num_learners: int = 1,
+    untouched: bool = False,
+) -> int:
     """Returns the free bytes of the device. Raises UsageError if num_bytes do not fit into the usable share of them.
 
     The bytes are those that `size` entries need, the value of `setting`: the error names it, the largest value that
-    fits, and way_out, as in "--replay-device cpu, or "."""
-    free = free_bytes(device)
+    fits, and way_out, as in "--replay-device cpu, or ".
+    num_learners: of those that need the bytes together. untouched: compares with all memory of a GPU, used or not,
+    since this process is not to use the GPU: even the question what is free would keep some of its memory."""
+    free = total_bytes(device) if untouched else free_bytes(device)
     usable = free * USABLE_SHARE
     if num_bytes > usable:
+        place = f"{device} for {num_learners} learners" if num_learners > 1 else f"{device}"
         raise UsageError(
-            f"{setting}={size} needs {num_bytes / 1e9:.2f} GB on {device}, but may use only {usable / 1e9:.2f} GB of "
-            f"the {free / 1e9:.2f} GB that are free: use {way_out}--{setting.replace('_', '-')} "
-            f"{int(size * usable / num_bytes)} or less"
+            f"{setting}={size} needs {num_bytes / 1e9:.2f} GB on {place}, but may use only {usable / 1e9:.2f} GB of "
+            f"the {free / 1e9:.2f} GB that {'it has' if untouched else 'are free'}: use {way_out}"
+            f"--{setting.replace('_', '-')} {int(size * usable / num_bytes)} or less"
         )
     return free
+
+
+def total_bytes(device: torch.device) -> int:
+    """Returns how many bytes a GPU has; of the host, those that are free."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return free_host_bytes()
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,5 +1,6 @@
 """Makes the objects of a run from its resolved settings."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from accel_rl.models.trunks import NETWORKS
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.samplers.serial import SerialSampler
+from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
 from accel_rl.updates.all_reduce import AllReduce
@@ -24,16 +26,24 @@ from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
 
 
-def check(config: Config) -> None:
-    """Raises UsageError for settings that do not fit together, before anything of a run is written or started."""
+def check(config: Config, devices: Sequence[str] | None = None) -> None:
+    """Raises UsageError for settings that do not fit together, before anything of a run is written or started; RunError
+    if a GPU is out of memory.
+
+    devices: of the learners whose memory is counted, as this learner calls them (None: all on this machine)."""
+    with advice_on_memory(config):
+        _check(config, config.devices if devices is None else tuple(devices))
+
+
+def _check(config: Config, devices: tuple[str, ...]) -> None:
     is_elsewhere = config.rank_info.size > 1 and config.device != "cpu"
-    if is_elsewhere:  # this process would keep part of a GPU's memory; the learners check it themselves
+    if is_elsewhere:  # this process would keep part of a GPU's memory
         config = on_cpu(config)
     algo = build_algo(config)
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
-    algo.validate(RunInfo(config.run.steps, () if is_elsewhere else config.devices))
+    algo.validate(RunInfo(config.run.steps, devices))
     sampler_config(config)
 
 

@@ -39,6 +39,7 @@ class Checkpointer:
             "metrics": learner.metrics.get_state(),
             "update": learner.update.local_state_dict(),
             "torch_generator": torch.get_rng_state(),
+            "cuda_generator": self._cuda_generator(),
         }
         learner.coordinator.submit_state(state, is_last)
 
@@ -84,6 +85,11 @@ class Checkpointer:
         statistics = self.learner.algo.statistics
         return statistics.shared_buffers() if statistics else {}
 
+    def _cuda_generator(self) -> torch.Tensor | None:
+        """Returns the state of the generator that networks with dropout draw from on a GPU; None on the CPU."""
+        device = self.learner.config.device
+        return None if device == "cpu" else torch.cuda.get_rng_state(torch.device(device))
+
     def _save_replay(self) -> str | None:
         """Returns the name of the file that the replay is in now; None if it is not saved.
 
@@ -128,6 +134,9 @@ class Checkpointer:
         if restarted := learner.sampler.set_state(state["sampler"]):
             logger.warning("these environments have no state to save and start a new episode: %s", restarted)
         torch.set_rng_state(state["torch_generator"])
+        # Older checkpoints have none, nor have those of a learner on the CPU.
+        if learner.config.device != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
+            torch.cuda.set_rng_state(cuda_generator, torch.device(learner.config.device))
 
     def _restore_from_another_number(self, states: list[State]) -> None:
         """Restores what does not belong to single environments, from the checkpoint of more or fewer learners."""

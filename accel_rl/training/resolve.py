@@ -14,7 +14,7 @@ from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
-from accel_rl.hardware.devices import find_device, find_devices, gpu_node
+from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 
@@ -230,21 +230,17 @@ def _launched_devices(run: RunSettings, settings: LearnerSettings, rank_info: Ra
     """Returns the devices of the learners that torchrun has started on this machine, one process each."""
     if settings.devices:
         raise UsageError("torchrun itself starts a learner for each device: omit --devices")
-    if run.device not in ("auto", "cpu") and rank_info.local_size > 1:
+    sees_one_gpu = num_gpus() == 1  # its own, as with SLURM's --gpus-per-task, or the only one, which learners share
+    if run.device not in ("auto", "cpu") and rank_info.local_size > 1 and not sees_one_gpu:
         raise UsageError(f"device={run.device} would be shared by {rank_info.local_size} learners; omit it")
     if settings.update == "central_store":
         raise UsageError(
             "update=central_store lies in the memory of one machine, where `accel-rl launch --devices ...` starts "
             "its learners; those of torchrun take --update all_reduce"
         )
-    on_gpus = run.device == "auto" and _has_gpu()
-    return tuple(find_device(f"cuda:{rank}" if on_gpus else run.device) for rank in range(rank_info.local_size))
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    if run.device != "auto" or sees_one_gpu or not num_gpus():
+        return (find_device(run.device),) * rank_info.local_size
+    return tuple(find_device(f"cuda:{rank}") for rank in range(rank_info.local_size))
 
 
 def _plans(
@@ -256,12 +252,15 @@ def _plans(
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
         )
+    # Learners that see one GPU each, which they all call cuda:0, don't know where the others' are: then all must be
+    # taken to be anywhere, or the learners would divide the machine in different ways.
+    knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
     return make_plans(
         read_topology(run.cpus),
         run.envs // rank_info.size,
         workers and workers // rank_info.size,
         on_gpu=devices[0].startswith("cuda"),
-        gpu_nodes=[gpu_node(device) for device in devices],
+        gpu_nodes=[gpu_node(device) if knows_all else None for device in devices],
         sampling_threads=run.sampling_threads,
         learning_threads=run.learning_threads,
         share=learners.share_processors,

@@ -1,11 +1,13 @@
 """Several learners with the same parameters: each update descends the gradient of all their samples together."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange
@@ -20,8 +22,9 @@ class AllReduce(Exchange):
 
     Every learner of torch.distributed's default group makes the same calls in the same order. The network starts as
     that of rank 0; since sums are the same everywhere, parameters and the optimizer's state stay the same. There is one
-    all-reduce for each update: the terms of the loss and the number of samples ride behind the gradient. On the CPUs of
-    one machine it goes through shared memory (through_memory=False: through Gloo, as between machines).
+    all-reduce for each update: the terms of the loss and the number of samples ride behind the gradient. Between GPUs
+    it is NCCL's. On the CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it goes through
+    shared memory (through_memory=False: through Gloo, as between machines).
     """
 
     is_capturable: ClassVar[bool] = False
@@ -36,10 +39,12 @@ class AllReduce(Exchange):
         super().bind(module, parameters, optimizer, clip_grad_norm)
         device = parameters.values.device
         self._clock = DeviceTimer(device)
-        can_share = self._through_memory and device.type == "cpu" and dist.get_world_size() > 1
-        self._all_reduce = (SharedSum.open(parameters.shared) if can_share else None) or dist.all_reduce
+        uses_nccl = device.type == "cuda" and _can_use_nccl(device)
+        self._by_copies = device.type == "cuda" and not uses_nccl  # not all builds of Gloo take GPU tensors
+        can_share = self._through_memory and not uses_nccl and dist.get_world_size() > 1
+        self._shared_sum = SharedSum.open(parameters.shared) if can_share else None
         for tensor in (parameters.values, *module.buffers()):
-            dist.broadcast(tensor, 0)
+            self._call(dist.broadcast, tensor, 0)
 
     def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
         parameters = self.parameters
@@ -47,7 +52,11 @@ class AllReduce(Exchange):
         tail = parameters.tail(len(scalars) + 1)
         torch.stack([value.to(tail) for value in (*scalars.values(), num_samples)], out=tail)
         with self._clock:
-            self._all_reduce(parameters.shared[: len(parameters.gradient) + len(tail)])
+            vector = parameters.shared[: len(parameters.gradient) + len(tail)]
+            if self._shared_sum:
+                self._shared_sum(vector)
+            else:
+                self._call(dist.all_reduce, vector)
         *totals, count = tail.clone().unbind()
         count = count.clamp(min=1)
         parameters.gradient.div_(count)
@@ -65,8 +74,28 @@ class AllReduce(Exchange):
     def _reduce(self, value: Tensor, operation: Any) -> Tensor:
         result = value.clone()
         with self._clock:
-            dist.all_reduce(result, operation)
+            self._call(dist.all_reduce, result, operation)
         return result
+
+    def _call(self, collective: Callable[..., Any], tensor: Tensor, *arguments: Any) -> None:
+        """Calls a collective of torch.distributed that replaces the tensor's values."""
+        if not self._by_copies:
+            collective(tensor, *arguments)
+            return
+        values = tensor.cpu()
+        collective(values, *arguments)
+        tensor.copy_(values)
 
     def read_seconds(self) -> dict[str, float]:
         return {"exchange": self._clock.read()}
+
+    def close(self) -> None:
+        if self._shared_sum:
+            self._shared_sum.close()
+
+
+def _can_use_nccl(device: torch.device) -> bool:
+    """Tells whether all learners have NCCL, and each a GPU of its own. All of them call it together."""
+    learners: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(learners, ("nccl" in dist.get_backend_config(), device_id(str(device)).hardware))
+    return all(has_nccl for has_nccl, _ in learners) and len({gpu for _, gpu in learners}) == len(learners)

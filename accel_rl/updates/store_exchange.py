@@ -100,6 +100,7 @@ class StoreExchange(Exchange):
     def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor) -> Terms:
         grad_norm, values = self._clip(), self.parameters.values
         if self.updates_per_exchange is None:
+            self._wait_for_gpu()
             self.store.for_each_chunk(lambda chunk: self._update(chunk, learning_rate))
         else:
             self.optimizer.apply(values, self.parameters.gradient, learning_rate, self.optimizer_state)
@@ -129,15 +130,21 @@ class StoreExchange(Exchange):
     def _publish(self, chunk: int) -> None:
         """Publishes the staging buffers of one chunk, which is locked."""
         part = self.store.chunks[chunk]
-        if not self._on_cpu:
-            torch.cuda.current_stream(self.parameters.values.device).synchronize()
+        self._wait_for_gpu()
         self._missed[chunk] = max(0, part.version - self._seen[chunk])  # without locks versions may miss a count
         part.publish()
         self._seen[chunk] = part.version
 
+    def _wait_for_gpu(self) -> None:
+        """Waits for all that this learner has enqueued. Call it before a lock is acquired, too: else the lock would be
+        held for as long as the whole gradient takes."""
+        if not self._on_cpu:
+            torch.cuda.current_stream(self.parameters.values.device).synchronize()
+
     def flush(self) -> None:
         """Exchanges pending updates; without multi-step Adam there are none."""
         if self._num_pending:
+            self._wait_for_gpu()
             self.store.for_each_chunk(self._exchange)
             self._num_pending = 0
 
@@ -179,6 +186,7 @@ class StoreExchange(Exchange):
             self._pull_chunks()
 
     def _pull_chunks(self) -> None:
+        self._wait_for_gpu()
         self.store.for_each_chunk(self._pull)
 
     def _pull(self, chunk: int) -> None:
@@ -193,6 +201,7 @@ class StoreExchange(Exchange):
     # ---- what else learners share ----
 
     def sync_target(self, target: nn.Module, count: int) -> None:
+        self._wait_for_gpu()
         with self.store.locked(self.store.target) as part:
             if count > int(part.current["count"]):
                 self.flush()
@@ -220,6 +229,7 @@ class StoreExchange(Exchange):
         part = self.store.statistics
         if buffers.keys() != part.current.keys():
             raise ValueError(f"the store holds the statistics {sorted(part.current)}, not {sorted(buffers)}")
+        self._wait_for_gpu()
         with self.store.locked(part):
             for name, value in buffers.items():
                 value.copy_(part.current[name])
@@ -288,7 +298,7 @@ class StoreExchange(Exchange):
 
     def close(self) -> None:
         """Unpins the store's memory, if a GPU reads it; call it before the memory is unmapped."""
-        if self._pinned:
+        if self._pinned is not None:
             torch.cuda.synchronize(self.parameters.values.device)
             unpin(self._pinned)
             self._pinned = None

@@ -4,6 +4,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ import torch
 import torch.distributed as dist
 
 from accel_rl.cli import main
+from accel_rl.distributed import torchrun
+from accel_rl.distributed.sync_coordinator import process_group
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
+from accel_rl.hardware.devices import DeviceId
 from accel_rl.hardware.topology import available_cpus
+from accel_rl.training import resolve as resolving
 from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
 from tests.helpers.processes import Command, Result
@@ -172,6 +177,54 @@ def test_torchrun_decides_the_devices_and_needs_a_folder(
     assert main([str(word) for word in WORDS]) == 2
     Result(2, *capfd.readouterr()).assert_one_line(2)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [{}, {"device": "cuda"}, {"device": "cuda:0"}])
+def test_launched_learners_that_see_one_gpu_each_use_it(flags: Any, launched: Any, monkeypatch: Any) -> None:
+    """Would catch learners that look for a second GPU where SLURM shows each its own, and learners that divide the
+    machine in different ways since each only knows where its own GPU is."""
+
+    def node(device: str) -> int | None:
+        raise AssertionError("it is that of this learner's GPU only")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    monkeypatch.setattr(resolving, "gpu_node", node)
+    launched(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    settings = {**CARTPOLE, **flags, "share_processors": True}
+    config = resolve(settings, spec=spec_of(EnvConfig("CartPole-v1")))
+    assert (config.devices, config.device) == (("cuda:0", "cuda:0"), "cuda:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(resolving, "gpu_node", lambda device: 0)
+    if flags:
+        with pytest.raises(UsageError, match=f"device={flags['device']} would be shared by 2 learners; omit it"):
+            resolve(settings, spec=spec_of(EnvConfig("CartPole-v1")))
+    else:
+        assert resolve(settings, spec=spec_of(EnvConfig("CartPole-v1"))).devices == ("cuda:0", "cuda:1")
+
+
+def test_launched_learners_count_those_that_share_memory(monkeypatch: Any) -> None:
+    """Would catch GPUs that have the same number in two processes, and are taken for one."""
+    memory = {"cuda:0": "a", "cpu": "machine"}
+    monkeypatch.setattr(torchrun, "device_id", lambda device: DeviceId("", memory[device]))
+    coordinator: Any = SimpleNamespace(all_gather=lambda own: [own, "b", "a", "machine"])
+    assert torchrun._share_memory(coordinator, "cuda:0") == ["cuda:0", "cuda:0"]
+    assert torchrun._share_memory(coordinator, "cpu") == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("offers_nccl", "has_nccl", "backend"),
+    [(True, True, "cpu:gloo,cuda:nccl"), (True, False, "gloo"), (False, True, "gloo")],
+)
+def test_nccl_is_not_needed(offers_nccl: bool, has_nccl: bool, backend: str, monkeypatch: Any) -> None:
+    """Would catch learners on CPUs that are refused since PyTorch has no NCCL for the machine's GPUs."""
+    found = []
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: has_nccl)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: found.append(backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    with process_group(0, 1, None, offers_nccl):
+        assert found == [backend]
 
 
 def test_a_port_in_use_is_named(tmp_path: Path, capfd: Any, launched: Any) -> None:

@@ -1,17 +1,44 @@
-"""Which devices a setting names."""
+"""Which devices a setting names, which of them can be used, and how memory is pinned. CUDA is stubbed."""
 
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from accel_rl.errors import UsageError
-from accel_rl.hardware.devices import find_devices
+from accel_rl.hardware import devices
+from accel_rl.hardware.devices import device_id, find_device, find_devices, gpu_node, pin, unpin
+from accel_rl.hardware.shared_memory import SharedArrays
 
 
 def have_gpus(num: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("auto", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")],
+)
+def test_devices_have_full_names(name: str, device: str, monkeypatch: Any) -> None:
+    """Would catch a name without a number, which torch.cuda.set_device does not take."""
+    have_gpus(2, monkeypatch)
+    assert find_device(name) == device
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "hip", "xla:0", "meta", "gpu", "cuda:x", "cuda:-1", ""])
+def test_other_devices_are_refused(name: str, monkeypatch: Any) -> None:
+    """Would catch a device that PyTorch knows, and that fails in the middle of a run."""
+    have_gpus(2, monkeypatch)
+    with pytest.raises(UsageError, match=f"^replay_device='{name}' must be auto, cpu or cuda:<number>$"):
+        find_device(name, "replay_device")
 
 
 @pytest.mark.parametrize(
@@ -67,3 +94,199 @@ def test_devices_that_are_not_there(
     have_gpus(num_gpus, monkeypatch)
     with pytest.raises(UsageError, match=message):
         find_devices(names, learners_per_gpu)
+
+
+# ---- GPUs without kernels ----
+
+CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+def have_capabilities(built_for: list[str], capabilities: Sequence[tuple[int, int]], monkeypatch: Any) -> None:
+    """GPUs with these compute capabilities, and a PyTorch that was built for these architectures."""
+    have_gpus(len(capabilities), monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: f"Model {capabilities[gpu][0]}")
+
+
+@pytest.mark.parametrize(
+    ("built_for", "capability", "runs"),
+    [
+        (CU130, (7, 0), False),  # V100
+        (CU130, (6, 0), False),  # P100
+        (CU130, (7, 5), True),  # T4
+        (CU130, (8, 0), True),  # A100
+        (CU130, (8, 9), True),  # L40: sm_86 serves it
+        (CU130, (9, 0), True),  # H100
+        (CU130, (10, 3), True),  # B300: sm_100 serves it
+        (CU130, (12, 1), True),
+        (CU130, (13, 0), True),  # not there yet: by PTX
+        (CU130[:-1], (13, 0), False),
+        (CU130[:-1], (11, 0), False),
+        (CU126, (7, 0), True),
+        (CU126, (6, 1), True),
+        (CU126, (10, 0), False),
+        (CU126, (12, 0), False),
+        (["sm_86"], (8, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_100a"], (10, 3), False),
+        (["sm_100f"], (10, 3), True),
+        (["sm_100f"], (12, 0), False),
+        (["compute_80"], (9, 0), True),
+        (["compute_90a"], (10, 0), False),
+        ([], (7, 0), True),  # it does not say
+        (["gfx90a"], (9, 0), True),  # AMD's
+    ],
+)
+def test_code_and_capabilities(built_for: list[str], capability: tuple[int, int], runs: bool, monkeypatch: Any) -> None:
+    """Would catch a GPU that dies at its first kernel, and one that is refused although there is code for it."""
+    have_capabilities(built_for, [capability], monkeypatch)
+    assert find_device("auto") == ("cuda:0" if runs else "cpu")
+
+
+def test_auto_passes_over_gpus_without_kernels(monkeypatch: Any, caplog: Any) -> None:
+    """Would catch `auto` that takes a V100, that overlooks the next GPU, or that says nothing."""
+    have_capabilities(CU130, [(7, 0), (6, 0), (8, 0)], monkeypatch)
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        assert find_device("auto") == "cuda:2"
+        assert find_devices("auto", 2) == ("cuda:2", "cuda:2")
+    have_capabilities(CU130, [(7, 0)], monkeypatch)
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        assert find_device("auto") == "cpu"
+    first, _, last = (record.getMessage() for record in caplog.records)
+    for device, message in (("cuda:2", first), ("cpu", last)):
+        assert message == (
+            f"device=auto is {device}: this build of PyTorch ({torch.__version__}) has no kernels for cuda:0, Model 7 "
+            f"(sm_70), only for {', '.join(CU130)}; install PyTorch's wheel for CUDA 12.6 (cu126)"
+        )
+
+
+def test_naming_a_gpu_without_kernels_is_refused(monkeypatch: Any) -> None:
+    """Would catch an error of CUDA's at the first kernel, and a way out that is none."""
+    have_capabilities(CU130, [(8, 0), (7, 0)], monkeypatch)
+    missing = r"this build of PyTorch \(.*\) has no kernels for cuda:1, Model 7 \(sm_70\), only for sm_75, .*\(cu126\)"
+    with pytest.raises(UsageError, match=f"^device='cuda:1': {missing}; or use --device auto$"):
+        find_device("cuda:1")
+    for names in ("all", "0-1", "cuda:1"):
+        with pytest.raises(UsageError, match=f"^devices='{names}': {missing}; or use --devices 0$"):
+            find_devices(names)
+    assert (find_device("cuda"), find_devices("0")) == ("cuda:0", ("cuda:0",))
+    have_capabilities(CU126, [(12, 0)], monkeypatch)
+    with pytest.raises(UsageError, match=r"install PyTorch's wheel for a newer CUDA; or learn on the CPU$"):
+        find_devices("all")
+
+
+# ---- where a GPU is ----
+
+
+def test_a_gpu_is_the_same_whatever_its_number(monkeypatch: Any, tmp_path: Path) -> None:
+    """Would catch processes that each see one GPU, and take all of them for the same, or the same one for two."""
+    gpus = {
+        "cuda:0": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1A, pci_device_id=0, uuid="a"),
+        "cuda:1": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0, uuid="b"),
+        "cuda:2": SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0, uuid="c"),  # a part of it
+        "cuda:3": SimpleNamespace(uuid="d"),  # an older release of PyTorch
+        "cuda:4": SimpleNamespace(uuid="e"),
+    }
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.get)
+    ids = {name: device_id(name) for name in ("cpu", *gpus)}
+    assert len({each.hardware for each in ids.values()}) == 5 and len({each.memory for each in ids.values()}) == 6
+    assert ids["cuda:1"].hardware == ids["cuda:2"].hardware
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus["cuda:1"])
+    assert device_id("cuda:0") == ids["cuda:1"] and gpu_node("cpu") is None
+    (tmp_path / "boot_id").write_text("another machine\n")
+    monkeypatch.setattr(devices, "BOOT_ID", tmp_path / "boot_id")
+    assert device_id("cuda:0").hardware == "another machine 0000:1b:00.0"
+
+
+# ---- pinned memory ----
+
+
+class Driver:
+    """Pins memory as CUDA does: not twice, and a refusal stays until it is asked for."""
+
+    def __init__(self, refusal: int = 0) -> None:
+        self.refusal, self.last_error = refusal, 0
+        self.pinned: list[int] = []
+        self.calls: list[str] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.calls.append("register")
+        self.last_error = self.refusal or (712 if address in self.pinned else 0)
+        if not self.last_error:
+            self.pinned.append(address)
+        return self.last_error
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.calls.append("unregister")
+        self.last_error = 0 if address in self.pinned else 713
+        if not self.last_error:
+            self.pinned.remove(address)
+        return self.last_error
+
+    def cudaGetLastError(self) -> int:  # noqa: N802
+        error, self.last_error = self.last_error, 0
+        return error
+
+
+def use(driver: Driver, monkeypatch: Any) -> Driver:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(devices, "_loaded_runtimes", lambda: [driver])
+    monkeypatch.setattr(devices, "_pinned", {})
+    return driver
+
+
+def test_memory_is_pinned_once_for_all_its_users(monkeypatch: Any) -> None:
+    """Would catch two updates on one store, of which the second is refused, or the first to go unpins for both."""
+    driver = use(Driver(), monkeypatch)
+    memory, other = (SharedArrays({"x": ((4,), "float32")}) for _ in range(2))
+    addresses = [pin(memory), pin(memory), pin(other)]
+    assert addresses == [memory.address, memory.address, other.address]
+    assert driver.pinned == [memory.address, other.address] and driver.calls == ["register"] * 2
+    unpin(memory.address)
+    assert memory.address in driver.pinned
+    unpin(memory.address)
+    assert driver.pinned == [other.address] and driver.last_error == 0
+    assert pin(memory) == memory.address and driver.pinned == [other.address, memory.address]
+
+
+def test_a_refusal_to_pin_is_forgotten(monkeypatch: Any, caplog: Any) -> None:
+    """Would catch an error that PyTorch raises at its next launch of a kernel."""
+    driver = use(Driver(refusal=801), monkeypatch)
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        assert pin(SharedArrays({"x": ((4,), "float32")})) is None
+    assert driver.last_error == 0
+    (record,) = caplog.records
+    assert record.getMessage() == "the shared memory cannot be pinned (CUDA error 801): transfers are slower"
+
+
+def test_without_a_runtime_of_its_own_a_launch_takes_the_error(monkeypatch: Any) -> None:
+    """Would catch an error that stays where PyTorch contains the runtime."""
+    driver = use(Driver(refusal=801), monkeypatch)
+    monkeypatch.setattr(devices, "_loaded_runtimes", list)
+
+    class Launch:
+        def fill_(self, value: int) -> None:
+            if error := driver.cudaGetLastError():
+                raise RuntimeError(f"CUDA error: {error}")
+
+    monkeypatch.setattr(torch, "empty", lambda *shape, device: Launch())
+    assert pin(SharedArrays({"x": ((4,), "float32")})) is None
+    assert driver.last_error == 0
+
+
+def test_the_loaded_runtime_is_found(monkeypatch: Any, tmp_path: Path) -> None:
+    """Would catch a second copy of the runtime, whose last error is another one; and a system that does not list what
+    is loaded."""
+    path = tmp_path / "with space" / "libcudart.so.13"
+    maps = tmp_path / "maps"
+    lines = ["7f00-7f01 rw-p 00000000 00:00 0", "7f01-7f02 r-xp 00000000 08:01 5  /usr/lib/libc.so.6"]
+    lines += [f"7f0{i}-7f0{i + 1} r-xp 00000000 08:01 77    {path}" for i in (2, 3)]
+    maps.write_text("\n".join(lines))
+    loaded: list[str] = []
+    monkeypatch.setattr(devices, "MAPS", maps)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or name)
+    assert devices._loaded_runtimes() == [str(path)] == loaded
+    monkeypatch.setattr(devices, "MAPS", Path(os.devnull) / "maps")
+    assert devices._loaded_runtimes() == []

@@ -140,7 +140,7 @@ def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tens
         exchange = AllReduce(through_memory=case.through_memory)
         update = Update(network, make_optimizer(case.rule), case.clip, exchange, slice_elements=case.slice_elements)
         if device == "cpu" and sys.platform == "linux":
-            assert isinstance(exchange._all_reduce, SharedSum) == case.through_memory
+            assert isinstance(exchange._shared_sum, SharedSum) == case.through_memory
         found[name] = learn(update, network, case, rank, size)
         assert update.read_seconds()["exchange"] > 0
     return found
@@ -187,7 +187,7 @@ def main() -> None:
     role, device = sys.argv[1], sys.argv[4]
     rank, size, port = (int(sys.argv[index]) for index in (2, 3, 5))
     store = TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
-    backend = "nccl" if device.startswith("cuda") else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     answer = globals()[role](rank, size, device)
     dist.destroy_process_group()

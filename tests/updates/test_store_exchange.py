@@ -15,6 +15,7 @@ from accel_rl.errors import UsageError
 from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
+from accel_rl.updates.parameter_store import LockedTensors
 from tests.helpers.store_process import Process, Weights, learn
 
 RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
@@ -514,3 +515,46 @@ def test_a_store_for_something_else(network: nn.Module, rule: Optimizer, message
     store = make_store(make_network(), SGD())
     with pytest.raises(ValueError, match=message):
         on_store(network, rule, store)
+
+
+# ---- a GPU ----
+
+
+@pytest.mark.parametrize("options", [{}, {"updates_per_exchange": 2}])
+def test_no_lock_is_held_while_the_gradient_is_still_computed(options: dict[str, Any], monkeypatch: Any) -> None:
+    """Would catch a learner that locks a chunk, and only then waits for all that its GPU still has to do."""
+    store = make_store(make_network(), Adam(), options=options)
+    update = on_store(make_network(), Adam(), store, in_place=False, **options)
+    target, exchange = deepcopy(update.module), update.exchange
+    held: list[LockedTensors] = []
+    events: list[str] = []
+    acquire, release = LockedTensors.acquire, LockedTensors.release
+
+    def acquire_and_note(tensors: LockedTensors, blocking: bool = True) -> bool:
+        events.append("lock" if not held else "lock another")
+        held.append(tensors)
+        return acquire(tensors, blocking)
+
+    def release_and_note(tensors: LockedTensors) -> None:
+        held.remove(tensors)
+        release(tensors)
+
+    class Stream:
+        def synchronize(self) -> None:
+            events.append("wait in a lock" if held else "wait")
+
+    monkeypatch.setattr(LockedTensors, "acquire", acquire_and_note)
+    monkeypatch.setattr(LockedTensors, "release", release_and_note)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(exchange, "_on_cpu", False)
+    calls: dict[str, Callable[[], Any]] = {
+        "apply": lambda: [minimize(update, index) for index in range(2)],
+        "pull": update.pull,
+        "sync the target": lambda: update.sync_target(target, 1),
+        "take over the target": lambda: update.sync_target(target, 2),
+        "statistics": lambda: update.locked_buffers({}).__enter__(),
+    }
+    for name, call in calls.items():
+        events.clear()
+        call()
+        assert events[:2] == ["wait", "lock"], name

@@ -1,0 +1,189 @@
+"""What a run does with its GPU besides training on it: memory that is short, and generators in checkpoints. CUDA is
+stubbed."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from accel_rl.distributed.learner_process import learn
+from accel_rl.envs import EnvConfig
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training import build
+from accel_rl.training import resolve as resolving
+from accel_rl.training.build import build_algo, check
+from accel_rl.training.checkpointer import Checkpointer
+from accel_rl.training.out_of_memory import advice_on_memory
+from accel_rl.training.resolve import Config, resolve
+from tests.helpers.samplers import spec_of
+
+CARTPOLE: dict[str, Any] = {"env": "CartPole-v1", "envs": 4, "sampler": "serial", "steps": 400, "tensorboard": False}
+DQN = {
+    **CARTPOLE,
+    "algo": "dqn",
+    "warmup_steps": 40,
+    "n_step": 1,
+    "horizon": 4,
+    "batch_size": 8,
+    "training_intensity": 2,
+}
+
+
+def resolved(settings: dict[str, Any]) -> Config:
+    return resolve({**settings, "share_processors": True}, spec=spec_of(EnvConfig("CartPole-v1")))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: Any) -> None:
+    """Two GPUs of which only is known what does not take any of their memory."""
+
+    def take(device: Any) -> Any:
+        raise AssertionError("a context on the GPU would keep some of its memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", take)
+    monkeypatch.setattr(resolving, "gpu_node", lambda device: None)
+
+
+def test_a_gpu_without_a_number_is_the_first(two_gpus: None) -> None:
+    """Would catch a run that PyTorch refuses when it makes the GPU the current one."""
+    config = resolved({**CARTPOLE, "device": "cuda"})
+    assert (config.device, config.run.device, config.as_dict()["device"]) == ("cuda:0",) * 3
+
+
+# ---- room for replays ----
+
+
+def num_bytes_of_a_replay() -> int:
+    config = resolved({**DQN, "device": "cpu"})
+    return int(build_algo(config)._plan().num_bytes)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("settings", "room", "message"),
+    [
+        (
+            {"devices": "0", "learners_per_gpu": 2},
+            1.0,
+            "on cuda:0 for 2 learners, but may use only .* that it has: use",
+        ),
+        ({"devices": "0", "learners_per_gpu": 2}, 1.2, ""),
+        ({"devices": "0-1"}, 0.6, ""),
+        ({"devices": "0-1"}, 0.4, "needs [0-9.]+ GB on cuda:0, but may use only"),
+        (
+            {"devices": "0-1", "replay_device": "cuda:1"},
+            1.0,
+            "on cuda:1 for 2 learners, .*: use --replay-device cpu, or",
+        ),
+        ({"devices": "0-1", "replay_device": "mps"}, 1.2, "replay_device='mps' must be auto, cpu or cuda:<number>"),
+        ({"devices": "0-1", "replay_device": "cpu"}, 0.1, ""),
+    ],
+)
+def test_replays_on_one_gpu_need_room_for_all(
+    settings: dict[str, Any], room: float, message: str, two_gpus: None, monkeypatch: Any
+) -> None:
+    """Would catch learners that share a GPU and each find room for their own replay.
+
+    room: memory of each GPU, as a share of what the samples of all learners need."""
+    properties = SimpleNamespace(total_memory=room * num_bytes_of_a_replay())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    config = resolved({**DQN, **settings})
+    if not message:
+        check(config)
+        return
+    with pytest.raises(UsageError, match=message):
+        check(config)
+
+
+# ---- out of memory ----
+
+REFUSALS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total of ..."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("NCCL error: unhandled cuda error, Last error: Cuda failure 2 'out of memory'"),
+]
+ADVICE = (
+    r"^cuda:0 is out of memory \((2.50 GiB|an unknown amount) was requested; 0.5 of its 8.0 GiB are free\): lower --e"
+)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: Any) -> Config:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**29, 2**33))
+    return replace(resolved({**CARTPOLE, "device": "cpu"}), devices=("cuda:0",))
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=str)
+def test_out_of_memory_is_one_line_of_advice(error: RuntimeError, on_gpu: Config, monkeypatch: Any) -> None:
+    """Would catch a traceback of PyTorch's from whatever needs memory first: the check of settings, or the context."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    monkeypatch.setattr(build, "build_algo", refuse)
+    with pytest.raises(RunError, match=ADVICE):
+        check(on_gpu)
+    with pytest.raises(RunError, match=ADVICE):
+        learn(on_gpu, None, None, None, None, False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), RunError("a worker was killed: out of memory")])
+def test_other_errors_stay_what_they_are(error: RuntimeError, on_gpu: Config) -> None:
+    """Would catch advice that has nothing to do with the failure."""
+    with pytest.raises(RuntimeError) as raised, advice_on_memory(on_gpu):
+        raise error
+    assert raised.value is error
+
+
+def test_advice_without_figures(on_gpu: Config, monkeypatch: Any) -> None:
+    """Would catch a GPU that has no memory left to say how much is free."""
+
+    def refuse(device: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    message = r"^cuda:0 is out of memory \(an unknown amount was requested\): lower --envs \(4\) or --horizon"
+    with pytest.raises(RunError, match=message), advice_on_memory(on_gpu):
+        torch.cuda.mem_get_info("cuda:0")
+
+
+# ---- the generator in checkpoints ----
+
+
+def saved_by(device: str) -> dict[str, Any]:
+    """Returns what a learner on this device submits for a checkpoint."""
+    learner = MagicMock()
+    learner.config.device = device
+    learner.algo.replay = None
+    Checkpointer(learner).save()
+    (state, _), _ = learner.coordinator.submit_state.call_args
+    return dict(state)
+
+
+@pytest.mark.parametrize("saved_on", ["cuda:1", "cpu", "an older version"])
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_a_gpus_generator_is_saved_and_restored(saved_on: str, device: str, monkeypatch: Any) -> None:
+    """Would catch networks with dropout that do not resume exactly, and checkpoints that bind a run to its device."""
+    restored = []
+    generator = torch.arange(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: generator + (device.index or 0))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append((state, device)))
+    state = saved_by(saved_on.replace("an older version", "cuda:1"))
+    if saved_on == "an older version":
+        del state["cuda_generator"]
+    learner = MagicMock()
+    learner.config.device, learner.algo.replay = device, None
+    learner.sampler.set_state.return_value = []
+    Checkpointer(learner)._restore_learner(state)
+    if (saved_on, device) == ("cuda:1", "cuda:0"):
+        ((state, where),) = restored
+        assert torch.equal(state, generator + 1) and where == torch.device("cuda:0")
+    else:
+        assert not restored
