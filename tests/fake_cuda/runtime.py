@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ def fake_gpus(num_gpus: int = 1, seed: int | None = None, capacity: int = 16 * G
     path = os.pathsep.join([str(STARTUP), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(os.environ, {VARIABLE: inherited, "PYTHONPATH": path}))
+        sys.path.append(str(STARTUP))  # learners get this process's own
+        stack.callback(sys.path.remove, str(STARTUP))
         yield stack.enter_context(_installed(num_gpus, seed, capacity))
 
 

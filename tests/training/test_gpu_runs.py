@@ -90,7 +90,49 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     here = accel_rl.train(**CASES[case], device="cpu", out=tmp_path / "here")
     tolerance = TOLERANCE.get(case, 1e-5)
     for name, value in policy(here).items():
-        torch.testing.assert_close(policy(there)[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            policy(there)[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
     scores = [[row.get("rollout/ep_rew_mean") for row in rows(run)] for run in (here, there)]
     assert scores[0] == scores[1]
     assert len([row for row in rows(there) if row["train/loss"]]) >= 2
+
+
+def noisy(spec: Any) -> torch.nn.Module:
+    """A trunk with dropout, whose masks a GPU draws by its own generator."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2))
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "a2c with dropout": {**CARTPOLE, "network": "tests.training.test_gpu_runs:noisy"},
+    "eps_rainbow": {**CARTPOLE, **RAINBOW},
+    "vtrace lstm": {**CARTPOLE, **VTRACE, **LSTM},
+    "central adam": {**CARTPOLE, "update": "central_store", "optimizer": "adam", "optimizer_options": {}},
+    "a2c on pong": {**PONG, "sampler": "alternating", "workers": 2, "core": "gru", "core_size": 8},
+}
+RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "case", [name if name in RESUMED_IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
+)
+def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
+    """Would catch a graph that keeps the tensors from before, and a generator of the GPU's that a checkpoint forgets."""
+    settings = {**RESUMED[case], "device": "cuda:0", "log_interval_steps": 20}
+    whole = accel_rl.train(**settings, out=tmp_path / "whole")
+    half = accel_rl.train(**{**settings, "steps": 80}, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=settings["steps"])
+    assert_same_run(half, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("first", "second"), [("cpu", "cuda:0"), pytest.param("cuda:0", "cpu", marks=pytest.mark.slow)]
+)
+def test_a_run_continues_on_another_device(first: str, second: str, tmp_path: Path) -> None:
+    """Would catch a state that only the device that it was saved on can load."""
+    run = accel_rl.train(**{**CARTPOLE, **RAINBOW, "steps": 80}, device=first, out=tmp_path / "run")
+    accel_rl.train(resume=run, steps=140, device=second)
+    assert checkpoint.load(run / "checkpoint.pt")["steps"] == 140
+    assert all(value.isfinite().all() for value in policy(run).values())

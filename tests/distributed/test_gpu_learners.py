@@ -1,0 +1,76 @@
+"""Learners on GPUs, each in a process of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.training import checkpoint
+from tests.helpers.runs import assert_same_run
+
+pytestmark = pytest.mark.multiprocess
+
+COMMON: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "envs": 4,
+    "horizon": 5,
+    "seed": 5,
+    "sampler": "serial",
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "decorrelation_steps": 3,
+    "tensorboard": False,
+    "log_interval_steps": 40,
+    "eval_interval_steps": 0,
+    "schedule_steps": 400,
+}
+DQN = {"algo": "dqn", "prioritized": True, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "n_step": 2}
+DQN |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 200}
+
+
+def policy(run: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(run / "checkpoint.pt")["policy"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"devices": "all", "normalize_returns": True},
+        pytest.param({"devices": "all", **DQN}, marks=pytest.mark.slow),
+        pytest.param(
+            {"devices": "cuda:1", "learners_per_gpu": 2, "algo": "ppo", "minibatches": 2}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["a GPU each, by NCCL", "a replay each", "two on one GPU"],
+)
+def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Would catch a sum that is taken before the gradient is there, or on the wrong device, and learners that differ."""
+    there = accel_rl.train(**COMMON, **settings, steps=160, out=tmp_path / "there")
+    on_cpus = {**settings, "devices": "cpu,cpu", "learners_per_gpu": 1}
+    here = accel_rl.train(**COMMON, **on_cpus, steps=160, out=tmp_path / "here")
+    for name, value in policy(here).items():
+        torch.testing.assert_close(policy(there)[name], value, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"algo": "a3c"}, {"algo": "appo", "minibatches": 2}], ids=["a3c", "appo"])
+def test_asynchronous_learners_on_gpus_finish(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Would catch a store whose chunks are copied to and from the wrong GPU, or that deadlocks."""
+    run = accel_rl.train(**COMMON, **settings, devices="all", steps=200, out=tmp_path / "run")
+    assert checkpoint.load(run / "checkpoint.pt")["steps"] >= 200
+    assert all(value.isfinite().all() for value in policy(run).values())
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.slow
+def test_learners_on_gpus_resume_exactly(tmp_path: Path) -> None:
+    """Would catch a generator, replay or optimizer state of a learner that a checkpoint puts on the wrong GPU."""
+    settings = {**COMMON, **DQN, "devices": "all"}
+    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, whole)
