@@ -119,6 +119,7 @@ def break_after(sampler: Any, env: int, num_steps: int) -> None:
 
     def breaks(*arguments: Any) -> Any:
         if next(steps, None) is None:
+            del simulator.step  # which refers to it
             raise ValueError("broken on purpose")
         return step(*arguments)
 
