@@ -10,8 +10,9 @@ class DeviceTimer:
     """Adds up the seconds that a GPU spends on what is enqueued within `with timer:`; on the CPU, the wall time."""
 
     def __init__(self, device: torch.device):
-        self._device, self._seconds = device, 0.0
+        self._device = device
         self._events: list[tuple[Any, Any]] = []
+        self._spare: list[Any] = []  # events that have been read: making one takes longer than recording it
 
     def __enter__(self) -> None:
         self._start = self._mark()
@@ -22,13 +23,15 @@ class DeviceTimer:
     def _mark(self) -> Any:
         if self._device.type != "cuda":
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def read(self) -> float:
         """Returns the seconds since the last call. Waits for the GPU."""
         seconds = sum(_elapsed_s(start, end) for start, end in self._events)
+        if self._device.type == "cuda":
+            self._spare += [event for pair in self._events for event in pair]
         self._events = []
         return seconds
 

@@ -100,6 +100,9 @@ class ActionServer:
             self._recurrent_inputs.state[self.window + t + 1, columns] = state
             self._recurrent_inputs.previous_action[self.window + t + 1, columns] = action
 
+    def learner_has_worked(self) -> None:
+        """Makes `act` use the parameters that a hook has left; samplers call it after each hook."""
+
     def finish(self) -> Rollout:
         """Returns the whole rollout on the learner's device, once both groups' last rows have been received."""
         self._truncate_before_lost_steps(self.horizon)
@@ -136,6 +139,10 @@ class ActionServer:
         """Returns rows of an array on the learner's device."""
         return self._rows[name][rows, envs]
 
+    def _send(self, tensor: Tensor) -> Tensor:
+        """Returns a new tensor of the host on the learner's device."""
+        return tensor
+
     # ---- parts ----
 
     def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
@@ -145,8 +152,8 @@ class ActionServer:
             more = len(self._rows[name]) - self.window - self.horizon  # rows than steps
             here[name] = self._rows_here(name, slice(first, first + num_steps + more), envs)
         cut_off = self._rows["truncated"][steps, envs] & ~self._rows["terminated"][steps, envs]
-        final_step, final_env = (index.to(self.device) for index in cut_off.nonzero(as_tuple=True))
-        newest = self._rows["final_observation"][steps, envs][cut_off].to(self.device)
+        final_step, final_env = (self._send(index) for index in cut_off.nonzero(as_tuple=True))
+        newest = self._send(self._rows["final_observation"][steps, envs][cut_off])
         recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
             *(rows[first : first + num_steps + 1, envs] for rows in self._recurrent_inputs)
         )
@@ -224,7 +231,8 @@ class ActionServer:
         for name, rows in state["policy_outputs"].items():
             self._rows_of_output(name, rows[0])[T:] = rows
         if state["recurrent_inputs"] is not None:
-            self._recurrent_inputs = self._make_recurrent_inputs(state["recurrent_inputs"][0].shape[-1])
+            if self._recurrent_inputs is None:
+                self._recurrent_inputs = self._make_recurrent_inputs(state["recurrent_inputs"][0].shape[-1])
             for kept, rows in zip(self._recurrent_inputs, state["recurrent_inputs"], strict=True):
                 kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
@@ -241,8 +249,9 @@ class ActionServer:
         replaced: Array = self.arrays["restarts"] != self._restarts
         return replaced
 
-    def _truncate_before_lost_steps(self, num_steps: int) -> None:
-        """Truncates each episode whose next step, among the rollout's first num_steps, was lost.
+    def _truncate_before_lost_steps(self, num_steps: int) -> tuple[Tensor, Tensor]:
+        """Truncates each episode whose next step, among the rollout's first num_steps, was lost; returns the rows and
+        environments [K] of what it has truncated.
 
         A lost step is not valid, although the step before it did not end an episode. That one is truncated, with what
         was seen after it as its final observation, so that the learner computes r + discount V, as at the end of a
@@ -256,17 +265,19 @@ class ActionServer:
             truncated[step, env] = True
             seen_after = self._rows["observation"][self.history + first + step + 1, env]
             self._rows["final_observation"][first + step, env] = seen_after
+        return first + step, env
 
-    def truncate_restarted(self, restarted: Array | list[int]) -> None:
+    def truncate_restarted(self, restarted: Array | list[int]) -> bool:
         """Truncates the last step of environments (by mask or index) that were started anew between two rollouts: the
-        window still shows that step."""
+        window still shows that step. Returns whether there was any to truncate."""
         if not self.window:
-            return
+            return False
         rows, chosen = self._rows, torch.zeros(self.num_envs, dtype=torch.bool)
         chosen[restarted] = True
         chosen &= rows["valid"][-1] & ~rows["terminated"][-1] & ~rows["truncated"][-1]
         rows["truncated"][-1, chosen] = True
         rows["final_observation"][-1, chosen] = rows["observation"][-1, chosen]
+        return bool(chosen.any())
 
     def close(self) -> None:
         """Releases what the server holds besides memory."""

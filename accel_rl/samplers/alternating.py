@@ -123,6 +123,7 @@ class AlternatingSampler:
             self.seconds["inference"] += time.perf_counter() - ready
             if due < T and min(step) > due:
                 hook.run(due)
+                server.learner_has_worked()
                 learned = time.perf_counter()
                 for group in held:
                     self._act(server, group, due)
@@ -140,10 +141,12 @@ class AlternatingSampler:
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         server = self._make_server(self._evaluation, noise_generator(self.batch, self.device, role))
-        self.pool.open_evaluation(role)
-        played = games.play(lambda: self._collect(server, policy or self.policy, greedy), server.num_envs)
-        self.pool.close_evaluation()
-        server.close()
+        try:
+            self.pool.open_evaluation(role)
+            played = games.play(lambda: self._collect(server, policy or self.policy, greedy), server.num_envs)
+            self.pool.close_evaluation()
+        finally:  # the next evaluation pins the same memory
+            server.close()
         return played
 
     def get_state(self) -> dict[str, Any]:

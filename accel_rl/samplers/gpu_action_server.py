@@ -1,13 +1,19 @@
 """The action server of a policy on a GPU.
 
-The rollout lives on the GPU. For each step of a group, the newest frames are uploaded once, from pinned shared memory.
-Everything else is one CUDA graph: it assembles the stacks of frames, runs the network, chooses actions, and stores all
-of this into the rollout at the group's own step counter, which it increments, so that one graph serves all steps. The
-actions come back in one copy, for which the server waits. Each group has its own stream.
+The rollout lives on the GPU. For each step of a group there are two uploads, from pinned memory: the newest frames, and
+everything else that the environments have written (PACKED), 16 bytes for each of them. The rest is one CUDA graph: it
+assembles the stacks of frames, runs the network, chooses actions, and stores all of this into the rollout at the
+group's own step counter, which it increments, so that one graph serves all steps. The actions come back in one copy,
+for which the server waits. Nothing is uploaded a second time for learning, except what is rare: final observations.
+
+Each group has its own stream; the learner uses the current one. A group waits for the learner's stream when a rollout
+begins and after each hook, the learner for the groups' streams before it is shown a rollout. What a graph reads or
+writes stays where it is from its capture on.
 """
 
 import contextlib
 import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,15 +21,23 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.hardware.capture import CaptureError, capture
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.hardware.timers import DeviceTimer
-from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, blank
-from accel_rl.samplers.action_server import PER_STEP, ActionServer
+from accel_rl.rollout import Policy, RecurrentInputs, Rollout, blank
+from accel_rl.samplers.action_server import ActionServer
 
 logger = logging.getLogger("accel_rl")
 
-ON_DEVICE = ("observation", "age", "action")  # the rest of a rollout is uploaded when the learner asks for it
+ROW = ("age", "reset")  # of PACKED: known before step t
+STEP = ("reward", "terminated", "truncated", "valid")  # known after it
+# What is uploaded as one piece with the observation of row t: ROW of t, STEP of t - 1. The largest comes first, so that
+# each lies at a multiple of its size.
+PACKED = ("age", "reward", "terminated", "truncated", "valid", "reset")
+# The host keeps these rows of the window, too: where episodes end is decided here, without asking the GPU. Workers go
+# on from the last row's age and reset.
+CARRIED_ON_HOST = ("age", "reset", "terminated", "truncated", "valid")
 
 
 class _Group:
@@ -34,8 +48,13 @@ class _Group:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)  # the next step to act on
         self.action: Tensor | None = None  # [b, ...]: where the graph leaves the newest actions
         self.graph: Any = None
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.timer = DeviceTimer(device)
+        self.stream: Any = None
+        self.uploaded: Any = None  # event: the last upload that the learner waits for
+        self.must_wait = False  # for the learner, before the next action
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def on_stream(self) -> Any:
         return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
@@ -63,61 +82,107 @@ class GpuActionServer(ActionServer):
         self.device = device
         self._pinned = pin(shared_memory) if shared_memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
-        self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in ON_DEVICE}
+        # The rollout's rows on the device, like those of self._rows on the host.
+        self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in ("observation", "action")}
+        self._pack(arrays)
         self._here = {name: rows[window:] for name, rows in self._kept.items()}
         self._history_rows = torch.arange(self.history + 1, device=device)
         self._noise_here: Tensor | None = None
         self._on_device = [_Group(columns, device) for columns in self.groups]
+        self._learned: Any = None  # event: what the learner has enqueued by the last call of `learner_has_worked`
+        if device.type == "cuda":
+            self._learned = torch.cuda.Event()  # type: ignore[no-untyped-call]
         # Row 0 is the previous rollout's last row, except for environments that were rebuilt or reset in the pause.
         self._carried_reset: Array | None = None  # [B] bool, of that last row; None: there is none
         self._restarted = np.zeros(self.num_envs, bool)
         self._has_last_rows = False
-        self._is_warm = False
-        self._uploaded: Any = None
+        self._is_warm = False  # both groups have acted without a graph, as capturing requires
+        self._acts_as: tuple[Any, ...] = ()  # what is frozen in a graph
+
+    def _pack(self, arrays: dict[str, Array]) -> None:
+        """Makes the rows of PACKED on both sides: bytes [T + 1, B, 16] here, [window + T + 1, B, 16] on the device."""
+        layout = np.dtype([(name, arrays[name].dtype) for name in PACKED])
+        self._staging = torch.zeros(self.horizon + 1, self.num_envs, layout.itemsize, dtype=torch.uint8)
+        if self.device.type == "cuda":
+            self._staging = self._staging.pin_memory()
+        records = self._staging.numpy().view(layout)[..., 0]
+        self._staged = {name: records[name] for name in PACKED}  # views of it [T + 1, B]
+        num_rows, shape = self.window + self.horizon + 1, self._staging.shape[1:]
+        self._packed = torch.zeros(num_rows, *shape, dtype=torch.uint8, device=self.device)
+        for name in PACKED:
+            dtype, offset = layout.fields[name][:2]  # type: ignore[index]
+            rows = self._packed[..., offset : offset + dtype.itemsize].view(self._rows[name].dtype)[..., 0]
+            self._kept[name] = rows[1:] if name in STEP else rows
+            if name == "reward":
+                self._previous_reward = rows
 
     def begin(self, policy: Policy, greedy: bool = False) -> None:
-        if self._uploaded:
-            self._uploaded.synchronize()  # the rows that are about to be overwritten are on the device
+        # The host's rows may be written again: each group has waited for its uploads when it acted. Only the last row's
+        # may still be under way; it is written again after the group has acted again.
         if policy.state_size and self._recurrent_inputs is None:
             self._recurrent_inputs = self._make_recurrent_inputs(policy.state_size)
         self._restarted = self._find_restarted()
         self.truncate_restarted(self._restarted)
         self._carry_over()
         self.shared["observation"][self.history] = self.shared["observation"][self.history + self.horizon]
+        self._staging[0] = self._staging[self.horizon]
+        if self.window:
+            self._staged["truncated"][0] = self._rows["truncated"][self.window - 1]
         self._carried_reset = self.arrays["reset"][0].copy() if self._has_last_rows else None
         self._policy, self._greedy = policy, greedy
+        acts_as = (policy, greedy, getattr(policy, "training", None))
+        if acts_as != self._acts_as:  # graphs show another policy
+            self._acts_as, self._is_warm, self._noise_here = acts_as, False, None
+            self._drop_graphs()
         if not greedy:
             noise = policy.draw_noise(self.horizon, self.num_envs, self.generator).to(self.device)
-            self._noise_here = noise if self._noise_here is None else self._noise_here.copy_(noise)
+            if self._noise_here is None:
+                self._noise_here = noise.clone(memory_format=torch.contiguous_format)  # the policy may draw in place
+            else:
+                self._noise_here.copy_(noise)
         for group in self._on_device:
             group.step.zero_()
-        self._wait_for_learner()
-        if self._is_warm and self._use_graphs and not self._on_device[0].graph:
+        if self._use_graphs and self._is_warm and not self._on_device[0].graph:
             self._capture()
-
-    def _wait_for_learner(self) -> None:
-        """Orders what the groups enqueue from now on after what the learner has enqueued."""
+        self.learner_has_worked()
         for group in self._on_device:
-            if group.stream:
-                group.stream.wait_stream(torch.cuda.current_stream(self.device))
+            self._wait_for_learner(group)  # before the first upload, which follows upon the rows carried over
+
+    def learner_has_worked(self) -> None:
+        if self._learned is not None:
+            self._learned.record(torch.cuda.current_stream(self.device))
+            for group in self._on_device:
+                group.must_wait = True
+
+    def _wait_for_learner(self, group: _Group) -> None:
+        """Orders what the group enqueues from now on after what the learner has enqueued."""
+        if group.must_wait:
+            group.stream.wait_event(self._learned)
+            group.must_wait = False
 
     def _wait_for_groups(self) -> None:
-        """Orders what the learner enqueues from now on after what the groups have uploaded."""
+        """Orders what the learner enqueues from now on after what the groups have enqueued."""
         for group in self._on_device:
             if group.stream:
-                torch.cuda.current_stream(self.device).wait_stream(group.stream)
+                group.uploaded.record(group.stream)
+                torch.cuda.current_stream(self.device).wait_event(group.uploaded)
 
     def receive(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
+        columns, row = on_device.columns, self.history + t
+        for name in ROW:
+            self._staged[name][t, columns] = self.arrays[name][t, columns]
+        if t > 0:
+            for name in STEP:
+                self._staged[name][t, columns] = self.arrays[name][t - 1, columns]
         with on_device.on_stream():
-            if t > 0 or self._row_0_is_new(on_device.columns):
-                self._upload("observation", self.history + t, on_device.columns)
-            self._upload("age", t, on_device.columns)
-            self._upload_recurrent_inputs(t, on_device.columns)
+            if t > 0 or self._row_0_is_new(columns):
+                self._upload(self._here["observation"][row, columns], self.shared["observation"][row, columns])
+            self._upload(self._packed[self.window + t, columns], self._staging[t, columns])
 
     def act(self, group: int, t: int) -> None:
         on_device = self._on_device[group]
-        self._wait_for_learner()  # parameters may have changed since the last step
+        self._wait_for_learner(on_device)  # only here: what `receive` writes is not what a hook learns from
         with on_device.on_stream():
             with on_device.timer:
                 if on_device.graph:
@@ -169,18 +234,18 @@ class GpuActionServer(ActionServer):
             self._recurrent_inputs.previous_action[W:, columns].index_copy_(0, step, action.unsqueeze(0))
 
     def _capture(self) -> None:
+        try:
+            for group in self._on_device:
+                # Each has memory of its own: one group's actions must outlive what the other one computes.
+                group.graph = capture(partial(self._act, group), group.stream)
+        except CaptureError as error:  # for example, a user's network that reads values on the host
+            logger.warning("the network cannot be captured as a CUDA graph and acts without one: %s", error)
+            self._use_graphs = False
+            self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
         for group in self._on_device:
-            try:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=group.stream):
-                    self._act(group)
-                group.graph = graph
-            except RuntimeError as error:  # for example, a user's network that reads values on the host
-                logger.warning("the network cannot be captured as a CUDA graph and acts without one: %s", error)
-                self._use_graphs = False
-                for each in self._on_device:
-                    each.graph = None
-                return
+            group.graph = None
 
     def _row_0_is_new(self, columns: slice) -> bool:
         """Returns whether row 0 differs from the last row of the previous rollout, which is on the device already."""
@@ -189,47 +254,48 @@ class GpuActionServer(ActionServer):
         changed = self.arrays["reset"][0, columns] != self._carried_reset[columns]
         return bool((changed | self._restarted[columns]).any())
 
-    def _upload(self, name: str, row: int, columns: slice) -> None:
-        newest = self.shared[name][row, columns]
-        self._here[name][row, columns].copy_(newest, non_blocking=True)
+    def _upload(self, here: Tensor, newest: Tensor) -> None:
+        """Copies a group's part of one row: contiguous on both sides, so that it is a single transfer."""
+        here.copy_(newest, non_blocking=True)
         self.bytes_moved += newest.nbytes
 
-    def _upload_recurrent_inputs(self, t: int, columns: slice) -> None:
-        """Uploads what a recurrent policy needs of the step before t."""
-        if self._recurrent_inputs is None:
-            return
-        row = self.window + t
-        self._recurrent_inputs.is_first[row, columns].copy_(self.shared["reset"][t, columns], non_blocking=True)
-        if t > 0:
-            reward = self.shared["reward"][t - 1, columns]
-            self._recurrent_inputs.previous_reward[row, columns].copy_(reward, non_blocking=True)
-
-    def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
-        rollout = super()._rollout(first, num_steps, envs, games)
+    def _send(self, tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor.to(self.device)  # nothing is copied
         if self.device.type == "cuda":
-            self._uploaded = torch.cuda.current_stream(self.device).record_event()
-        return rollout
+            tensor = tensor.contiguous().pin_memory()  # otherwise it would wait until the learner's stream is empty
+        self.bytes_moved += tensor.nbytes
+        return tensor.to(self.device, non_blocking=True)
 
     def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
-        if name in self._kept:
-            return self._kept[name][rows, envs]
-        sent = self._rows[name][rows, envs].to(self.device, non_blocking=True)
-        self.bytes_moved += sent.nbytes
-        return sent
+        return self._kept[name][rows, envs]
 
     def _all_rows(self) -> list[Tensor]:
-        on_host = [self._rows[name] for name in PER_STEP if name != "observation"]
-        return [*on_host, *self._kept.values(), *self._policy_outputs.values(), *(self._recurrent_inputs or ())]
+        on_host = [self._rows[name] for name in CARRIED_ON_HOST]
+        here = [self._kept["observation"], self._kept["action"], self._packed, *self._policy_outputs.values()]
+        return [*on_host, *here, *(self._recurrent_inputs or ())[:2]]  # the others are packed
 
     def _make_recurrent_inputs(self, state_size: int) -> RecurrentInputs:
-        recurrent_inputs = super()._make_recurrent_inputs(state_size)
-        is_first = torch.zeros_like(recurrent_inputs.is_first)
-        return RecurrentInputs(*(rows.to(self.device) for rows in (*recurrent_inputs[:-1], is_first)))
+        state, previous_action = (rows.to(self.device) for rows in super()._make_recurrent_inputs(state_size)[:2])
+        return RecurrentInputs(state, previous_action, self._previous_reward, self._kept["reset"])
+
+    def _truncate_before_lost_steps(self, num_steps: int) -> tuple[Tensor, Tensor]:
+        step, env = super()._truncate_before_lost_steps(num_steps)
+        if len(step):
+            self._kept["truncated"][self._send(step), self._send(env)] = True
+        return step, env
+
+    def truncate_restarted(self, restarted: Array | list[int]) -> bool:
+        found = super().truncate_restarted(restarted)
+        if found:
+            self._kept["truncated"][-1].copy_(self._rows["truncated"][-1])
+        return found
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         for name, rows in self._kept.items():
             rows[self.horizon :] = state["rows"][name].to(self.device)
+        self._staging[self.horizon] = self._packed[-1].cpu()
         self._has_last_rows = False  # row 0 is uploaded again: environments that were started anew show another one
 
     def close(self) -> None:

@@ -89,6 +89,7 @@ class SerialSampler:
             self._act(server, t, [group for group in groups if t < due or group not in held])
             if t == due:
                 hook.run(t)
+                server.learner_has_worked()
                 self._act(server, t, held)
                 due, held = hook.next_call(t + 1, T, server.groups)
             start = time.perf_counter()

@@ -1,16 +1,20 @@
 """The action server of a GPU: against the one on the CPU. Where there is no GPU, it runs on the CPU, without graphs."""
 
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from accel_rl.envs import EnvConfig
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs
-from accel_rl.samplers import AlternatingSampler
+from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
@@ -44,6 +48,37 @@ class Network(SameNoise):
         return self.network.act(observation, noise)
 
 
+class Remembers(Echo):
+    """Acts by the observation, the noise, its own version and all that a recurrent policy is given, in whole numbers:
+    two devices compute the same bits. The learner may change the version at any time."""
+
+    state_size = 2
+
+    def __init__(self, num_actions: int, device: torch.device):
+        super().__init__(num_actions)
+        self.version = torch.zeros((), dtype=torch.float64, device=device)
+        self.noise = torch.rand(32, 8, 8, generator=torch.Generator().manual_seed(0)).to(device)
+        self.drawn = 0
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
+        """Does not wait for the device, as no policy does there."""
+        self.drawn += 1
+        return self.noise[self.drawn, :num_steps, :num_envs]
+
+    def act(
+        self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
+    ) -> PolicyStep:
+        assert recurrent_inputs is not None
+        digest = observation.flatten(1)[:, :2].double().sum(1) + self.version
+        state, action, reward, is_first = recurrent_inputs
+        before = state[:, 0] + 3 * state[:, 1] + 5 * action + 7 * reward
+        memory = before.where(~is_first, 0.0).remainder(64)
+        noise = torch.zeros(len(observation), device=observation.device) if noise is None else noise
+        chosen = (digest + memory + (1000 * noise).floor()).long() % self.num_actions
+        state = torch.stack([memory, digest.remainder(16)], 1).float()
+        return chosen, {"memory": memory, "digest": digest}, state
+
+
 def on_device(
     env: EnvConfig,
     device: torch.device,
@@ -73,6 +108,8 @@ def to_cpu(rollout: Any) -> Any:
         if isinstance(value, Tensor):
             setattr(rollout, name, value.cpu())
     rollout.policy_outputs = {name: value.cpu() for name, value in rollout.policy_outputs.items()}
+    if rollout.recurrent_inputs is not None:
+        rollout.recurrent_inputs = RecurrentInputs(*(rows.cpu() for rows in rollout.recurrent_inputs))
     return rollout
 
 
@@ -109,17 +146,23 @@ def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 def test_frames_go_up_once(device: torch.device) -> None:
-    """Would catch a frame that is transferred again for learning, or for the next rollout."""
-    sampler = on_device(PONG, device, SameNoise(6), reset_mode="reserve")
+    """Would catch anything that is transferred again for learning, or for the next rollout; except last frames."""
+    sampler = on_device(PONG, device, SameNoise(6), SamplerConfig(8, 5, 2, window=3), reset_mode="reserve")
+    finals: list[int] = []
+
+    def on_step(t: int) -> None:
+        finals.append(len(sampler.recent(t, 3, slice(1, 6)).final_step))
+
     try:
         T, B, frame = 5, 8, 104 * 80
         before = 0
         for index in range(4):
-            sampler.collect()
+            finals.clear()
+            finals.append(len(sampler.collect(on_step).final_step))
             moved, before = sampler.bytes_moved - before, sampler.bytes_moved
             frames = T * B * frame + (B * frame if index == 0 else 0)  # the very first row has not been there before
-            ages, actions, flags = (T + 1) * B * 8, T * B * 8, T * B * (4 + 3) + (T + 1) * B
-            assert moved == frames + ages + actions + flags
+            packed, actions = (T + 1) * B * 16, T * B * 8
+            assert moved == frames + packed + actions + sum(finals) * (8 + 8 + frame)
     finally:
         sampler.close()
 
@@ -177,6 +220,161 @@ def test_a_network_that_can_not_be_captured() -> None:
         for _ in range(4):
             sampler.collect()
         assert not sampler._server._use_graphs
+    finally:
+        sampler.close()
+
+
+WINDOW = SamplerConfig(8, 5, 2, window=4)
+
+
+def remembering(device: torch.device, serial: bool = False) -> Any:
+    batch = {"reset_mode": "wait", "decorrelation_steps": 5}
+    if serial:
+        return make(SerialSampler, COUNTING, WINDOW, Remembers(4, device), **batch)
+    return on_device(COUNTING, device, Remembers(4, device), WINDOW, **batch)
+
+
+def collect_and_learn(sampler: Any) -> list[Any]:
+    """The rollout and what hooks have seen of it; they change the policy by what they see, some of them before a group
+    acts."""
+    seen = []
+
+    def held(t: int) -> slice | None:
+        return [slice(0, 4), None, slice(2, 7), slice(5, 8)][t % 4]
+
+    def on_step(t: int) -> None:
+        recent = sampler.recent(t, 4, held(t) or slice(0, 8))
+        recent = to_cpu(recent) if t % 2 else copy(recent)  # with and without waiting for the device
+        with torch.no_grad():
+            sampler.policy.version.add_((recent.reward * recent.valid).sum().to(sampler.policy.version.device))
+        seen.append(recent)
+
+    rollout = sampler.collect(on_step, envs_to_update=held)
+    return [to_cpu(each) for each in (rollout, *seen)]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_hooks_see_and_change_what_they_do_on_the_cpu(device: torch.device) -> None:
+    """Would catch a group that acts before the hook's work on its device is done, steps of a window that are not there
+    yet, and recurrent inputs of another step; and a state that goes elsewhere than where the captured graph reads."""
+    cpu, gpu = remembering(torch.device("cpu"), serial=True), remembering(device)
+    try:
+        for index in range(4):
+            for first, second in zip(collect_and_learn(cpu), collect_and_learn(gpu), strict=True):
+                assert_equal(first, second, f"rollout {index}")
+        state = cpu.get_state()
+        for _ in range(2):
+            collect_and_learn(gpu)  # goes its own way for a while
+        gpu.policy.version.copy_(cpu.policy.version)
+        gpu.policy.drawn = cpu.policy.drawn
+        for sampler in (cpu, gpu):
+            assert sampler.set_state(state) == []
+        for index in range(3):
+            for first, second in zip(collect_and_learn(cpu), collect_and_learn(gpu), strict=True):
+                assert_equal(first, second, f"rollout {index} after a state was set")
+    finally:
+        cpu.close()
+        gpu.close()
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_what_a_graph_reads_stays_where_it_is(device: torch.device) -> None:
+    """Would catch rows that are replaced instead of written: a captured graph goes on with the old ones."""
+    sampler = remembering(device)
+    server = sampler._server
+
+    def addresses() -> list[int]:
+        rows = [*server._kept.values(), *server._policy_outputs.values(), *server._recurrent_inputs]
+        return [each.data_ptr() for each in (*rows, server._noise_here, *(group.step for group in server._on_device))]
+
+    try:
+        sampler.collect()
+        before = addresses()
+        sampler.collect()
+        sampler.set_state(sampler.get_state())
+        sampler.collect()
+        assert addresses() == before
+    finally:
+        sampler.close()
+
+
+@pytest.mark.gpu
+def test_graphs_follow_the_policy() -> None:
+    """Would catch a graph that goes on with the policy that it has captured, or samples where it should be greedy."""
+    samplers = [remembering(torch.device("cpu"), serial=True), remembering(torch.device("cuda:0"))]
+    try:
+        for index in range(9):
+            if index == 4:
+                for sampler in samplers:
+                    sampler.policy = Remembers(4, sampler.policy.version.device)
+                    sampler.policy.version.add_(1)
+            for sampler in samplers:
+                begin = partial(type(sampler._server).begin, sampler._server)
+                sampler._server.begin = lambda policy, _, begin=begin, index=index: begin(policy, greedy=index >= 6)
+            assert_equal(*(to_cpu(sampler.collect()) for sampler in samplers), f"rollout {index}")
+            assert (samplers[1]._server._on_device[0].graph is None) == (index in (0, 4, 6))
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+class Calls(TorchDispatchMode):
+    """Counts what is enqueued on a device: operations that are no views, by name."""
+
+    def __init__(self, counts: Counter[str], device: torch.device):
+        super().__init__()
+        self.counts, self.device = counts, device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        here = any(isinstance(each, Tensor) and each.device == self.device for each in tree_leaves((args, kwargs)))
+        if here and not func.is_view:
+            self.counts[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_a_step_is_two_uploads_a_graph_and_a_download(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch another copy or kernel in each step, a wait for the learner where it has done nothing, and events
+    that are made anew each time."""
+    counts: Counter[str] = Counter()
+    is_gpu = device.type == "cuda"
+
+    def count(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            counts[f"{owner.__name__}.{name}"] += 1
+            return call(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    sampler = remembering(device)
+    try:
+        for _ in range(3):
+            sampler.collect()
+        if is_gpu:
+            for owner, name in [(torch.cuda.Stream, "synchronize"), (torch.cuda.Stream, "wait_event")]:
+                count(owner, name)
+            count(torch.cuda, "Event")
+            count(torch.cuda.CUDAGraph, "replay")
+        else:
+            monkeypatch.setattr(sampler._server, "_act", lambda group: None)  # what a graph does
+        server, (T, G) = sampler._server, (5, 2)
+        for name in ("receive", "act"):
+            call = getattr(server, name)
+
+            def counted(group: int, t: int, call: Any = call) -> None:
+                with Calls(counts, device):
+                    call(group, t)
+
+            monkeypatch.setattr(server, name, counted)
+        sampler.collect(lambda t: None, 3)  # hooks at steps 0 and 3
+        again = counts["aten::copy_"] - (T + T + 1 + T) * G  # frames, the rest of each row, actions
+        assert 0 <= again <= G  # frames of row 0, where an environment has waited for the pause
+        del counts["aten::copy_"]
+        waits = G + 2 * G + G  # when the rollout begins, after each hook; the learner when the rollout is complete
+        expected = {"CUDAGraph.replay": T * G, "Stream.synchronize": T * G, "Stream.wait_event": waits}
+        assert counts == (expected if is_gpu else {})
     finally:
         sampler.close()
 

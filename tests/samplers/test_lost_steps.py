@@ -1,5 +1,6 @@
 """What learners compute from rollouts in which an environment was replaced, against sums written out step by step."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from torch import Tensor
 from accel_rl.algos.returns import discounted_return, generalized_advantage, vtrace
 from accel_rl.envs import EnvConfig
 from accel_rl.rollout import Rollout
+from accel_rl.samplers import SerialSampler, serial
 from accel_rl.samplers.base import SamplerConfig
-from tests.helpers.samplers import TOYS, copy, make_kind
+from accel_rl.samplers.gpu_action_server import GpuActionServer
+from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind
 
 pytestmark = pytest.mark.multiprocess
 
 DISCOUNT, GAE_LAMBDA = 0.9, 0.7
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 
 
 def value_of(observation: Tensor) -> Tensor:
@@ -98,4 +102,69 @@ def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
         assert sum(map(assert_learned_right, recent[1:])) > 0
         assert sampler.num_restarts > 0 and sum(int((~rollout.valid).sum()) for rollout in rollouts) > 0
     finally:
+        sampler.close()
+
+
+class SameNoise(Echo):
+    """Noise is drawn on the CPU wherever it is used."""
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(num_steps, num_envs, generator=torch.Generator().manual_seed(0))
+
+
+def break_after(sampler: Any, env: int, num_steps: int) -> None:
+    """Lets an environment raise at its step after the next num_steps; the one that takes its place does not."""
+    simulator, steps = sampler._envs.simulators[env], iter(range(num_steps))
+    step = simulator.step
+
+    def breaks(*arguments: Any) -> Any:
+        if next(steps, None) is None:
+            del simulator.step  # which refers to it
+            raise ValueError("broken on purpose")
+        return step(*arguments)
+
+    simulator.step = breaks
+
+
+def on_cpu(rollout: Rollout) -> Rollout:
+    rollout = copy(rollout)
+    tensors = {name: value.cpu() for name, value in vars(rollout).items() if isinstance(value, Tensor)}
+    return replace(rollout, policy_outputs={k: v.cpu() for k, v in rollout.policy_outputs.items()}, **tensors)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("horizon", "window"), [(4, 7), (1, 3)])
+def test_lost_steps_are_the_same_on_a_gpu(
+    horizon: int, window: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch a last frame, or an end of an episode, that only the host's rows have."""
+    config = SamplerConfig(4, horizon, 0, window=window)
+
+    def make_server(spec: Any, arrays: Any, generator: Any, _: Any, window: int = 0, **options: Any) -> GpuActionServer:
+        return GpuActionServer(spec, arrays, generator, torch.device(device), window)
+
+    def sampler() -> Any:
+        return make(SerialSampler, PONG, config, SameNoise(6), restart_on_error=True, decorrelation_steps=5)
+
+    samplers = [sampler()]
+    monkeypatch.setattr(serial, "make_server", make_server)
+    samplers.append(sampler())
+    seen: list[list[Rollout]] = [[], []]
+    num_finals = 0
+    for index in range(8):
+        for sampler, rollouts in zip(samplers, seen, strict=True):
+            if 2 <= index < 6:  # at each step of a rollout, the first and the last one included
+                break_after(sampler, index % 4, index % horizon)
+
+            def on_step(t: int, sampler: Any = sampler, rollouts: list[Rollout] = rollouts) -> None:
+                rollouts.append(on_cpu(sampler.recent(t, window, slice(1, 4))))
+
+            rollouts.append(on_cpu(sampler.collect(on_step)))
+            state = sampler.get_state()["server"]
+            assert torch.equal(state["rows"]["truncated"], sampler._server._rows["truncated"][horizon:])
+        num_finals += int((seen[0][-1].truncated[:-1] & ~seen[0][-1].valid[1:]).sum())
+    assert samplers[0].num_restarts == samplers[1].num_restarts == 4 and (num_finals > 0 or horizon == 1)
+    for index, (first, second) in enumerate(zip(*seen, strict=True)):
+        assert_equal(first, second, str(index))
+    for sampler in samplers:
         sampler.close()

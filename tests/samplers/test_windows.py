@@ -226,6 +226,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
         samplers[0].collect()
         last = copy(samplers[0].collect())
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
+        assert samplers[1].get_state()["server"]["rows"]["truncated"][-1].all()
         watcher = Watcher(samplers[1], [3])
         after = watcher.collect()
         assert after.reset[0].all() and after.recurrent_inputs.is_first[0].all()
