@@ -1,6 +1,7 @@
 """Work as CUDA graphs: one launch in place of about a hundred."""
 
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure, to_d
 logger = logging.getLogger("accel_rl")
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is captured
+MAX_DELAYED_CALLS = 1000  # so run because an argument comes from a function that is not captured yet
 MAX_GRAPHED_CALLS = 32  # each keeps memory of its own on the GPU
 MAX_GRAPHS_PER_CALL = 4  # that read results of other graphs where they are; one more copies them
 
@@ -56,10 +58,12 @@ class CudaGraphs:
         calls = self._find_calls(key, arguments, uses)
         if calls is None:
             return work(*to_device(arguments, self.device))
-        if calls.num_warm_ups < NUM_WARM_UP_CALLS:
-            calls.num_warm_ups += 1
-            return self._warm_up(work, arguments)
         given = leaves(arguments)
+        if calls.num_warm_ups < NUM_WARM_UP_CALLS or self._is_delayed(calls, given):
+            calls.num_warm_ups += 1
+            results = self._warm_up(work, arguments)
+            calls.warm_up_results = {id(leaf): weakref.ref(leaf) for leaf in leaves(results)}
+            return results
         in_place = tuple(id(leaf) if id(leaf) in self._results else None for leaf in given)
         if in_place not in calls.graphs and len(calls.graphs) >= MAX_GRAPHS_PER_CALL - 1:
             in_place = (None,) * len(given)
@@ -101,6 +105,14 @@ class CudaGraphs:
             calls = self._calls[whole_key] = _Calls(uses)
         return calls
 
+    def _is_delayed(self, calls: "_Calls", given: list[Any]) -> bool:
+        """Tells whether an argument comes from a function that is not captured yet: once it is, its results are
+        elsewhere, and a graph that reads them there would replace the one that is captured now."""
+        if calls.graphs or calls.num_warm_ups >= MAX_DELAYED_CALLS:
+            return False
+        sources = [each for each in self._calls.values() if each is not calls and not each.graphs]
+        return any(source.has_returned(leaf) for source in sources for leaf in given)
+
     def _warm_up(self, work: Work, arguments: tuple[Any, ...]) -> Any:
         """Calls work on the stream that it will be captured on: libraries allocate what they need at first calls."""
         arguments = to_device(arguments, self.device)
@@ -134,7 +146,13 @@ class _Calls:
     def __init__(self, uses: Sequence[Tensor]):
         self.num_warm_ups = 0
         self.uses = [*uses]
+        self.warm_up_results: dict[int, weakref.ref[Tensor]] = {}  # of the last one, by id
         self.graphs: dict[Hashable, GraphedCall] = {}  # by which arguments they read in place
+
+    def has_returned(self, leaf: Any) -> bool:
+        """Tells whether the last call to warm up has returned this tensor."""
+        found = self.warm_up_results.get(id(leaf))
+        return found is not None and found() is leaf
 
     def is_up_to_date(self, uses: Sequence[Tensor]) -> bool:
         return len(uses) == len(self.uses) and all(one is other for one, other in zip(uses, self.uses, strict=True))
