@@ -113,6 +113,11 @@ class Rollout:
         unreadable: Any = NotInGraphedFunctions()
         return replace(self, **tensors, games=unreadable, first_step=unreadable)
 
+    def without_finals(self) -> "Rollout":
+        """Returns the rollout without its final observations (K = 0)."""
+        none = {name: getattr(self, name)[:0] for name in ("final_step", "final_env", "final_observation")}
+        return replace(self, **none)
+
     @property
     def horizon(self) -> int:
         return self.reward.shape[0]

@@ -89,8 +89,7 @@ def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> 
         inputs = inputs._replace(is_first=torch.zeros_like(inputs.is_first))
     reward = rollout.reward.clone()
     reward[steps, envs] += discount * policy.step(rollout.final_observation, inputs)[1]
-    none = {name: getattr(rollout, name)[:0] for name in ("final_step", "final_env", "final_observation")}
-    return replace(rollout, reward=reward, **none)
+    return replace(rollout.without_finals(), reward=reward)
 
 
 @torch.no_grad()

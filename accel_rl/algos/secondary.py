@@ -56,6 +56,8 @@ class SecondaryNetwork:
             updates.append(self.update.minimize(self.loss, (batch,), num_samples, rate))
             updates[-1].pop("priority")
         names = updates[0] if updates else ()
+        if len(updates) == 1:
+            return {f"secondary_{name}": updates[0][name] for name in names}
         return {f"secondary_{name}": torch.stack([each[name] for each in updates]).mean() for name in names}
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:

@@ -47,7 +47,7 @@ class CudaGraphs:
         self.is_enabled = True
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._calls: dict[Hashable, _Calls] = {}
-        self._results: dict[int, Tensor] = {}  # of all graphs, by id; those in it are alive, so ids are unique
+        self._results: dict[int, tuple[Tensor, _Calls]] = {}  # of all graphs, by id, which alive tensors do not share
         self._not_capturable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], uses: Sequence[Tensor] = ()) -> Any:
@@ -64,7 +64,10 @@ class CudaGraphs:
             results = self._warm_up(work, arguments)
             calls.warm_up_results = {id(leaf): weakref.ref(leaf) for leaf in leaves(results)}
             return results
-        in_place = tuple(id(leaf) if id(leaf) in self._results else None for leaf in given)
+        # A graph that reads its own results could overwrite them before it has read them: those are copied.
+        in_place = tuple(
+            id(leaf) if self._results.get(id(leaf), (leaf, calls))[1] is not calls else None for leaf in given
+        )
         if in_place not in calls.graphs and len(calls.graphs) >= MAX_GRAPHS_PER_CALL - 1:
             in_place = (None,) * len(given)
         call = calls.graphs.get(in_place)
@@ -81,7 +84,7 @@ class CudaGraphs:
             call.fill(given)
         results = call.run()
         if not call.is_known:
-            self._results |= {id(leaf): leaf for leaf in leaves(results)}
+            self._results |= {id(leaf): (leaf, calls) for leaf in leaves(results)}
             call.is_known = True
         return results
 
@@ -119,13 +122,16 @@ class CudaGraphs:
         if self._stream is None:
             return work(*arguments)
         current = torch.cuda.current_stream(self.device)
-        # Each time: what was allocated on the stream and has been freed since may still be in use on the current one.
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
-                return work(*arguments)
+                results = work(*arguments)
         finally:
             current.wait_stream(self._stream)
+        for leaf in leaves(results):
+            if leaf.device.type == "cuda":
+                leaf.record_stream(current)  # or the other stream could reuse its memory before it is read here
+        return results
 
     def _give_up(self, key: Hashable, error: CaptureError) -> None:
         name = getattr(key, "__qualname__", "the update")

@@ -65,16 +65,13 @@ class Update:
 
         Results are valid until the next call of the same function. Passing them on, to `minimize` or to another
         graphed function, copies nothing."""
+        is_elsewhere = self._are_elsewhere(arguments)
         with torch.no_grad():
-            if self._graphs and not self._are_elsewhere(arguments):
-                results: Result = self._graphs(function, function, arguments, uses)
-            else:
-                on_cpu = self._on_cpu or self._are_elsewhere(arguments)
-                results = function(*to_device(arguments, torch.device("cpu") if on_cpu else self.device))
-        if not all(isinstance(leaf, Tensor) for leaf in leaves(results)):
-            name = getattr(function, "__qualname__", function)
-            raise TypeError(f"{name} returns a number, which a CUDA graph would freeze; return tensors")
-        return results
+            if self._graphs and not is_elsewhere:
+                results: Result = self._graphs(function, partial(_call, function), arguments, uses)
+                return results
+            device = torch.device("cpu") if is_elsewhere else self.device
+            return _call(function, *to_device(arguments, device))
 
     def _are_elsewhere(self, arguments: tuple[Any, ...]) -> bool:
         """Tells whether these are tensors on the CPU, though parameters are on a GPU, as those of a replay may be."""
@@ -170,6 +167,14 @@ class Update:
     def close(self) -> None:
         """Releases shared memory. Call it before the memory itself is unmapped."""
         self.exchange.close()
+
+
+def _call(function: Callable[..., Result], *arguments: Any) -> Result:
+    results = function(*arguments)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves(results)):
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(f"{name} returns a number, which a CUDA graph would freeze; return tensors")
+    return results
 
 
 def _merge(term: Tensor, next_term: Tensor) -> Tensor:
