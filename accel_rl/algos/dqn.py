@@ -130,7 +130,8 @@ class DQN(Algo):
 
         generator: replaces the replay's own."""
         assert self.replay
-        noise, beta = self.replay.draw_noise(count, generator), self.settings.importance_exponent(self._step)
+        noise = self.replay.draw_noise(count, generator)
+        beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
         index, batch, num_samples, largest = update.graphed(
             self._choose_batch, noise, self.replay.ring.rows, beta, uses=self.replay.replaceable
         )

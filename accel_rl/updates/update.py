@@ -75,8 +75,9 @@ class Update:
 
     def _are_elsewhere(self, arguments: tuple[Any, ...]) -> bool:
         """Tells whether these are tensors on the CPU, though parameters are on a GPU, as those of a replay may be."""
-        devices = {leaf.device.type for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()}
-        return devices == {"cpu"} and not self._on_cpu
+        if self._on_cpu:
+            return False
+        return {leaf.device.type for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()} == {"cpu"}
 
     def step(self, loss_sum: Tensor, num_samples: Tensor, learning_rate: float) -> Tensor:
         """Descends the gradient of loss_sum / num_samples, both summed over all learners that update together.

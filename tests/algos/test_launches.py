@@ -38,7 +38,7 @@ ALL = {"prioritized": True, "double": True, "dueling": True}
 ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "a2c": (A2C, FRAMES, ENTROPY),
     "a2c, core": (A2C, VECTORS, {**ENTROPY, **CORE}),
-    "a2c, gae": (A2C, VECTORS, {"gae_lambda": 0.9}),
+    "a2c, gae": (A2C, VECTORS, {"gae_lambda": 0.9, "normalize_returns": True}),
     "ppo": (PPO, FRAMES, {**ENTROPY, **EPOCHS}),
     "ppo, core": (PPO, VECTORS, {**ENTROPY, **EPOCHS, **CORE}),
     "ppo, normalized": (PPO, VECTORS, {**EPOCHS, "normalize_advantage": True}),
@@ -69,7 +69,8 @@ class Run:
         self.step += T * B
         cpu = random_rollout(self.spec, self.algo.policy, T, B, self.step, num_truncated)
         move = self._columns if self.algo.window_steps else lambda leaf: leaf.to(self.device)
-        return replace(map_leaves(move, cpu), games=[], first_step=self.step)
+        rollout = replace(map_leaves(move, cpu), games=[], first_step=self.step)
+        return self.algo.statistics.normalize(rollout) if self.algo.statistics else rollout
 
     def _columns(self, leaf: Tensor) -> Tensor:
         """As some columns of more environments, which is how a window is given."""
@@ -102,7 +103,10 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
     for num_truncated in truncated:
         for run in (cpu, gpu):
             torch.manual_seed(run.step)  # of the orders of samples
-            learn(run, run.rollout(num_truncated))
+            rollout = run.rollout(num_truncated)
+            learn(run, rollout)
+            if run.algo.statistics:
+                run.algo.statistics.update(rollout, run.update)
     after, found = cpu.state(), gpu.state()
     for name, value in after.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -115,6 +119,22 @@ def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
     steps that are not valid, orders of samples."""
     assert_learns_alike(Run(name, CPU), Run(name, GPU), Run.learn, [0, 1, 0, 2, 0, 0, 3, 0])
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo", "rainbow"])
+def test_deterministic_runs(name: str) -> None:
+    """Would catch an operation without a deterministic kernel: such a run would end there."""
+    run = Run(name, GPU)
+    torch.use_deterministic_algorithms(True)
+    try:
+        policy = run.algo.policy
+        observation = run.rollout().observations(0, 1)[0]
+        policy.act(observation, policy.draw_noise(1, B, torch.Generator(GPU))[0])
+        for _ in range(4):
+            run.replayed(run.rollout(1)) if run.algo.replay else run.learn(run.rollout(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert run.update._graphs and run.update._graphs.is_enabled and not run.update._graphs._not_capturable
 
 
 @pytest.mark.parametrize("replay_device", ["auto", "cpu"])
