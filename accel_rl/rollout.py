@@ -1,7 +1,7 @@
 """What samplers and algorithms share: the rollout, a batch of its steps, and the policy that acted."""
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -61,6 +61,16 @@ class Batch(NamedTuple):
     recurrent_inputs: RecurrentInputs | None = None
 
 
+class NotInGraphedFunctions:
+    """Stands for a value that a CUDA graph would freeze; arithmetic and comparisons with it raise TypeError."""
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "games and first_step of a rollout cannot be read in a graphed function, since a CUDA graph would freeze "
+            "them; read them before, and pass numbers as arguments"
+        )
+
+
 @dataclass
 class Rollout:
     """T steps of B environments, time first, group 0's environments first; valid until the next `collect`.
@@ -92,6 +102,21 @@ class Rollout:
     games: list[Game]
     first_step: int
     recurrent_inputs: RecurrentInputs | None = None
+
+    def tensors(self) -> dict[str, Any]:
+        """Returns all fields but frame_stack, games and first_step: tensors, or nested in dicts and tuples."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if name not in ("frame_stack", "games", "first_step")}
+
+    def for_graphs(self, tensors: dict[str, Any]) -> "Rollout":
+        """Returns a rollout with these tensors, whose games and first_step cannot be read."""
+        unreadable: Any = NotInGraphedFunctions()
+        return replace(self, **tensors, games=unreadable, first_step=unreadable)
+
+    def without_finals(self) -> "Rollout":
+        """Returns the rollout without its final observations (K = 0)."""
+        none = {name: getattr(self, name)[:0] for name in ("final_step", "final_env", "final_observation")}
+        return replace(self, **none)
 
     @property
     def horizon(self) -> int:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
 from accel_rl.algos.base import Stats, masked_sum
 from accel_rl.algos.minibatches import whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
@@ -43,15 +43,15 @@ class A2C(ActorCriticAlgo):
     settings: A2CSettings
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        batch, targets = whole_batch(rollout, self.compute_targets(rollout))
-        entropy_weight = self.coefficient("entropy_weight", rollout.first_step)
-        return update.minimize(
-            self.loss,
-            (batch, targets, entropy_weight),
-            rollout.valid.sum(),
-            self.learning_rate(rollout.first_step),
-            sliceable=batch.recurrent_inputs is None,
-        )
+        step, is_sliceable = rollout.first_step, rollout.recurrent_inputs is None
+        rollout = add_final_values(self.policy, rollout, self.settings.discount)
+        batch, targets, num_samples = update.graphed(self.prepare, rollout)
+        arguments = (batch, targets, self.scheduled("entropy_weight", step))
+        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step), sliceable=is_sliceable)
+
+    def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
+        """Returns what an update needs: all steps, their targets, and how many of them are valid."""
+        return *whole_batch(rollout, self.compute_targets(rollout)), rollout.valid.sum()
 
     def compute_targets(self, rollout: Rollout) -> A2CTargets:
         """Returns advantages and returns, each [T, B]."""

@@ -1,6 +1,6 @@
 """What the actor-critics share: settings of their network, running statistics, values at a rollout's end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -75,23 +75,30 @@ class ActorCriticAlgo(Algo):
 
 
 @torch.no_grad()
-def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor]:
-    """Computes the values of what follows the rollout, in one pass of the network.
+def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> Rollout:
+    """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
-    Returns reward [T, B], to which the discounted value of each truncated episode's true last observation has been
-    added, and the value [B] of the observation after step T - 1.
+    The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
+    CUDA graph needs it."""
+    steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
+    if not len(steps):
+        return rollout
+    if inputs is not None:
+        inputs = RecurrentInputs(*(rows[steps + 1, envs] for rows in inputs))
+        # The row after a truncated episode belongs to the next game already.
+        inputs = inputs._replace(is_first=torch.zeros_like(inputs.is_first))
+    reward = rollout.reward.clone()
+    reward[steps, envs] += discount * policy.step(rollout.final_observation, inputs)[1]
+    return replace(rollout.without_finals(), reward=reward)
+
+
+@torch.no_grad()
+def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor]:
+    """Computes the values of what follows the rollout.
+
+    Returns reward [T, B] as `add_final_values` has it, and the value [B] of the observation after step T - 1.
     """
     T, inputs = rollout.horizon, rollout.recurrent_inputs
-    last = rollout.observations(T, T + 1)[0]
     last_inputs = inputs and RecurrentInputs(*(rows[T] for rows in inputs))
-    if len(rollout.final_step) == 0:
-        return rollout.reward, policy.step(last, last_inputs)[1]
-    if inputs and last_inputs:
-        final_inputs = RecurrentInputs(*(rows[rollout.final_step + 1, rollout.final_env] for rows in inputs))
-        # The row after a truncated episode belongs to the next game already.
-        final_inputs = final_inputs._replace(is_first=torch.zeros_like(final_inputs.is_first))
-        last_inputs = RecurrentInputs(*(torch.cat(pair) for pair in zip(last_inputs, final_inputs, strict=True)))
-    value = policy.step(torch.cat([last, rollout.final_observation]), last_inputs)[1]
-    reward = rollout.reward.clone()
-    reward[rollout.final_step, rollout.final_env] += discount * value[rollout.num_envs :]
-    return reward, value[: rollout.num_envs]
+    value = policy.step(rollout.observations(T, T + 1)[0], last_inputs)[1]
+    return add_final_values(policy, rollout, discount).reward, value

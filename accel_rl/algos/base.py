@@ -167,14 +167,12 @@ class Algo(ABC):
         text = getattr(self.settings, f"{name.removesuffix('_weight')}_schedule")
         return schedule(text, getattr(self.settings, name), step, self.schedule_steps)
 
-    def coefficient(self, name: str, step: int) -> Tensor:
-        """Returns the same as a 0-d tensor on the policy's device, without waiting for it."""
-        return torch.full((), self.scheduled(name, step), device=self.device)
-
 
 def stack_stats(stats: Sequence[Stats]) -> Stats:
     """Joins the statistics of several updates [U]; those that not every update has are stacked where they are."""
     names = {name: None for each in stats for name in each}
+    if len(stats) == 1:
+        return {name: stats[0][name].unsqueeze(0) for name in names}  # a view: nothing to launch on a GPU
     return {name: torch.stack([each[name] for each in stats if name in each]) for name in names}
 
 

@@ -18,9 +18,10 @@ from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.replay import importance_weights
-from accel_rl.replay.ring import TransitionBatch
+from accel_rl.replay.ring import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
+from accel_rl.updates.trees import to_device
 
 MIN_PRIORITY = 1e-6  # or a sample that was once predicted right would never be drawn again
 MAX_PRIORITY = 1.0  # of the error, in the authors' code: as the Huber loss clips its gradient
@@ -113,17 +114,44 @@ class DQN(Algo):
     def learn_batch(self, update: Update) -> Stats:
         """Makes one update from one batch."""
         assert self.replay
-        index, probability = self.replay.draw(self.batch_size)
-        batch = self.replay.batch(index, self.device)
-        if probability is not None:
-            beta = self.settings.importance_exponent(self._step)
-            weight = importance_weights(probability, self.replay.num_samples, beta).to(self.device)
-            batch = batch._replace(importance=weight / update.max(weight.max()))
-        stats = update.minimize(self.loss, (batch,), batch.valid.sum(), self.learning_rate(self._step))
-        self.replay.update_priorities(index, stats.pop("priority"))
+        index, batch, num_samples = self.draw_batch(update, self.batch_size)
+        stats = update.minimize(self.loss, (batch,), num_samples, self.learning_rate(self._step))
+        priority = stats.pop("priority")
+        if self.settings.prioritized:
+            update.graphed(self.replay.update_priorities, index, priority.to(self.replay.device))
         if self.secondary:
             stats |= self.secondary.learn(self._step)
         return stats
+
+    def draw_batch(
+        self, update: Update, count: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, TransitionBatch, Tensor]:
+        """Draws from the replay: returns indices [count], the samples on the network's device, how many are valid.
+
+        generator: replaces the replay's own."""
+        assert self.replay
+        noise = self.replay.draw_noise(count, generator)
+        beta = torch.tensor(self.settings.importance_exponent(self._step), dtype=torch.float64)  # as probabilities are
+        index, batch, num_samples, largest = update.graphed(
+            self._choose_batch, noise, self.replay.ring.rows, beta, uses=self.replay.replaceable
+        )
+        batch = batch.to(self.device)
+        if largest is not None:
+            largest = update.max(to_device(largest, self.device))  # of all learners that update together
+            batch = batch._replace(importance=update.graphed(torch.div, batch.importance, largest))
+        return index, batch, num_samples
+
+    def _choose_batch(
+        self, noise: Tensor, rows: DrawnRows, beta: Tensor
+    ) -> tuple[Tensor, TransitionBatch, Tensor, Tensor | None]:
+        """Returns indices, samples, how many are valid and, if draws are prioritized, the largest importance, 0-d."""
+        assert self.replay
+        index, probability = self.replay.choose(noise, rows)
+        batch = self.replay.ring.gather(index)
+        if probability is None:
+            return index, batch, batch.valid.sum(), None
+        weight = importance_weights(probability, self.replay.ring.num_envs * rows.num_steps, beta)
+        return index, batch._replace(importance=weight), batch.valid.sum(), weight.max()
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:
         return self.loss_of(self.policy, self.target, batch)

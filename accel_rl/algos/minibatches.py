@@ -1,6 +1,5 @@
 """Batches of a rollout: all of it, or minibatches of samples or, for a recurrent policy, of whole sequences."""
 
-from collections.abc import Iterator
 from typing import TypeVar
 
 import torch
@@ -20,19 +19,17 @@ def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets]:
     return rollout.samples(), map_leaves(lambda target: target.flatten(0, 1), targets)
 
 
-def minibatches(rollout: Rollout, targets: Targets, order: Tensor, count: int) -> Iterator[tuple[Batch, Targets]]:
-    """Yields one pass over the rollout in the given order, in `count` equal parts.
+def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets]:
+    """Returns a part of the rollout with its targets: samples [N, ...] from anywhere in it, for a recurrent policy
+    whole sequences [T, b, ...].
 
-    order: a permutation as `random_orders` makes it. Yields samples [N, ...] from anywhere in the rollout, for a
-    recurrent policy whole sequences [T, b, ...], each with their targets.
+    chosen [N]: numbers of samples, for a recurrent policy of environments [b]: a part of an order that `random_orders`
+    has made.
     """
-    for chosen in order.chunk(count):
-        if rollout.recurrent_inputs is not None:
-            yield rollout.sequences(chosen), map_leaves(lambda target, envs=chosen: target[:, envs], targets)  # type: ignore[misc]
-        else:
-            steps, envs = chosen // rollout.num_envs, chosen % rollout.num_envs
-            part = map_leaves(lambda target, steps=steps, envs=envs: target[steps, envs], targets)  # type: ignore[misc]
-            yield rollout.samples_at(steps, envs), part
+    if rollout.recurrent_inputs is not None:
+        return rollout.sequences(chosen), map_leaves(lambda target: target[:, chosen], targets)
+    steps, envs = chosen // rollout.num_envs, chosen % rollout.num_envs
+    return rollout.samples_at(steps, envs), map_leaves(lambda target: target[steps, envs], targets)
 
 
 def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:

@@ -73,12 +73,15 @@ class OnlineQ(Algo):
         self.policy.epsilon = self.exploration.at(step)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        rollout = replace(rollout, reward=self._bootstrap_truncated(rollout))
-        batch = self._sarsa(rollout) if self.settings.target == "one_step_sarsa" else self._q(rollout)
-        stats = {}
+        first_step, stats = rollout.first_step, Stats()
+        rollout = self._add_final_values(rollout)
+        if self.settings.target == "one_step_sarsa":
+            batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
+        else:
+            batch, num_samples = update.graphed(self._q, rollout)
         if len(batch.action):
-            stats = update.minimize(self.loss, batch, batch.valid.sum(), self.learning_rate(rollout.first_step))
-        next_step = rollout.first_step + self.num_envs * self.horizon
+            stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(first_step))
+        next_step = first_step + self.num_envs * self.horizon
         update.sync_target(self.target, next_step // self.settings.target_interval_steps)
         return stats
 
@@ -90,18 +93,18 @@ class OnlineQ(Algo):
     # ---- targets ----
 
     @torch.no_grad()
-    def _bootstrap_truncated(self, rollout: Rollout) -> Tensor:
-        """Returns rewards [T, B], with the discounted best value of the last observation of truncated episodes."""
+    def _add_final_values(self, rollout: Rollout) -> Rollout:
+        """Returns the rollout with the discounted best value of the last observation of truncated episodes in its
+        rewards, and without these observations (K = 0), so that its shapes are those of every rollout."""
         if not len(rollout.final_step):
-            return rollout.reward
+            return rollout
         reward = rollout.reward.clone()
         best = self.target(rollout.final_observation).amax(-1)
         reward[rollout.final_step, rollout.final_env] += self.settings.discount * best
-        return reward
+        return replace(rollout.without_finals(), reward=reward)
 
-    @torch.no_grad()
-    def _q(self, rollout: Rollout) -> QBatch:
-        """Returns all steps with n-step or one-step Q-learning targets."""
+    def _q(self, rollout: Rollout) -> tuple[QBatch, Tensor]:
+        """Returns all steps with n-step or one-step Q-learning targets, and how many of them are valid."""
         T, discount = rollout.horizon, self.settings.discount
         if self.settings.target == "n_step_q":
             best = self.target(rollout.observations(T, T + 1)[0]).amax(-1)
@@ -110,17 +113,18 @@ class OnlineQ(Algo):
             after = rollout.observations(1, T + 1)
             best = self.target(after.flatten(0, 1)).amax(-1).view(T, -1)
             td_target = rollout.reward + discount * best * ~rollout.done
-        return _flat(QBatch(rollout.observations(0, T), rollout.action, td_target, rollout.valid))
+        batch = QBatch(rollout.observations(0, T), rollout.action, td_target, rollout.valid)
+        return _flat(batch), rollout.valid.sum()
 
-    @torch.no_grad()
-    def _sarsa(self, rollout: Rollout) -> QBatch:
-        """Returns the last step before this rollout, and all steps of this one but the last."""
+    def _sarsa(self, rollout: Rollout, last: _LastStep | None) -> tuple[QBatch, Tensor, _LastStep]:
+        """Returns the last step before this rollout and all steps of this one but the last, how many of them are valid,
+        and this rollout's last step."""
         T = rollout.horizon
         seen = rollout.observations(0, T)
         values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
         taken = values.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
         steps = _LastStep(seen, rollout.action, rollout.reward, rollout.done, rollout.valid)
-        last, self._last = self._last, _LastStep(*(rows[-1].clone() for rows in steps))
+        next_last = _LastStep(*(rows[-1].clone() for rows in steps))
         if last is None:
             steps, taken = _LastStep(*(rows[:-1] for rows in steps)), taken[1:]
         else:
@@ -130,7 +134,8 @@ class OnlineQ(Algo):
                 *(torch.cat([row.unsqueeze(0), rows[:-1]]) for row, rows in zip(last, steps, strict=True))
             )
         td_target = steps.reward + self.settings.discount * taken * ~steps.done
-        return _flat(QBatch(steps.observation, steps.action, td_target, steps.valid))
+        batch = _flat(QBatch(steps.observation, steps.action, td_target, steps.valid))
+        return batch, steps.valid.sum(), next_last
 
     def state_dict(self) -> dict[str, Any]:
         last = self._last and tuple(rows.cpu() for rows in self._last)

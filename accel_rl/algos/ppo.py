@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.minibatches import minibatches, random_orders
+from accel_rl.algos.minibatches import minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
@@ -44,13 +44,6 @@ class PPOTargets(NamedTuple):
     old_log_probability: Tensor
 
 
-class PPOCoefficients(NamedTuple):
-    """Settings with a schedule, 0-d."""
-
-    clip: Tensor
-    entropy_weight: Tensor
-
-
 class PPO(ActorCriticAlgo):
     """Makes several epochs over each rollout, in minibatches: random samples, or whole sequences with a core."""
 
@@ -72,26 +65,38 @@ class PPO(ActorCriticAlgo):
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         settings, step = self.settings, rollout.first_step
-        targets = self.compute_targets(rollout, update)
-        coefficients = PPOCoefficients(self.coefficient("clip", step), self.coefficient("entropy_weight", step))
-        rate, sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
+        coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
+        rate, is_sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
+        rollout = add_final_values(self.policy, rollout, settings.discount)
+        rollout, targets = update.graphed(self.prepare, rollout)
+        if settings.normalize_advantage:
+            targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         stats: list[Stats] = []
         for order in random_orders(rollout, settings.epochs):
-            for batch, part in minibatches(rollout, targets, order, settings.minibatches):
-                arguments = (batch, part, coefficients)
-                stats.append(update.minimize(self.loss, arguments, batch.valid.sum(), rate, sliceable=sliceable))
+            for chosen in order.chunk(settings.minibatches):
+                batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
+                arguments = (batch, part, *coefficients)
+                stats.append(update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable))
             if settings.target_kl is not None and self._is_too_far(stats[-settings.minibatches :], update):
                 break
         return stack_stats(stats)
 
-    def compute_targets(self, rollout: Rollout, update: Update) -> PPOTargets:
+    def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
+        """Returns the rollout, so that all minibatches find it in one place on a GPU, and its targets."""
+        return rollout, self.compute_targets(rollout)
+
+    def select(self, rollout: Rollout, targets: PPOTargets, chosen: Tensor) -> tuple[Batch, PPOTargets, Tensor]:
+        """Returns a minibatch, its targets, and how many of its steps are valid."""
+        batch, part = minibatch(rollout, targets, chosen)
+        return batch, part, batch.valid.sum()
+
+    def compute_targets(self, rollout: Rollout) -> PPOTargets:
+        """Returns the targets of all steps; advantages are as they are, not standardized."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
         reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
             reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
         )
-        if settings.normalize_advantage:
-            advantage = standardized(advantage, rollout.valid, update)
         old_log_probability = self.policy.distribution.log_probability(
             rollout.policy_outputs["distribution"], rollout.action
         )
@@ -103,7 +108,7 @@ class PPO(ActorCriticAlgo):
         kl = torch.stack([each["approx_kl"] for each in epoch]).mean()
         return bool(update.max(kl) > 1.5 * self.settings.target_kl)
 
-    def loss(self, batch: Batch, targets: PPOTargets, coefficients: PPOCoefficients) -> tuple[Tensor, Stats]:
+    def loss(self, batch: Batch, targets: PPOTargets, clip: Tensor, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `ppo_loss` of the policy as it is now."""
         parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         return ppo_loss(
@@ -113,10 +118,10 @@ class PPO(ActorCriticAlgo):
             batch.action,
             *targets,
             batch.valid,
-            coefficients.clip,
+            clip,
             self.settings.value_clip,
             self.settings.value_weight,
-            coefficients.entropy_weight,
+            entropy_weight,
         )
 
 

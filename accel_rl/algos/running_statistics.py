@@ -28,8 +28,9 @@ class ActorCriticStatistics:
                 observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
                 self.observation_norm.update(observation, update.sum, rollout.valid.flatten())
             if self.return_scale:
-                is_first = rollout.reset[:-1]
-                self.return_scale.update(rollout.reward, rollout.done, rollout.valid, update.sum, is_first)
+                arguments = (rollout.reward, rollout.done, rollout.valid, rollout.reset[:-1])
+                return_ = update.graphed(self.return_scale.continue_returns, *arguments)
+                self.return_scale.moments.update(return_.flatten(), update.sum, rollout.valid.flatten())
 
     def normalize(self, rollout: Rollout) -> Rollout:
         return replace(rollout, reward=self.return_scale.scale(rollout.reward)) if self.return_scale else rollout

@@ -52,10 +52,12 @@ class SecondaryNetwork:
         rate = schedule(settings.learning_rate_schedule, initial, step, self.algo.schedule_steps)
         while self.num_behind >= self.batch_size:
             self.num_behind -= self.batch_size
-            batch = self.replay.batch(self.replay.draw(self.batch_size, self.generator)[0], self.algo.device)
-            updates.append(self.update.minimize(self.loss, (batch,), batch.valid.sum(), rate))
+            _, batch, num_samples = self.algo.draw_batch(self.update, self.batch_size, self.generator)
+            updates.append(self.update.minimize(self.loss, (batch,), num_samples, rate))
             updates[-1].pop("priority")
         names = updates[0] if updates else ()
+        if len(updates) == 1:
+            return {f"secondary_{name}": updates[0][name] for name in names}
         return {f"secondary_{name}": torch.stack([each[name] for each in updates]).mean() for name in names}
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:

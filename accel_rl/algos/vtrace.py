@@ -5,12 +5,12 @@ newest steps of the next batch: more and smaller updates than A2C makes from the
 were made with older parameters, which V-trace corrects.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, bootstrap
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
@@ -87,8 +87,17 @@ class VTrace(ActorCriticAlgo):
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
         step = recent.first_step
-        arguments = (recent.sequences(), self.compute_targets(recent), self.coefficient("entropy_weight", step))
-        return update.minimize(self.loss, arguments, recent.valid.sum(), self.learning_rate(step), sliceable=False)
+        recent = add_final_values(self.policy, recent, self.settings.discount)
+        # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
+        outputs = {"distribution": recent.policy_outputs["distribution"]}
+        recent = replace(recent, reset=recent.reset[:0], policy_outputs=outputs)
+        batch, targets, num_samples = update.graphed(self.prepare, recent)
+        arguments = (batch, targets, self.scheduled("entropy_weight", step))
+        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step), sliceable=False)
+
+    def prepare(self, recent: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
+        """Returns what an update needs: sequences, their targets, and how many steps are valid."""
+        return recent.sequences(), self.compute_targets(recent), recent.valid.sum()
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         """Does nothing more: `on_step` has learned from these steps, and will from the last ones."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.cumulative_sum import cumulative_sum
 
 MIN_VARIANCE = 1e-4  # of the spherical Gaussian, since softplus underflows to 0
 
@@ -41,7 +42,7 @@ class Categorical(nn.Module):
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
         """Returns the action whose interval of the cumulative distribution contains the noise."""
-        cumulative = logits.softmax(-1).cumsum(-1)
+        cumulative = cumulative_sum(logits.softmax(-1))
         # Rounding can leave the last cumulative sum below the noise, which then selects the last action.
         return (cumulative[..., :-1] <= noise.unsqueeze(-1)).sum(-1)
 
@@ -100,7 +101,7 @@ class MultiCategorical(nn.Module):
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
         """Returns, for each choice, the action whose interval of the cumulative distribution contains the noise."""
-        cumulative = self._choices(logits).softmax(-1).cumsum(-1)
+        cumulative = cumulative_sum(self._choices(logits).softmax(-1))
         # Rounding can leave the last cumulative sum below the noise, which then selects the last action.
         return torch.minimum((cumulative <= noise.unsqueeze(-1)).sum(-1), self._last_action)
 

@@ -120,6 +120,12 @@ class ReturnScale(nn.Module):
 
         Invalid steps add nothing to returns. is_first: a new game starts with this step, even if the previous step was
         not done (an environment was replaced)."""
+        return_ = self.continue_returns(reward, done, valid, is_first)
+        self.moments.update(return_.flatten(), sum_over_learners, valid.flatten())
+
+    @torch.no_grad()
+    def continue_returns(self, reward: Tensor, done: Tensor, valid: Tensor, is_first: Tensor | None = None) -> Tensor:
+        """Returns G float64 [T, B] of the next steps, and keeps the last ones."""
         reward = reward.to(torch.float64).masked_fill(~valid, 0.0)
         return_ = torch.empty_like(reward)  # G [T, B]
         running = self.running.clone()
@@ -128,4 +134,4 @@ class ReturnScale(nn.Module):
             running = return_[t] = self.discount * running + reward[t]
             running = running.masked_fill(done[t], 0.0)
         self.running.copy_(running)
-        self.moments.update(return_.flatten(), sum_over_learners, valid.flatten())
+        return return_

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.replay.ring import Ring, TransitionBatch, ring_bytes
+from accel_rl.replay.ring import DrawnRows, Ring, TransitionBatch, ring_bytes
 from accel_rl.replay.sum_tree import SumTree
 from accel_rl.rollout import Rollout
 
@@ -72,19 +72,31 @@ class Replay:
         """Draws samples: returns their indices int64 [count], and their probabilities float64 [count] if prioritized.
 
         generator: replaces the replay's own; on its device."""
-        generator = generator or self.generator
+        return self.choose(self.draw_noise(count, generator), self.ring.rows)
+
+    def draw_noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws uniform numbers float64 [count] in [0, 1), from which `choose` chooses samples."""
+        return torch.rand(count, dtype=torch.float64, generator=generator or self.generator, device=self.device)
+
+    def choose(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor | None]:
+        """Returns what `draw` does, by given noise. rows: `ring.rows`; of prioritized draws, the tree knows them."""
         if self.priorities is not None:
-            return self.priorities.tree.sample(count, generator)
+            return self.priorities.tree.choose(noise)
         # One random number in 0 ... num_samples - 1 determines both environment and step.
         ring = self.ring
-        number = torch.randint(self.num_samples, (count,), generator=generator, device=self.device)
-        env, step = number // ring.num_steps, number % ring.num_steps
-        return env * ring.num_rows + (ring.first_row + step) % ring.num_rows, None
+        num_samples = ring.num_envs * rows.num_steps
+        number = (noise * num_samples).long().clamp(max=num_samples - 1)
+        env, step = number // rows.num_steps, number % rows.num_steps
+        return env * ring.num_rows + (rows.first_row + step) % ring.num_rows, None
 
     def batch(self, index: Tensor, device: torch.device) -> TransitionBatch:
         """Returns the samples with these indices [K], on the given device, without importance weights."""
-        # A copy from a GPU to the host must be waited for: it could be read before it has arrived.
-        return self.ring.gather(index).to(device, non_blocking=device.type == "cuda")
+        return self.ring.gather(index).to(device)
+
+    @property
+    def replaceable(self) -> tuple[Tensor, ...]:
+        """The tensors that `batch` reads and that may be replaced by others; all else is changed in place."""
+        return (self.ring.final_frames,)
 
     def update_priorities(self, index: Tensor, priority: Tensor) -> None:
         """Sets the priorities [K] of samples [K]; the largest counts where an index occurs more than once."""
@@ -144,7 +156,7 @@ class PrioritizedDistribution:
     def update(self, index: Tensor, priority: Tensor, valid: Tensor) -> None:
         """Sets the priorities [K] of samples [K]; valid [size] bool."""
         priority = priority.double()
-        self.max_priority = torch.maximum(self.max_priority, priority.max())
+        self.max_priority.copy_(torch.maximum(self.max_priority, priority.max()))  # in place: CUDA graphs read it
         self.tree.update(index, priority**self.alpha * valid.flatten()[index])
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,7 +167,7 @@ class PrioritizedDistribution:
         self.max_priority.copy_(state["max_priority"])
 
 
-def importance_weights(probability: Tensor, num_samples: int, beta: float) -> Tensor:
+def importance_weights(probability: Tensor, num_samples: int | Tensor, beta: float | Tensor) -> Tensor:
     """Returns (N P)^-beta [K] float32, which corrects for prioritized draws (Schaul et al. 2016, section 3.4).
 
     The caller divides by the largest weight of the batch, so that weights only scale updates down."""

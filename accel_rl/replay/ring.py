@@ -39,10 +39,25 @@ class TransitionBatch(NamedTuple):
     valid: Tensor
     importance: Tensor | None = None
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "TransitionBatch":
-        """Returns the batch on another device."""
+    def to(self, device: torch.device) -> "TransitionBatch":
+        """Returns the batch on another device. Does not wait for a GPU that it is sent to."""
+        if device == self.valid.device:
+            return self
         present = {name: value for name, value in self._asdict().items() if value is not None}
-        return TransitionBatch(**{name: x.to(device, non_blocking=non_blocking) for name, x in present.items()})
+        if device.type != "cuda" or self.valid.device.type != "cpu":
+            # A copy from a GPU to the host must be waited for: it could be read before it has arrived.
+            return TransitionBatch(**{name: value.to(device) for name, value in present.items()})
+        # A GPU copies from pinned memory by itself. Pinned memory is reused only once such copies are over.
+        return TransitionBatch(
+            **{name: value.pin_memory().to(device, non_blocking=True) for name, value in present.items()}
+        )
+
+
+class DrawnRows(NamedTuple):
+    """The rows of each environment that samples are drawn from: num_steps of them from first_row on."""
+
+    first_row: Any  # int, or a 0-d tensor in a graphed function
+    num_steps: Any
 
 
 class Ring:
@@ -94,6 +109,10 @@ class Ring:
     def num_steps(self) -> int:
         """Number of steps of each environment that can be drawn: rows first_row ... first_row + num_steps - 1."""
         return max(0, self.newest_row - self.n_step - self.first_row + 1)
+
+    @property
+    def rows(self) -> DrawnRows:
+        return DrawnRows(self.first_row, self.num_steps)
 
     def index_of(self, start: int, stop: int) -> Tensor:
         """Returns the indices of rows start ... stop - 1 of all environments [B, stop - start]."""
@@ -177,7 +196,7 @@ class Ring:
         frames[:kept] = self.final_frames[old]
         new_index = torch.zeros(size, dtype=torch.int32, device=self.device)
         new_index[old] = torch.arange(kept, dtype=torch.int32, device=self.device)
-        self.final_index = new_index[self.final_index.long()]
+        self.final_index.copy_(new_index[self.final_index.long()])  # in place: CUDA graphs read it
         self.final_frames, self._num_finals = frames, kept
 
     def _compute_returns(self, start: int, stop: int) -> None:
@@ -250,22 +269,15 @@ class Ring:
 
     def _insert_finals(self, observation: Tensor, last: Tensor, truncated: Tensor) -> None:
         """Writes the final frames of truncated episodes into observation [K, *O]; last [K]: index of the last step."""
+        newest = observation[:, -1] if self.spec.frame_stack else observation
+        index = self.final_index.flatten()
         if self.device.type == "cpu":
             rows = truncated.nonzero().squeeze(1)
-            if not len(rows):
-                return
-            last = last[rows]
-        else:
-            rows = torch.arange(
-                len(last), device=self.device
-            )  # all of them, since counting them would wait for the GPU
-        newest = observation[:, -1] if self.spec.frame_stack else observation
-        finals = self.final_frames[self.final_index.flatten()[last].long()]
-        if self.device.type == "cpu":
-            newest[rows] = finals
-        else:
-            shape = (-1, *[1] * (finals.dim() - 1))
-            newest.copy_(finals.where(truncated.view(shape), newest))
+            if len(rows):
+                newest[rows] = self.final_frames[index[last[rows]].long()]
+            return
+        finals = self.final_frames[index[last].long()]  # of all: to count the truncated ones would wait for the GPU
+        newest.copy_(finals.where(truncated.view(-1, *[1] * (finals.dim() - 1)), newest))
 
     # ---- checkpoints ----
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_rl.hardware.cumulative_sum import cumulative_sum
+
 FAN_OUT = 64
 
 
@@ -47,7 +49,11 @@ class SumTree:
 
         Returns their indices int64 and their probabilities float64 [count]. At least one value must be positive:
         otherwise the last leaf is drawn, with probability nan."""
-        noise = torch.rand(count, dtype=torch.float64, generator=generator, device=self._levels[0].device)
+        device = self._levels[0].device
+        return self.choose(torch.rand(count, dtype=torch.float64, generator=generator, device=device))
+
+    def choose(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what `sample` does, drawn by given noise float64 [K], uniform in [0, 1)."""
         total = self.total
         index = self.find(noise * total)
         return index, self[index] / total
@@ -59,7 +65,7 @@ class SumTree:
         value 0 is never returned."""
         node = torch.zeros(prefix.shape, dtype=torch.int64, device=prefix.device)
         for level in reversed(self._levels):
-            ends = _cumulative(level.view(-1, FAN_OUT)[node])  # cumulative sums of the children [K, FAN_OUT]
+            ends = cumulative_sum(level.view(-1, FAN_OUT)[node])  # cumulative sums of the children [K, FAN_OUT]
             last = ends[:, -1]
             prefix = torch.minimum(prefix, torch.nextafter(last, torch.zeros_like(last)))
             child = (ends <= prefix.unsqueeze(-1)).sum(-1).clamp(max=FAN_OUT - 1)
@@ -75,12 +81,3 @@ class SumTree:
         self._levels[0][: self.size] = state["values"]
         for children, parents in zip(self._levels, self._levels[1:], strict=False):
             parents[: len(children) // FAN_OUT] = children.view(-1, FAN_OUT).sum(-1)
-
-
-def _cumulative(values: Tensor) -> Tensor:
-    """Returns cumulative sums [K, FAN_OUT]; on a GPU by doubling, since `cumsum` is not deterministic there."""
-    if values.device.type == "cpu":
-        return values.cumsum(-1)
-    for distance in (1, 2, 4, 8, 16, 32):
-        values = torch.cat([values[:, :distance], values[:, distance:] + values[:, :-distance]], -1)
-    return values

@@ -1,18 +1,23 @@
-"""Updates as CUDA graphs: one launch in place of about a hundred."""
+"""Work as CUDA graphs: one launch in place of about a hundred."""
 
 import logging
-from collections.abc import Callable, Hashable
-from typing import Any
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from accel_rl.updates.trees import leaves, map_leaves
+from accel_rl.hardware.capture import CaptureError, capture
+from accel_rl.updates.foreach import copy_tensors
+from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure, to_device
 
 logger = logging.getLogger("accel_rl")
 
 NUM_WARM_UP_CALLS = 2  # run operation by operation before a call is captured
+MAX_DELAYED_CALLS = 1000  # so run because an argument comes from a function that is not captured yet
 MAX_GRAPHED_CALLS = 32  # each keeps memory of its own on the GPU
+MAX_GRAPHS_PER_CALL = 4  # that read results of other graphs where they are; one more copies them
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """loss(*batch) -> the sum of the loss over the valid samples, and its terms, detached: sums to log [], or an entry for
@@ -20,121 +25,231 @@ each sample [N, ...]."""
 
 Terms = dict[str, Tensor]
 
-Body = Callable[[Loss, tuple[Any, ...], Tensor, Tensor], Terms]
-"""body(loss, batch, num_samples, learning_rate) -> tensors by name. It enqueues the same work at each call."""
+Work = Callable[..., Any]
+"""work(*arguments) -> a tree of tensors. It enqueues the same operations at each call."""
 
 
 class CudaGraphs:
-    """Calls `body`; the third and all later calls with one loss, shapes and dtypes replay one CUDA graph.
+    """Calls functions; the third and all later calls of one function with arguments of one structure and shape replay
+    one CUDA graph.
 
-    A body that cannot be captured (its loss reads values) keeps running operation by operation, after a warning; so
-    does one that keeps getting new losses or shapes. On a CPU, where tests use it, a replay calls the body again on the
-    buffers that a graph would read; everything else is the same.
+    Arguments are copied into the memory that the graph reads, numbers only if they differ from the last call's.
+    Results stay at the same addresses: the next call of the function overwrites them. As arguments of other functions
+    they are not copied but read where they are.
+
+    A function that cannot be captured (it reads values) keeps running operation by operation, after a warning; so do
+    all if there are ever new functions or shapes. On a CPU, where tests use it, a replay calls the function again on
+    the buffers that a graph would read; everything else is the same.
     """
 
-    def __init__(self, body: Body, device: torch.device):
-        self.body, self.device = body, device
+    def __init__(self, device: torch.device):
+        self.device = device
         self.is_enabled = True
-        self._calls: dict[Hashable, GraphedCall] = {}
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._calls: dict[Hashable, _Calls] = {}
+        self._results: dict[int, tuple[Tensor, _Calls]] = {}  # of all graphs, by id, which alive tensors do not share
+        self._not_capturable: set[Hashable] = set()
 
-    def __call__(self, loss: Loss, batch: tuple[Any, ...], num_samples: Tensor, learning_rate: float) -> Terms:
-        """Returns what the body returns, in tensors that later calls leave alone."""
-        if self.is_enabled:
-            call = self._find_call(loss, batch, num_samples)
-            if call is not None:
-                call.fill(batch, num_samples, learning_rate)
-                if call.num_runs == NUM_WARM_UP_CALLS:
-                    self._capture(call)
-                if self.is_enabled:
-                    return call.run()
-        rate = torch.full((), learning_rate, dtype=torch.float64, device=self.device)
-        return self.body(loss, batch, num_samples, rate)
+    def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], uses: Sequence[Tensor] = ()) -> Any:
+        """Returns work(*arguments).
+
+        key: the same if and only if work does the same. uses: tensors that it reads besides its arguments and that may
+        be replaced by others; all graphs are dropped when one is."""
+        calls = self._find_calls(key, arguments, uses)
+        if calls is None:
+            return work(*to_device(arguments, self.device))
+        given = leaves(arguments)
+        if calls.num_warm_ups < NUM_WARM_UP_CALLS or self._is_delayed(calls, given):
+            calls.num_warm_ups += 1
+            results = self._warm_up(work, arguments)
+            calls.warm_up_results = {id(leaf): weakref.ref(leaf) for leaf in leaves(results)}
+            return results
+        # A graph that reads its own results could overwrite them before it has read them: those are copied.
+        in_place = tuple(
+            id(leaf) if self._results.get(id(leaf), (leaf, calls))[1] is not calls else None for leaf in given
+        )
+        if in_place not in calls.graphs and len(calls.graphs) >= MAX_GRAPHS_PER_CALL - 1:
+            in_place = (None,) * len(given)
+        call = calls.graphs.get(in_place)
+        if call is None:
+            call = GraphedCall(work, arguments, [place is not None for place in in_place], self.device)
+            call.fill(given)
+            try:
+                call.capture(self._stream)
+            except CaptureError as error:  # for example, a user's network that reads values
+                self._give_up(key, error)
+                return work(*to_device(arguments, self.device))
+            calls.graphs[in_place] = call
+        else:
+            call.fill(given)
+        results = call.run()
+        if not call.is_known:
+            self._results |= {id(leaf): (leaf, calls) for leaf in leaves(results)}
+            call.is_known = True
+        return results
 
     def forget(self) -> None:
-        """Drops all graphs. Call it after replacing a tensor that the body uses."""
+        """Drops all graphs. Call it after replacing a tensor that a function uses."""
         self._calls.clear()
+        self._results.clear()
 
-    def _find_call(self, loss: Loss, batch: tuple[Any, ...], num_samples: Tensor) -> "GraphedCall | None":
-        key = (loss, tuple((leaf.shape, leaf.dtype) for leaf in leaves(batch)), num_samples.dtype)
-        if key not in self._calls:
+    def _find_calls(self, key: Hashable, arguments: tuple[Any, ...], uses: Sequence[Tensor]) -> "_Calls | None":
+        if not self.is_enabled or key in self._not_capturable:
+            return None
+        whole_key = (key, structure(arguments))
+        calls = self._calls.get(whole_key)
+        if calls and not calls.is_up_to_date(uses):
+            self.forget()
+            calls = None
+        if calls is None:
             if len(self._calls) == MAX_GRAPHED_CALLS:
-                self._disable(f"there were {MAX_GRAPHED_CALLS} different losses or shapes of batches")
+                self._disable(f"there were {MAX_GRAPHED_CALLS} different losses, functions or shapes of batches")
                 return None
-            self._calls[key] = GraphedCall(self.body, loss, batch, num_samples, self.device)
-        return self._calls[key]
+            calls = self._calls[whole_key] = _Calls(uses)
+        return calls
 
-    def _capture(self, call: "GraphedCall") -> None:
+    def _is_delayed(self, calls: "_Calls", given: list[Any]) -> bool:
+        """Tells whether an argument comes from a function that is not captured yet: once it is, its results are
+        elsewhere, and a graph that reads them there would replace the one that is captured now."""
+        if calls.graphs or calls.num_warm_ups >= MAX_DELAYED_CALLS:
+            return False
+        sources = [each for each in self._calls.values() if each is not calls and not each.graphs]
+        return any(source.has_returned(leaf) for source in sources for leaf in given)
+
+    def _warm_up(self, work: Work, arguments: tuple[Any, ...]) -> Any:
+        """Calls work on the stream that it will be captured on: libraries allocate what they need at first calls."""
+        arguments = to_device(arguments, self.device)
+        if self._stream is None:
+            return work(*arguments)
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
         try:
-            call.capture()
-        except RuntimeError as error:  # for example, a user's network that reads values
-            self._disable(str(error))
+            with torch.cuda.stream(self._stream):
+                results = work(*arguments)
+        finally:
+            current.wait_stream(self._stream)
+        for leaf in leaves(results):
+            if leaf.device.type == "cuda":
+                leaf.record_stream(current)  # or the other stream could reuse its memory before it is read here
+        return results
+
+    def _give_up(self, key: Hashable, error: CaptureError) -> None:
+        name = getattr(key, "__qualname__", "the update")
+        logger.warning("%s cannot be captured as a CUDA graph and runs without one: %s", name, error)
+        self._not_capturable.add(key)
+        for whole_key in [each for each in self._calls if each[0] == key]:  # type: ignore[index]
+            del self._calls[whole_key]
 
     def _disable(self, reason: str) -> None:
         logger.warning("the update cannot be captured as a CUDA graph and runs without one: %s", reason)
         self.is_enabled = False
-        self._calls.clear()
+        self.forget()
+
+
+class _Calls:
+    """The calls of one function with one structure of arguments."""
+
+    def __init__(self, uses: Sequence[Tensor]):
+        self.num_warm_ups = 0
+        self.uses = [*uses]
+        self.warm_up_results: dict[int, weakref.ref[Tensor]] = {}  # of the last one, by id
+        self.graphs: dict[Hashable, GraphedCall] = {}  # by which arguments they read in place
+
+    def has_returned(self, leaf: Any) -> bool:
+        """Tells whether the last call to warm up has returned this tensor."""
+        found = self.warm_up_results.get(id(leaf))
+        return found is not None and found() is leaf
+
+    def is_up_to_date(self, uses: Sequence[Tensor]) -> bool:
+        return len(uses) == len(self.uses) and all(one is other for one, other in zip(uses, self.uses, strict=True))
 
 
 class GraphedCall:
-    """Holds the calls with one loss and one set of shapes: their buffers, and the graph that reads them."""
+    """Holds a graph, the buffers that it reads, and its results.
 
-    def __init__(self, body: Body, loss: Loss, batch: tuple[Any, ...], num_samples: Tensor, device: torch.device):
-        self.num_runs = 0
-        self._body, self._loss = body, loss
-        self._batch = map_leaves(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device=device), batch)
-        self._num_samples = torch.empty(num_samples.shape, dtype=num_samples.dtype, device=device)
-        self._learning_rate = torch.empty((), dtype=torch.float64, device=device)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    is_in_place: for each leaf of the arguments, whether the graph reads it where it is."""
+
+    def __init__(self, work: Work, arguments: tuple[Any, ...], is_in_place: list[bool], device: torch.device):
+        self.is_known = False
+        self._work, self._is_in_place = work, is_in_place
+
+        def buffer(leaf: Any) -> Tensor:
+            shape = leaf.shape if isinstance(leaf, Tensor) else ()
+            return torch.empty(shape, dtype=dtype_of(leaf), device=device)
+
+        given = leaves(arguments)
+        self._buffers = [leaf if stays else buffer(leaf) for leaf, stays in zip(given, is_in_place, strict=True)]
+        buffers = iter(self._buffers)
+        self._arguments = map_leaves(lambda _: next(buffers), arguments)
+        self._numbers: list[Any] = [None] * len(given)  # what was filled in last
         self._graph: Any = None
-        self._names: list[str] = []
-        self._scalars: Tensor | None = None  # where the graph leaves its 0-d results
-        self._arrays: Terms = {}  # and the others
+        self._results: Any = None
 
-    def fill(self, batch: tuple[Any, ...], num_samples: Tensor, learning_rate: float) -> None:
+    def fill(self, given: list[Any]) -> None:
         """Copies the arguments of the next run into the buffers."""
-        for buffer, value in zip(leaves(self._batch), leaves(batch), strict=True):
-            _copy(buffer, value)
-        _copy(self._num_samples, num_samples)
-        self._learning_rate.fill_(learning_rate)
+        targets, sources = [], []
+        for index, (leaf, buffer, stays) in enumerate(zip(given, self._buffers, self._is_in_place, strict=True)):
+            if stays:
+                continue
+            number = _number(leaf)
+            if number is None:
+                targets.append(buffer)
+                sources.append(leaf)
+            elif number != self._numbers[index]:
+                buffer.fill_(number)
+                self._numbers[index] = number
+        copy_tensors(targets, sources)
 
-    def run(self) -> Terms:
-        self.num_runs += 1
-        if self._graph:
+    def capture(self, stream: "torch.cuda.Stream | None") -> None:
+        if stream is not None:
+            self._graph = capture(self._call, stream)
+
+    def run(self) -> Any:
+        if self._graph is not None:
             self._graph.replay()
-        elif self._stream:
-            # PyTorch asks for warm-up on a stream other than the default one.
-            current = torch.cuda.current_stream(self._stream.device)
-            self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                self._call()
-            current.wait_stream(self._stream)
         else:
             self._call()
-        assert self._scalars is not None
-        scalars = dict(zip(self._names, self._scalars.clone().unbind(), strict=True))
-        return scalars | {name: value.clone() for name, value in self._arrays.items()}
-
-    def capture(self) -> None:
-        if self._stream:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                self._call()
-            self._graph = graph
+        return map_leaves(lambda leaf: leaf, self._results)  # containers that the caller may change
 
     def _call(self) -> None:
-        results = self._body(self._loss, self._batch, self._num_samples, self._learning_rate)
-        scalars = {name: value for name, value in results.items() if value.dim() == 0}
-        self._names, self._scalars = list(scalars), _stack(list(scalars.values()))
-        self._arrays = {name: value for name, value in results.items() if value.dim()}
+        results = self._work(*self._arguments)
+        if self._results is None:
+            self._results = results
+            return
+        for kept, new in zip(leaves(self._results), leaves(results), strict=True):
+            if kept.data_ptr() != new.data_ptr():
+                kept.copy_(new)
 
 
-def _copy(buffer: Tensor, value: Tensor) -> None:
-    """Copies without waiting for the GPU."""
-    if value.dim() == 0 and value.device.type == "cpu":
-        buffer.fill_(value.item())
-    else:
-        buffer.copy_(value, non_blocking=True)
+def _number(leaf: Any) -> Any:
+    """Returns the value of a number or of a 0-d tensor on the CPU, else None."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.item() if not leaf.dim() and leaf.device.type == "cpu" else None
 
 
-def _stack(scalars: list[Tensor]) -> Tensor:
-    return torch.stack([scalar.float() for scalar in scalars]) if scalars else torch.empty(0)
+Place = tuple[int, str]  # position and name of a term
+
+
+class PackedTerms(NamedTuple):
+    """Terms in few tensors, so that few launches copy them: those that are 0-d are stacked, by dtype."""
+
+    scalars: dict[tuple[Place, ...], Tensor]
+    arrays: dict[Place, Tensor]
+
+
+def pack(terms: Terms) -> PackedTerms:
+    by_dtype: dict[torch.dtype, list[Place]] = {}
+    for place in enumerate(terms):
+        if not terms[place[1]].dim():
+            by_dtype.setdefault(terms[place[1]].dtype, []).append(place)
+    scalars = {tuple(places): torch.stack([terms[name] for _, name in places]) for places in by_dtype.values()}
+    return PackedTerms(scalars, {place: terms[place[1]] for place in enumerate(terms) if terms[place[1]].dim()})
+
+
+def unpack(packed: PackedTerms) -> Terms:
+    """Returns copies of the terms, in their order."""
+    found = {place: value.clone() for place, value in packed.arrays.items()}
+    for places, values in packed.scalars.items():
+        found |= zip(places, values.clone().unbind(), strict=True)
+    return {name: value for (_, name), value in sorted(found.items(), key=lambda item: item[0])}

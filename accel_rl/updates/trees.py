@@ -1,31 +1,80 @@
-"""Nested batches: tensors in NamedTuples, tuples and dicts, with None where something is absent."""
+"""Nested batches: tensors and numbers in NamedTuples, tuples, lists, dicts and rollouts, with None where something is
+absent."""
 
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
-
-def leaves(tree: Any) -> list[Tensor]:
-    """Returns all tensors of a nested batch, in the order of its fields."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if tree is None:
-        return []
-    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
+from accel_rl.rollout import Rollout
 
 
-def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Returns a batch of the same structure with function(tensor) in place of each tensor."""
-    if isinstance(tree, Tensor):
+def leaves(tree: Any) -> list[Any]:
+    """Returns all tensors and numbers of a nested batch, in the order of its fields."""
+    found: list[Any] = []
+    map_leaves(found.append, tree)
+    return found
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Returns a batch of the same structure with function(leaf) in place of each tensor and number.
+
+    A rollout becomes one whose games and first_step cannot be read. Raises TypeError for anything else than what is
+    named above."""
+    if isinstance(tree, Tensor | float | int):
         return function(tree)
     if tree is None:
         return None
     if isinstance(tree, dict):
         return {name: map_leaves(function, part) for name, part in tree.items()}
+    if isinstance(tree, Rollout):
+        return tree.for_graphs(map_leaves(function, tree.tensors()))
+    if not isinstance(tree, tuple | list):
+        raise TypeError(
+            f"{type(tree).__name__} in a batch; pass tensors and numbers, in NamedTuples, tuples, lists, dicts and "
+            "rollouts, or None"
+        )
     parts = [map_leaves(function, part) for part in tree]
     return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+
+
+def structure(tree: Any) -> Any:
+    """Returns what is the same, and hashable, of batches that differ in values only: types, names, shapes, dtypes."""
+    if isinstance(tree, Tensor):
+        return tree.shape, tree.dtype
+    if isinstance(tree, dict):
+        return dict, tuple((name, structure(part)) for name, part in tree.items())
+    if isinstance(tree, tuple | list):
+        return type(tree), tuple(structure(part) for part in tree)
+    if isinstance(tree, Rollout):
+        return Rollout, tree.frame_stack, structure(tree.tensors())
+    return type(tree)
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """Returns the batch with all tensors on a device, and numbers as 0-d tensors there; does not wait for a GPU."""
+
+    def move(leaf: Any) -> Tensor:
+        if not isinstance(leaf, Tensor):
+            return torch.full((), leaf, dtype=dtype_of(leaf), device=device)
+        if leaf.device == device:
+            return leaf
+        if not leaf.dim() and leaf.device.type == "cpu":
+            return torch.full((), leaf.item(), dtype=leaf.dtype, device=device)
+        return leaf.to(device, non_blocking=device.type == "cuda")
+
+    return map_leaves(move, tree)
+
+
+def dtype_of(leaf: Any) -> torch.dtype:
+    """Returns the dtype of a leaf, for a number that of the tensor which it becomes: float32, int64 or bool."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype
+    if isinstance(leaf, float):
+        return torch.get_default_dtype()
+    return torch.bool if isinstance(leaf, bool) else torch.int64
 
 
 def slices(tree: Any, most_elements: int) -> list[Any]:

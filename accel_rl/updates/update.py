@@ -1,16 +1,20 @@
 """The verbs with which an algorithm changes its parameters. Exchange says what follows the gradient."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from accel_rl.hardware.allocator import LARGEST_KEPT
-from accel_rl.updates.cuda_graphs import CudaGraphs, Loss, Terms
+from accel_rl.updates.cuda_graphs import CudaGraphs, Loss, PackedTerms, Terms, pack, unpack
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
-from accel_rl.updates.trees import slices
+from accel_rl.updates.trees import leaves, slices, to_device
+
+Result = TypeVar("Result")
 
 
 class Update:
@@ -21,7 +25,8 @@ class Update:
     slice_elements: on a CPU, `minimize` takes the batch in slices of which no tensor has more elements than that. It
         bounds the memory of an update: pictures in float32 stay below allocator.LARGEST_KEPT. Smaller slices are
         slower (128 samples by 5 %), since each adds once to the gradient of all weights.
-    cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch.
+    cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
+        function one for each shape of its arguments.
     layer_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
 
     Besides its own methods it offers those of its exchange: `sum`, `max`, `pull`, `sync_target`, `locked_buffers`.
@@ -44,10 +49,35 @@ class Update:
         self.sum, self.max, self.pull = self.exchange.sum, self.exchange.max, self.exchange.pull
         self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
         self.slice_elements, self.layer_norms = slice_elements, layer_norms
-        device = self.parameters.values.device
-        self._on_cpu = device.type == "cpu"
+        self.device = self.parameters.values.device
+        self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
-        self._graphs = CudaGraphs(self._graph_body, device) if cuda_graphs and not self._on_cpu else None
+        self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
+
+    def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
+        """Returns function(*arguments), computed without gradients; on a GPU by one launch, the replay of a CUDA graph.
+
+        function: the same at each call; it enqueues the same operations each time, reads no value of a tensor, and
+        returns tensors, nested as arguments are. Nothing else that it reads may change, except in place.
+        arguments: tensors and numbers, nested in NamedTuples, tuples, lists, dicts and rollouts, or None. A number
+        arrives as a 0-d tensor; a rollout without its games and first_step. Where all tensors [N, ...] are on the CPU,
+        so is the work. uses: tensors that function reads besides and that may be replaced by others.
+
+        Results are valid until the next call of the same function. Passing them on, to `minimize` or to another
+        graphed function, copies nothing."""
+        is_elsewhere = self._are_elsewhere(arguments)
+        with torch.no_grad():
+            if self._graphs and not is_elsewhere:
+                results: Result = self._graphs(function, partial(_call, function), arguments, uses)
+                return results
+            device = torch.device("cpu") if is_elsewhere else self.device
+            return _call(function, *to_device(arguments, device))
+
+    def _are_elsewhere(self, arguments: tuple[Any, ...]) -> bool:
+        """Tells whether these are tensors on the CPU, though parameters are on a GPU, as those of a replay may be."""
+        if self._on_cpu:
+            return False
+        return {leaf.device.type for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()} == {"cpu"}
 
     def step(self, loss_sum: Tensor, num_samples: Tensor, learning_rate: float) -> Tensor:
         """Descends the gradient of loss_sum / num_samples, both summed over all learners that update together.
@@ -71,25 +101,28 @@ class Update:
         update together.
 
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
-        [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees the whole batch at once. 0-d
-        tensors are settings that change (clip range, entropy weight). num_samples: how many valid samples it has.
+        [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees the whole batch at once. Numbers
+        are settings that change (clip range, entropy weight): they arrive as 0-d tensors. num_samples: how many valid
+        samples it has.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
         values_before = self.parameters.values.clone() if self.layer_norms else None
         if self._graphs:
-            terms = self._graphs(loss, batch, num_samples, learning_rate)
+            rate = torch.tensor(learning_rate, dtype=torch.float64)
+            terms = unpack(self._graphs(("minimize", loss), partial(self._in_graph, loss), (batch, num_samples, rate)))
         else:
+            batch = to_device(batch, self.device)
             parts = slices(batch, self.slice_elements) if sliceable and self._on_cpu else [batch]
             terms = self._gradient(loss, parts, num_samples)
         if not (self._graphs and self._graph_is_all):
             terms = self.exchange.apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
 
-    def _graph_body(self, loss: Loss, batch: tuple[Any, ...], num_samples: Tensor, learning_rate: Tensor) -> Terms:
+    def _in_graph(self, loss: Loss, batch: tuple[Any, ...], num_samples: Tensor, learning_rate: Tensor) -> PackedTerms:
         """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
         terms = self._gradient(loss, [batch], num_samples)
-        return self.exchange.apply(terms, num_samples, learning_rate) if self._graph_is_all else terms
+        return pack(self.exchange.apply(terms, num_samples, learning_rate) if self._graph_is_all else terms)
 
     def _gradient(self, loss: Loss, parts: list[tuple[Any, ...]], num_samples: Tensor) -> Terms:
         """Leaves the gradient of this learner's batch in `parameters`; returns the terms of the loss, as sums."""
@@ -113,8 +146,7 @@ class Update:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.exchange.load_state_dict(state)
-        if self._graphs:
-            self._graphs.forget()
+        self._forget_graphs()
 
     def local_state_dict(self) -> dict[str, Any]:
         """Returns what belongs to this learner alone."""
@@ -122,6 +154,12 @@ class Update:
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         self.exchange.load_local_state_dict(state)
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        """Drops graphs that would go on with tensors that have been replaced."""
+        if self._graphs:
+            self._graphs.forget()
 
     def read_seconds(self) -> dict[str, float]:
         """Returns the seconds that other learners have cost since the last reading, by cause; may wait for a GPU."""
@@ -130,6 +168,14 @@ class Update:
     def close(self) -> None:
         """Releases shared memory. Call it before the memory itself is unmapped."""
         self.exchange.close()
+
+
+def _call(function: Callable[..., Result], *arguments: Any) -> Result:
+    results = function(*arguments)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves(results)):
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(f"{name} returns a number, which a CUDA graph would freeze; return tensors")
+    return results
 
 
 def _merge(term: Tensor, next_term: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.minibatches import minibatches, random_orders, whole_batch
+from accel_rl.algos.minibatches import minibatch, random_orders, whole_batch
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.rollout import Rollout
+from accel_rl.rollout import Batch, Rollout
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.samplers import TOYS, make, spec_of
@@ -40,6 +40,10 @@ def collect(**network: Any) -> Rollout:
     return rollout
 
 
+def three_parts(rollout: Rollout, order: Tensor) -> list[tuple[Batch, Numbers]]:
+    return [minibatch(rollout, TARGETS, chosen) for chosen in order.chunk(3)]
+
+
 def test_samples_hold_each_step_once() -> None:
     """Would catch a tail that is lost, a sample used twice, or fields of different samples side by side."""
     rollout = collect()
@@ -47,7 +51,7 @@ def test_samples_hold_each_step_once() -> None:
     assert orders.shape == (3, T * B) and len({tuple(order.tolist()) for order in orders}) == 3
     for order in orders:
         assert order.sort().values.tolist() == list(range(T * B))
-        parts = list(minibatches(rollout, TARGETS, order, 3))
+        parts = three_parts(rollout, order)
         assert [len(batch.action) for batch, _ in parts] == [10, 10, 10]
         assert torch.equal(torch.cat([targets.sample for _, targets in parts]), order)
         for batch, targets in parts:
@@ -69,7 +73,7 @@ def test_sequences_hold_each_environment_once(whole: bool) -> None:
     assert inputs is not None and inputs.state[0].any(1).sum() > 1
     (order,) = random_orders(rollout, 1)
     assert order.sort().values.tolist() == list(range(B))
-    parts = [whole_batch(rollout, TARGETS)] if whole else list(minibatches(rollout, TARGETS, order, 3))
+    parts = [whole_batch(rollout, TARGETS)] if whole else three_parts(rollout, order)
     found = []
     for batch, targets in parts:
         envs = targets.env[0]

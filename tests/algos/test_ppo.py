@@ -187,7 +187,7 @@ def test_the_first_minibatch_has_ratio_one(core: dict[str, Any], normalize: bool
         if index or not normalize:
             watched.calls.clear()
             stats = algo.learn(rollout, watched)
-            (_, targets, _), loss = watched.calls[0].batch, stats["clip_fraction"]
+            (_, targets, *_), loss = watched.calls[0].batch, stats["clip_fraction"]
             assert len(loss) == 16 and loss[0] == 0 and 0 <= stats["approx_kl"][0] < 1e-9
             assert stats["approx_kl"][1:].max() > 1e-5
             old = distribution.log_probability(policy_outputs, rollout.action).flatten().sort().values
@@ -268,8 +268,8 @@ def test_the_clip_is_annealed() -> None:
         algo.learn(sampler.collect(), watched)
         share = 1 - index / 4
         for call in watched.calls:
-            assert call.batch[2].clip.item() == pytest.approx(0.2 * share)
-            assert call.batch[2].entropy_weight.item() == pytest.approx(0.01 * (0.5 + 0.5 * share))
+            assert call.batch[2].item() == pytest.approx(0.2 * share)
+            assert call.batch[3].item() == pytest.approx(0.01 * (0.5 + 0.5 * share))
             assert call.learning_rate == pytest.approx(7e-4 * share)
         assert algo.learning_rate(index * 24) == pytest.approx(7e-4 * share)
 

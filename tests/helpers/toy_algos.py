@@ -31,6 +31,7 @@ class InfiniteGradient:
 
     def __init__(self, update: Any, parameter: Tensor):
         self.update, self.parameter = update, parameter
+        self.graphed = update.graphed
 
     def minimize(self, loss: Loss, batch: tuple[Any, ...], *arguments: Any, **options: Any) -> Stats:
         def steep(*part: Any) -> tuple[Tensor, Stats]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from accel_rl.updates import Loss, Update
 from accel_rl.updates.exchange import means
 from accel_rl.updates.optimizers import SGD, Optimizer
-from accel_rl.updates.trees import map_leaves
+from accel_rl.updates.trees import map_leaves, to_device
 
 
 class Call(NamedTuple):
@@ -43,6 +43,7 @@ class RecordingUpdate(Update):
         *,
         sliceable: bool = True,
     ) -> dict[str, Tensor]:
+        batch = to_device(batch, self.device)
         self.calls.append(
             Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable)
         )

@@ -126,7 +126,7 @@ def test_a_graph_ends_with_the_gradient(device: str) -> None:
     local = Update(make_network(device), Adam(), 0.5, cuda_graphs=False)
     update = on_store(make_network(device), Adam(), make_store(local.module, Adam()), 0.5, cuda_graphs=True)
     if device == "cpu":
-        update._graphs = CudaGraphs(update._graph_body, torch.device(device))
+        update._graphs = CudaGraphs(torch.device(device))
     x = torch.randn(6, 2, 6, 6, device=device)
 
     def minimize(update: Update) -> dict[str, Tensor]:

@@ -1,12 +1,14 @@
 """Nested batches: their tensors in order, the same structure afterwards, and slices that make up the whole."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.updates.trees import leaves, map_leaves, slices
+from accel_rl.updates.trees import leaves, map_leaves, slices, structure, to_device
+from tests.helpers.random_rollouts import FRAMES, random_rollout
 
 
 class Inner(NamedTuple):
@@ -72,3 +74,63 @@ def test_unequal_numbers_of_samples() -> None:
     """Would catch a batch [T, B] beside one [T * B] that is cut without a word."""
     with pytest.raises(ValueError, match=r"\[2, 4\] samples in one batch.*sliceable=False"):
         slices((torch.zeros(4), Inner(torch.zeros(2, 2))), 10)
+
+
+def test_numbers_become_tensors() -> None:
+    """Would catch a number that stays one, loses its digits, or gets the dtype of another kind."""
+    tree = (0.1, 2**40 + 1, True, {"x": [torch.ones(2), torch.tensor(0.3, dtype=torch.float64)]}, None)
+    assert leaves(tree)[:3] == [0.1, 2**40 + 1, True]
+    number, count, flag, parts, absent = to_device(tree, torch.device("cpu"))
+    assert (number.dtype, count.dtype, flag.dtype) == (torch.float32, torch.int64, torch.bool) and absent is None
+    assert (number, count.item(), flag.item()) == (torch.tensor(0.1), 2**40 + 1, True)
+    assert parts["x"][0] is tree[3]["x"][0] and parts["x"][1].dtype == torch.float64  # type: ignore[index]
+    with pytest.raises(TypeError, match="set in a batch"):
+        to_device(({1},), torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_batches_go_to_a_device() -> None:
+    """Would catch a leaf that stays on the CPU, and the digits of a 0-d tensor that is filled in there."""
+    given = (torch.arange(3), torch.tensor(0.3, dtype=torch.float64), 0.5)
+    found = to_device(given, torch.device("cuda:0"))
+    assert all(leaf.device == torch.device("cuda:0") for leaf in found)
+    assert [leaf.tolist() for leaf in found] == [[0, 1, 2], 0.3, 0.5] and found[1].dtype == torch.float64
+
+
+def test_the_structure_is_all_but_values() -> None:
+    """Would catch two batches that share a graph but differ in a shape, a dtype, a name, or in what is absent."""
+    batch = make_batch()
+    assert structure(batch) == structure(map_leaves(torch.zeros_like, batch))
+    assert hash(structure(batch)) == hash(structure(make_batch()))
+    x = torch.ones(3)
+    others = [
+        x[:2],
+        x.double(),
+        (x,),
+        [x],
+        {"a": x},
+        {"b": x},
+        Inner(x),
+        Inner(x, x),
+        None,
+        1,
+        1.0,
+        True,
+        (x, None),
+        (),
+    ]
+    assert len({structure(other) for other in [x, *others]}) == len(others) + 1
+
+
+def test_rollouts_are_batches() -> None:
+    """Would catch a tensor of a rollout that is left out, and stacks of another size with the same tensors."""
+    policy: Any = type("Policy", (), {"state_size": 3, "distribution": type("D", (), {"num_outputs": 4})})
+    rollout = random_rollout(FRAMES, policy, 3, 2, seed=0, num_truncated=1)
+    tensors = [*rollout.tensors().values()]
+    assert len(leaves(rollout)) == 11 + 2 + 4 and len(leaves(tensors)) == 17
+    doubled = map_leaves(lambda leaf: leaf + leaf, rollout)
+    assert torch.equal(doubled.reward, 2 * rollout.reward) and doubled.horizon == 3 and doubled.frame_stack == 4
+    assert torch.equal(doubled.recurrent_inputs.state, 2 * rollout.recurrent_inputs.state)
+    assert structure(doubled) != structure(rollout.without_finals())
+    assert structure(replace(rollout, first_step=7)) == structure(rollout)
+    assert structure(replace(rollout, frame_stack=2)) != structure(rollout)

@@ -43,7 +43,7 @@ class Learner:
 
     def replay(self) -> "Learner":
         """Through the buffers that a graph would read, on whatever device."""
-        self.update._graphs = CudaGraphs(self.update._graph_body, self.update.parameters.values.device)
+        self.update._graphs = CudaGraphs(self.update.device)
         return self
 
     def minimize(self, index: int, num_samples: int = 30, scale: float = 1.0, rate: float = 1e-2) -> dict[str, Tensor]:

@@ -1,0 +1,206 @@
+"""On a GPU, what learning launches outside of CUDA graphs, and that graphs learn what single operations do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C
+from accel_rl.algos.categorical_dqn import CategoricalDQN
+from accel_rl.algos.dqn import DQN
+from accel_rl.algos.online_q import OnlineQ
+from accel_rl.algos.ppo import PPO
+from accel_rl.algos.vtrace import VTrace
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.rollout import Rollout
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import RMSProp
+from accel_rl.updates.trees import map_leaves
+from tests.fake_cuda import counting
+from tests.helpers.random_rollouts import FRAMES, VECTORS, random_rollout
+
+pytestmark = pytest.mark.gpu(fake=True)
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+T, B = 4, 6
+MOST_LAUNCHES = 10  # for each update
+SCHEDULES = {"learning_rate_schedule": "linear"}
+ENTROPY = {**SCHEDULES, "entropy_schedule": "linear"}
+EPOCHS = {"epochs": 3, "minibatches": 2}
+CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+BATCHES = {"batches": 2, "batch_steps": 4}
+REPLAY = {"replay_size": 240, "warmup_steps": 48, "batch_size": 8, "training_intensity": 2.0, "n_step": 2}
+ALL = {"prioritized": True, "double": True, "dueling": True}
+
+ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
+    "a2c": (A2C, FRAMES, ENTROPY),
+    "a2c, core": (A2C, VECTORS, {**ENTROPY, **CORE}),
+    "a2c, gae": (A2C, VECTORS, {"gae_lambda": 0.9, "normalize_returns": True}),
+    "ppo": (PPO, FRAMES, {**ENTROPY, **EPOCHS}),
+    "ppo, core": (PPO, VECTORS, {**ENTROPY, **EPOCHS, **CORE}),
+    "ppo, normalized": (PPO, VECTORS, {**EPOCHS, "normalize_advantage": True}),
+    "vtrace": (VTrace, FRAMES, {**SCHEDULES, **BATCHES}),
+    "n_step_q": (OnlineQ, FRAMES, {"target": "n_step_q", "target_interval_steps": 50}),
+    "sarsa": (OnlineQ, VECTORS, {"target": "one_step_sarsa", "target_interval_steps": 50}),
+}
+OFF_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
+    "dqn": (DQN, FRAMES, {**REPLAY, **SCHEDULES, "double": True}),
+    "dqn, prioritized": (DQN, VECTORS, {**REPLAY, **SCHEDULES, **ALL}),
+    "rainbow": (CategoricalDQN, FRAMES, {**REPLAY, **ALL, "new_priority": 0.5}),
+}
+
+
+class Run:
+    """Learns from random rollouts on a device."""
+
+    def __init__(self, name: str, device: torch.device, **changes: Any):
+        algo_class, self.spec, settings = (ON_POLICY | OFF_POLICY)[name]
+        torch.manual_seed(0)
+        self.algo = algo_class(self.spec, algo_class.Settings(**settings, **changes), 10_000, B, T)
+        self.device, self.step = device, 0
+        self.algo.policy.to(device)
+        self.algo.setup(1, lambda module: Update(module, RMSProp(), 0.5))
+        self.update = Update(self.algo.policy, RMSProp(), 0.5)
+
+    def rollout(self, num_truncated: int = 0) -> Rollout:
+        self.step += T * B
+        cpu = random_rollout(self.spec, self.algo.policy, T, B, self.step, num_truncated)
+        move = self._columns if self.algo.window_steps else lambda leaf: leaf.to(self.device)
+        rollout = replace(map_leaves(move, cpu), games=[], first_step=self.step)
+        return self.algo.statistics.normalize(rollout) if self.algo.statistics else rollout
+
+    def _columns(self, leaf: Tensor) -> Tensor:
+        """As some columns of more environments, which is how a window is given."""
+        if leaf.dim() < 2:
+            return leaf.to(self.device)
+        return torch.cat([leaf, leaf], 1).to(self.device)[:, : leaf.shape[1]]
+
+    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+        if self.algo.window_steps:
+            return self.algo.on_step(0, rollout, self.update)
+        return self.algo.learn(rollout, self.update)
+
+    def replayed(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Makes the updates of the rollout before, one after the other, and stores this one."""
+        self.algo.before_rollout(self.step)
+        stats = self.algo.on_step(0, None, self.update)
+        for t in range(1, T):
+            stats |= self.algo.on_step(t, None, self.update)
+        self.algo.learn(rollout, self.update)
+        return stats
+
+    def state(self) -> dict[str, Tensor]:
+        replay = self.algo.replay
+        tree = {"tree": replay.priorities.tree[:]} if replay and replay.priorities else {}
+        return {name: value.cpu().clone() for name, value in (self.algo.policy.state_dict() | tree).items()}
+
+
+def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any], truncated: list[int]) -> None:
+    before = cpu.state()
+    for num_truncated in truncated:
+        for run in (cpu, gpu):
+            torch.manual_seed(run.step)  # of the orders of samples
+            rollout = run.rollout(num_truncated)
+            learn(run, rollout)
+            if run.algo.statistics:
+                run.algo.statistics.update(rollout, run.update)
+    after, found = cpu.state(), gpu.state()
+    for name, value in after.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+    assert gpu.update._graphs and gpu.update._graphs.is_enabled and not gpu.update._graphs._not_capturable
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_graphs_learn_what_single_operations_do(name: str) -> None:
+    """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
+    steps that are not valid, orders of samples."""
+    assert_learns_alike(Run(name, CPU), Run(name, GPU), Run.learn, [0, 1, 0, 2, 0, 0, 3, 0])
+
+
+@pytest.mark.parametrize("name", ["a2c", "ppo", "rainbow"])
+def test_deterministic_runs(name: str) -> None:
+    """Would catch an operation without a deterministic kernel: such a run would end there."""
+    run = Run(name, GPU)
+    torch.use_deterministic_algorithms(True)
+    try:
+        policy = run.algo.policy
+        observation = run.rollout().observations(0, 1)[0]
+        policy.act(observation, policy.draw_noise(1, B, torch.Generator(GPU))[0])
+        for _ in range(4):
+            run.replayed(run.rollout(1)) if run.algo.replay else run.learn(run.rollout(1))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert run.update._graphs and run.update._graphs.is_enabled and not run.update._graphs._not_capturable
+
+
+@pytest.mark.parametrize("replay_device", ["auto", "cpu"])
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
+    """Would catch the positions of a ring that stand still, a graph that reads final frames from before there was more
+    room for them, priorities that are not written, and a batch in pinned memory that is overwritten too early."""
+    runs = [Run(name, device, replay_device=replay_device) for device in (CPU, GPU)]
+    rooms = []
+    for run in runs:  # the same noise for both
+        generator, device = torch.Generator().manual_seed(3), run.algo.replay.device
+        run.algo.replay.draw_noise = lambda count, _, generator=generator, device=device: torch.rand(
+            count, dtype=torch.float64, generator=generator
+        ).to(device)
+
+    def learn(run: Run, rollout: Rollout) -> None:
+        if run.algo.replay.device != run.device:
+            rollout = replace(map_leaves(Tensor.cpu, rollout), games=[], first_step=rollout.first_step)
+        run.replayed(rollout)
+        rooms.append(len(run.algo.replay.ring.final_frames))
+
+    assert_learns_alike(*runs, learn, [0, 1, 0, 0, 2, 0, 0, 5, 8, 0, 0, 9, 0, 0])
+    assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_launches_of_an_update(name: str) -> None:
+    """Would catch a return loop, a gather or a coefficient that is left outside of graphs, and any wait."""
+    run = Run(name, GPU)
+    for _ in range(4):
+        run.learn(run.rollout())
+    rollout = run.rollout()
+    settings = run.algo.settings
+    num_updates = settings.epochs * settings.minibatches if isinstance(run.algo, PPO) else 1
+    with counting() as counts:
+        run.learn(rollout)
+    assert counts.launches <= MOST_LAUNCHES * num_updates, counts.kernels
+    assert counts.graphs <= 2 * num_updates + 1 and not counts.syncs and not counts.down
+
+
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_launches_of_an_update_from_the_replay(name: str) -> None:
+    """Would catch a draw, a gather or an update of priorities that is left outside of graphs, and any wait."""
+    run = Run(name, GPU)
+    for _ in range(4):
+        run.replayed(run.rollout())
+    run.algo.before_rollout(run.step)
+    for _ in range(3):
+        with counting() as counts:
+            run.algo._learn_batches(1, run.update)
+        assert 0 < counts.launches <= MOST_LAUNCHES, counts.kernels
+        assert counts.graphs <= 4 and not counts.syncs and not counts.up and not counts.down
+
+
+@pytest.mark.parametrize("prioritized", [True, False])
+def test_a_replay_on_the_cpu_waits_for_priorities_only(prioritized: bool) -> None:
+    """Would catch uploads that are waited for, so that no draw overlaps the update before."""
+    run = Run("dqn", GPU, replay_device="cpu", prioritized=prioritized)
+
+    def on_cpu(rollout: Rollout) -> Rollout:
+        return replace(map_leaves(Tensor.cpu, rollout), games=[], first_step=rollout.first_step)
+
+    for _ in range(4):
+        run.replayed(on_cpu(run.rollout()))
+    run.algo.before_rollout(run.step)
+    with counting() as counts:
+        run.algo._learn_batches(1, run.update)
+    assert counts.syncs.total() == prioritized and set(counts.up) == {"pinned"}
+    assert counts.launches <= MOST_LAUNCHES

@@ -1,0 +1,26 @@
+"""Cumulative sums, as a GPU computes them."""
+
+import pytest
+import torch
+
+from accel_rl.hardware.cumulative_sum import cumulative_sum, sum_by_doubling
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 18, 63, 64, 65])
+def test_doubling_adds_up_everything_before(size: int) -> None:
+    """Would catch a distance that is left out, an element that is added twice, and another axis than the last."""
+    values = torch.randint(100, (4, 3, size), generator=torch.Generator().manual_seed(size)).double()
+    kept = values.clone()
+    for found in (sum_by_doubling(values), cumulative_sum(values)):
+        assert torch.equal(found, kept.cumsum(-1)) and torch.equal(values, kept)
+
+
+@pytest.mark.gpu
+def test_it_is_allowed_in_deterministic_runs() -> None:
+    """Would catch `cumsum` on a GPU, which raises with --deterministic."""
+    values = torch.rand(5, 7, device="cuda:0")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.allclose(cumulative_sum(values).cpu(), values.cpu().cumsum(-1))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,61 @@
+"""Rollouts of random numbers, without environments: for what only reads them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.rollout import RecurrentInputs, Rollout
+
+FRAMES = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(4), 4)
+VECTORS = EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(3))
+
+
+def random_rollout(
+    spec: EnvSpec, policy: Any, horizon: int, num_envs: int, seed: int, num_truncated: int = 0, first_step: int = 0
+) -> Rollout:
+    """Returns a rollout as a sampler might give it, on the CPU; of a Q-network without policy outputs."""
+    generator = torch.Generator().manual_seed(seed)
+    T, B, history = horizon, num_envs, max(spec.frame_stack - 1, 0)
+
+    def flags(probability: float, rows: int = T) -> Tensor:
+        return torch.rand(rows, B, generator=generator) < probability
+
+    def observations(*shape: int) -> Tensor:
+        if spec.row_dtype == np.uint8:
+            return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        return torch.randn(shape, generator=generator)
+
+    action = torch.randint(int(spec.action_space.n), (T, B), generator=generator)  # type: ignore[attr-defined]
+    outputs, inputs = {}, None
+    if hasattr(policy, "distribution"):
+        parameters = torch.randn(T, B, policy.distribution.num_outputs, generator=generator)
+        outputs = {"distribution": parameters, "value": torch.randn(T, B, generator=generator)}
+    if policy.state_size:
+        state = torch.randn(T + 1, B, policy.state_size, generator=generator)
+        previous_reward = torch.randn(T + 1, B, generator=generator)
+        inputs = RecurrentInputs(state, torch.cat([action, action[:1]]), previous_reward, flags(0.2, T + 1))
+    truncated = torch.zeros(T, B, dtype=torch.bool)
+    places = torch.randperm(T * B, generator=generator)[:num_truncated].sort().values
+    truncated.view(-1)[places] = True
+    return Rollout(
+        observation_rows=observations(history + T + 1, B, *spec.row_shape),
+        age=torch.randint(6, (T + 1, B), generator=generator),
+        frame_stack=spec.frame_stack,
+        action=action,
+        reward=torch.randn(T, B, generator=generator),
+        terminated=flags(0.2) & ~truncated,
+        truncated=truncated,
+        valid=flags(0.9),
+        reset=flags(0.1, T + 1),
+        policy_outputs=outputs,
+        final_step=places // B,
+        final_env=places % B,
+        final_observation=observations(num_truncated, *spec.observation_shape),
+        games=[],
+        first_step=first_step,
+        recurrent_inputs=inputs,
+    )
