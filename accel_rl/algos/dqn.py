@@ -135,9 +135,9 @@ class DQN(Algo):
         index, batch, num_samples, largest = update.graphed(
             self._choose_batch, noise, self.replay.ring.rows, beta, uses=self.replay.replaceable
         )
-        batch = batch.to(self.device)
+        batch, (num_samples, largest) = batch.to(self.device), to_device((num_samples, largest), self.device)
         if largest is not None:
-            largest = update.max(to_device(largest, self.device))  # of all learners that update together
+            largest = update.max(largest)  # of all learners that update together
             batch = batch._replace(importance=update.graphed(torch.div, batch.importance, largest))
         return index, batch, num_samples
 
