@@ -33,8 +33,9 @@ ONE_GROUP = [(4, 4)]
 MORE = [(2, 1), (6, 2), (16, 2), (16, 4), (16, 8)]  # not for games, which take 0.1 s each to build
 ARRANGEMENTS = [
     *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP),
-    (PONG, "reserve", 8, 2),
+    (PONG, "reserve", 4, 2),
     *(pytest.param(COUNTING, mode, *n, marks=slow) for mode in ("immediate", "wait") for n in MORE),
+    pytest.param(PONG, "reserve", 8, 2, marks=slow),
     pytest.param(PONG, "reserve", 4, 4, marks=slow),
     pytest.param(PONG, "immediate", 6, 3, marks=slow),
     pytest.param(PONG, "wait", 4, 4, marks=slow),
