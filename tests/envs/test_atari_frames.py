@@ -127,7 +127,7 @@ def test_frames_and_outcomes(game, preset):
     compare(game, preset, 250)
 
 
-@pytest.mark.parametrize("preset", ["stooke", "v5"])
+@pytest.mark.parametrize("preset", ["stooke", pytest.param("v5", marks=pytest.mark.slow)])
 def test_whole_games(preset):
     """Catches what goes wrong only after lives are lost and games are over: both happen several times here."""
     ended, over = compare("breakout", preset, 700)

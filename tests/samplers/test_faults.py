@@ -149,7 +149,7 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
     assert psutil.Process().children() == before
 
 
-@pytest.mark.parametrize("how", ["raise ValueError('broken on purpose')", "os._exit(7)"])
+@pytest.mark.parametrize("how", ["raise ValueError('broken on purpose')", pytest.param("os._exit(7)", marks=slow)])
 def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, monkeypatch: Any, how: str) -> None:
     """Would catch a failure in a worker that its environment, built before to find out its spaces, did not have."""
     (tmp_path / "fussy.py").write_text(
