@@ -1,5 +1,5 @@
-"""What holds for every test: how many threads there are, where tests marked `gpu` run, that no process is left, and that
-spaces which do not change are found out once."""
+"""What holds for every test: how many threads there are, where tests marked `gpu` run, that no process is left, and
+that spaces which do not change are found out once."""
 
 import os
 import sys
@@ -31,9 +31,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def probe_once() -> Iterator[None]:
-    """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process would
-    find out anew: with an emulator, or with a process that takes half a second. Those of a module's environments may
-    change from call to call, so they are not remembered; tests/envs/test_probe.py asks the probe itself."""
+    """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process
+    would find out anew: with an emulator, or with a process that takes half a second. Those of a module's environments
+    may change from call to call, so they are not remembered; tests/envs/test_probe.py asks the probe itself."""
     from accel_rl.training import resolve  # here, as collecting tests does not need it
 
     probe_spec, specs = resolve.probe_spec, {}
