@@ -1,5 +1,5 @@
 # make train      trains A2C on Pong; pass settings on with ARGS="--env breakout --steps 200000 --seed 3"
-# make test       runs the tests that prove the product, in about 4 minutes on 2 cores
+# make test       runs the tests that prove the product, in about 2 minutes on 2 cores
 # make test-slow  runs the other tests
 # make test-all   runs all of them
 # make lint       checks style and types
@@ -10,9 +10,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# Two at a time, on a thread each. Each process takes half of the tests in their order and, once it is done, half of what
-# the other one has left: so fixtures of a module are set up twice only where a module is split.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Two at a time, on a thread each. A file's tests stay in one process, so its fixtures are set up once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: train test test-slow test-all lint docs dist clean
 

@@ -1,9 +1,11 @@
-"""What holds for every test: how many threads there are, where tests marked `gpu` run, and that no process is left."""
+"""What holds for every test: how many threads there are, where tests marked `gpu` run, that no process is left, and
+that spaces which do not change are found out once."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -54,3 +56,24 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     if helpers := sys.modules.get("tests.helpers.processes"):
         for command in list(helpers.Command.unfinished):
             command.kill()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def probe_once() -> Iterator[None]:
+    """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process
+    would find out anew: with an emulator, or with a process that takes half a second. Those of a module's environments
+    may change from call to call, so they are not remembered; tests/envs/test_probe.py asks the probe itself."""
+    from accel_rl.training import resolve  # here, as collecting tests does not need it
+
+    probe_spec, specs = resolve.probe_spec, {}
+
+    def remembered(env: Any, timeout_s: float = 60.0) -> Any:
+        if ":" in env.env_id:
+            return probe_spec(env, timeout_s)
+        if repr(env) not in specs:
+            specs[repr(env)] = probe_spec(env, timeout_s)
+        return specs[repr(env)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resolve, "probe_spec", remembered)
+        yield

@@ -93,9 +93,11 @@ def paths(value: Any, schema: Any) -> Iterator[list[Any]]:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns the JSON for one core and two simulators, as the command line writes it."""
+    """Returns the JSON for one core and two simulators, as the command line writes it. The game is one of those
+    for which no starts are prepared, which takes each sampler half a second."""
     folder = tmp_path_factory.mktemp("bench")
-    options = "--cores 1 --envs-per-core 2 --horizon 8 --seconds 0.05 --rounds 1 --device cpu --no-peers"
+    options = "--env kung_fu_master --cores 1 --envs-per-core 2 --horizon 8 --seconds 0.05 --rounds 1 --device cpu"
+    options += " --no-peers"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "SIMS_PER_CORE", (2,))
         files = ["--json", str(folder / "b.json"), "--figure", str(folder / "b.png")]

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from accel_rl.cli import main
 from accel_rl.training import checkpoint
 from tests.helpers.processes import Command, Result
 
@@ -22,12 +23,16 @@ pytestmark = [
 ]
 
 
-def start(run: Path, *flags: Any, algo: str = STRUCK) -> Command:
-    """Starts a run of two learners with two environments each."""
+def arguments(run: Path, *flags: Any, algo: str = STRUCK) -> list[str]:
+    """Those of a run of two learners with two environments each."""
     words: list[Any] = ["train", "--algo", algo, "--env", "CartPole-v1", "--devices", "cpu,cpu", "--out", run]
     words += ["--envs", 4, "--steps", FOREVER, "--eval-interval-steps", 0, "--log-interval-steps", 20]
     words += ["--checkpoint-interval-steps", 80, "--no-tensorboard", "--sampling-threads", 1, "--learning-threads", 1]
-    return Command(*words, *flags)
+    return [str(word) for word in (*words, *flags)]
+
+
+def start(run: Path, *flags: Any, algo: str = STRUCK) -> Command:
+    return Command(*arguments(run, *flags, algo=algo))
 
 
 def marked_process(run: Path, command: Command) -> int:
@@ -76,9 +81,12 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, phase: str) -> None:
     assert all(value.isfinite().all() for value in state["policy"].values())
 
 
-def test_a_learner_that_raises_ends_the_run(tmp_path: Path) -> None:
+def test_a_learner_that_raises_ends_the_run(tmp_path: Path, capfd: Any) -> None:
     """Would catch a failure without its learner or traceback, and a traceback of the learner that only notices it."""
-    result = start(tmp_path, "--how", "raise", "--sampler", "serial").finish()
+    before = psutil.Process().children(recursive=True)
+    status = main(arguments(tmp_path, "--how", "raise", "--sampler", "serial"))
+    assert psutil.Process().children(recursive=True) == before
+    result = Result(status, *capfd.readouterr())
     message = r"learner 1 \(cpu, process \d+\):\nTraceback (.|\n)*toy_algos(.|\n)*ValueError: cannot go on\n"
     assert_failed(result, tmp_path, message)
     assert result.err.count("Traceback") == 1 and "gloo" not in result.err

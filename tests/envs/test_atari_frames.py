@@ -109,14 +109,25 @@ def compare(game, preset, steps):
     return ended, over
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("game", GAMES)
+# Each height of screen with each way to resize it, and each preset with a game of several lives.
+QUICK = {("pong", "stooke"), ("breakout", "v5"), ("seaquest", "stooke"), ("space_invaders", "dqn84")}
+QUICK |= {("carnival", "stooke"), ("carnival", "dqn84"), ("adventure", "stooke"), ("adventure", "v5")}
+
+
+@pytest.mark.parametrize(
+    ("game", "preset"),
+    [
+        pytest.param(game, preset, marks=[] if (game, preset) in QUICK else pytest.mark.slow)
+        for game in GAMES
+        for preset in PRESETS
+    ],
+)
 def test_frames_and_outcomes(game, preset):
     """Catches a wrong greyscale, maximum, crop, resize, reward, score, life or reset, in any step of some hundred."""
     compare(game, preset, 250)
 
 
-@pytest.mark.parametrize("preset", ["stooke", "v5"])
+@pytest.mark.parametrize("preset", ["stooke", pytest.param("v5", marks=pytest.mark.slow)])
 def test_whole_games(preset):
     """Catches what goes wrong only after lives are lost and games are over: both happen several times here."""
     ended, over = compare("breakout", preset, 700)

@@ -1,5 +1,7 @@
 """The rules of episodes: starts, lives, scores, limits, sticky actions. Mostly on an emulator that plays a script."""
 
+import copy
+import functools
 import pickle
 
 import numpy as np
@@ -45,9 +47,16 @@ class Script:
         return pressed
 
 
+@functools.cache
+def built(game, options):
+    """A simulator to copy: its emulator, which takes 0.1 s, is not used."""
+    return AtariSimulator(game, options, np.random.SeedSequence(0))
+
+
 def play(script, game="seaquest", preset="stooke", **options):
     """The simulator on script, after its reset, and the row that it writes to."""
-    simulator = AtariSimulator(game, make_options(preset, {"noop_max": 0, **options}), np.random.SeedSequence(0))
+    simulator = copy.copy(built(game, make_options(preset, {"noop_max": 0, **options})))
+    simulator._rng = copy.deepcopy(simulator._rng)
     simulator.ale = script
     row = np.zeros(simulator.spec.row_shape, np.uint8)
     simulator.reset(row)

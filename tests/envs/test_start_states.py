@@ -100,7 +100,13 @@ def assert_courses_equal(game, options, noops):
 ACCEPTED = [game for game in games() if not why_no_reserve(game, make_options("stooke", {}))]
 
 
-@pytest.mark.parametrize("game", ACCEPTED)
+# What an emulator has to save depends on the cartridge: one or two of each size, among them the games used most.
+QUICK = {"breakout", "pong", "assault", "seaquest", "beam_rider", "pitfall2", "solaris"}
+
+
+@pytest.mark.parametrize(
+    "game", [game if game in QUICK else pytest.param(game, marks=pytest.mark.slow) for game in ACCEPTED]
+)
 def test_a_prepared_start_goes_on_as_its_reset_did(game):
     """Catches a game whose saved state lacks something that shows later, which then belongs into the refused ones."""
     assert_courses_equal(game, make_options("stooke", {"noop_max": 3}), NOOPS)
@@ -125,7 +131,7 @@ def test_every_game_is_accepted_or_refused_for_a_reason():
     ("preset", "options", "why"),
     [
         ("stooke", {}, None),
-        ("dqn84", {}, None),
+        pytest.param("dqn84", {}, None, marks=pytest.mark.slow),
         ("v5", {}, None),
         ("stooke", {"frame_skip": 3}, None),
         ("stooke", {"frame_skip": 2}, "up to two frames"),
@@ -333,7 +339,7 @@ def test_refused_games_reset_themselves(game):
     [
         ("pong", "stooke", {"noop_max": 3}),
         ("assault", "stooke", {"noop_max": 0}),
-        ("beam_rider", "v5", {}),
+        pytest.param("beam_rider", "v5", {}, marks=pytest.mark.slow),
         ("breakout", "v5", {"repeat_action_probability": 0.9}),
     ],
 )

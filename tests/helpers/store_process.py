@@ -64,10 +64,15 @@ def check(part: LockedTensors) -> None:
         assert bool((copy == version).all()), f"version {version} is torn: {copy.unique()[:5].tolist()}"
 
 
-def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
-    """Reads, or writes, all parts in turns for some seconds, at least once; prints how often."""
+def hammer(store: CentralStore, seconds: float) -> None:
+    """Writes all parts in turns for some seconds, once it is told to begin; prints how often."""
     print(flush=True)
     sys.stdin.readline()
+    print(go_around(store, seconds, is_writer=True))
+
+
+def go_around(store: CentralStore, seconds: float, is_writer: bool) -> int:
+    """Reads, or writes, all parts in turns for some seconds, at least once; returns how often."""
     count, end = 0, time.monotonic() + seconds
 
     def visit(part: LockedTensors) -> None:
@@ -82,7 +87,7 @@ def hammer(store: CentralStore, seconds: float, is_writer: bool) -> None:
             with store.locked(part):
                 visit(part)
         count += 1
-    print(count)
+    return count
 
 
 def hold(store: CentralStore) -> None:
@@ -106,24 +111,30 @@ class Weights(nn.Module):
 
 
 def learn(store: CentralStore, size: int, num_updates: int) -> None:
-    """Updates of which each subtracts 1 from all parameters, adds 1 to the statistic "count", and syncs the target
-    after about 8 updates of all learners; says what the target was at each of its counts."""
+    """Begins to `update_store` once it is told to; says what the target was at each of its counts."""
+    print(flush=True)
+    sys.stdin.readline()
+    print(json.dumps(update_store(store, size, num_updates)))
+
+
+def update_store(store: CentralStore, size: int, num_updates: int) -> dict[str, int]:
+    """Makes updates of which each subtracts 1 from all parameters, adds 1 to the statistic "count", and syncs the
+    target after about 8 updates of all learners; returns what the target was at each of its counts."""
     network, target = Weights(size), Weights(size).requires_grad_(False)
-    update, count = Update(network, SGD(), exchange=StoreExchange(store)), torch.zeros((), dtype=torch.float64)
+    learner, count = Update(network, SGD(), exchange=StoreExchange(store)), torch.zeros((), dtype=torch.float64)
     targets: dict[int, str] = {}
 
     def loss() -> tuple[Tensor, dict[str, Tensor]]:
         return network.weight.sum(), {}
 
-    print(flush=True)
-    sys.stdin.readline()
     for _ in range(num_updates):
-        update.minimize(loss, (), torch.tensor(1), 1.0)
-        with update.locked_buffers({"count": count}):
+        learner.minimize(loss, (), torch.tensor(1), 1.0)
+        with learner.locked_buffers({"count": count}):
             count += 1
-        update.sync_target(target, store.chunks[0].version // 8)
-        targets[update.state_dict()["num_syncs"]] = str(target.weight.tolist())
-    print(json.dumps({number: zlib.crc32(values.encode()) for number, values in targets.items()}))
+        learner.sync_target(target, store.chunks[0].version // 8)
+        targets[learner.state_dict()["num_syncs"]] = str(target.weight.tolist())
+    learner.close()
+    return {str(number): zlib.crc32(values.encode()) for number, values in targets.items()}
 
 
 def main() -> None:

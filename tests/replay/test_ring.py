@@ -67,7 +67,7 @@ def assert_all_equal(replay: Replay, reference: ListReplay, shift: int) -> None:
     n_step=st.integers(1, 5),
     num_envs=st.integers(1, 3),
     horizon=st.integers(1, 7),
-    steps_kept=st.integers(8, 30),
+    steps_kept=st.integers(8, 16),
     longest=st.integers(1, 12),
     prioritized=st.booleans(),
     seed=st.integers(0, 2**20),

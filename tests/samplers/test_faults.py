@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +80,21 @@ def assert_failed(result: Result, run: Path, how: str, when: str) -> None:
     assert re.search(message, (run / "log.txt").read_text())
 
 
-def test_a_step_that_breaks_ends_the_run(tmp_path: Path) -> None:
-    """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
-    options = {"at_step": 5, "lengths": [0]}
-    commands = {how: train(tmp_path / how, BROKEN, {**options, "how": how}, *time_limit(how)) for how in ENDS}
-    for how, command in commands.items():
-        assert_failed(command.finish(), tmp_path / how, how, "at action [01]")
-
-
 @pytest.mark.parametrize("how", ENDS)
+def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) -> None:
+    """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
+    before, run = psutil.Process().children(), tmp_path / how
+    options = {"how": how, "at_step": 5, "lengths": [0]}
+    if how == "hang":  # a command of its own, which may have to end such a worker when it ends
+        result = train(run, BROKEN, options, *time_limit(how)).finish()
+    else:
+        result = Result(main(arguments(run, BROKEN, options, *time_limit(how))), *capfd.readouterr())
+    assert_failed(result, run, how, "at action [01]")
+    assert psutil.Process().children() == before
+
+
+# One with a message from the worker, and one without; at a step, above, they end in all the ways.
+@pytest.mark.parametrize("how", ["raise", "kill", *(pytest.param(how, marks=slow) for how in ("exit", "hang"))])
 def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) -> None:
     """The same when the second game starts, and when the first one does: nobody has acted yet."""
     for game in (1, 0) if how != "hang" else (1,):  # for a hang at the start see below
@@ -142,7 +149,7 @@ def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path, capfd:
     assert psutil.Process().children() == before
 
 
-@pytest.mark.parametrize("how", ["raise ValueError('broken on purpose')", "os._exit(7)"])
+@pytest.mark.parametrize("how", ["raise ValueError('broken on purpose')", pytest.param("os._exit(7)", marks=slow)])
 def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, monkeypatch: Any, how: str) -> None:
     """Would catch a failure in a worker that its environment, built before to find out its spaces, did not have."""
     (tmp_path / "fussy.py").write_text(
@@ -195,16 +202,42 @@ def test_nonsense_of_an_environment_ends_the_run(
     assert re.search(f"worker [01]: {NAMED} failed (.|\n)*{message}", err := capfd.readouterr().err), err
 
 
-def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path) -> None:
+def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None]) -> int:
+    """Trains here for ever; `strike` gets the workers once there are results. Returns the exit status."""
+    me, has_ended = psutil.Process(), threading.Event()
+    before = me.children()
+
+    def wait_and_strike() -> None:
+        while not (run / "progress.csv").exists():
+            if has_ended.wait(0.02):
+                return  # with an error: nobody may be struck
+        (launcher,) = (child for child in me.children() if child not in before)
+        strike(launcher.children())
+
+    striker = threading.Thread(target=wait_and_strike)
+    striker.start()
+    try:
+        return main(arguments(run, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER))
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        has_ended.set()
+        striker.join()
+        assert me.children() == before
+
+
+def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path, capfd: Any) -> None:
     """Would catch a trainer that waits for a worker that is gone (out of memory, an administrator)."""
-    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
-    command.wait_for((tmp_path / "progress.csv").exists)
-    worker = command.workers()[1]
-    worker.kill()
-    result = command.finish()
-    assert result.status == 1
-    where = rf"worker [01] \(process {worker.pid}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\)"
-    assert re.search(f"accel-rl: {where}( at action [01])?, was killed by SIGKILL\n", result.err), result.err
+    killed = []
+
+    def strike(workers: list[psutil.Process]) -> None:
+        killed.append(workers[1].pid)
+        workers[1].kill()
+
+    assert train_until_struck(tmp_path / "run", strike) == 1
+    where = rf"worker [01] \(process {killed[0]}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\)"
+    message = f"accel-rl: {where}( at action [01])?, was killed by SIGKILL\n"
+    assert re.search(message, err := capfd.readouterr().err), err
 
 
 # ---- environments that are replaced ----
@@ -366,21 +399,21 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
 
 
 @pytest.mark.parametrize("worker_too", [False, pytest.param(True, marks=slow)])
-def test_a_killed_launcher_ends_the_run(tmp_path: Path, worker_too: bool) -> None:
+def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: bool) -> None:
     """Would catch a run that waits for ever, says nothing of use, or leaves workers behind that nobody watches."""
-    run = tmp_path / "run"
-    command = train(run, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
-    command.wait_for((run / "progress.csv").exists)
-    workers = command.workers()
-    launcher = psutil.Process(workers[0].ppid())
-    launcher.kill()
-    if worker_too:
-        workers[0].kill()
-    result = command.finish()
-    assert result.status == 1
-    message = "the process that starts the workers has ended with status -9\n"
-    assert result.err.endswith(f"accel-rl: {message}") and "Traceback" not in result.err, result.err
-    assert message in (run / "log.txt").read_text()
+    left: list[psutil.Process] = []
+
+    def strike(workers: list[psutil.Process]) -> None:
+        left.extend(workers)
+        psutil.Process(workers[0].ppid()).kill()
+        if worker_too:
+            workers[0].kill()
+
+    assert train_until_struck(tmp_path / "run", strike) == 1
+    message, err = "the process that starts the workers has ended with status -9\n", capfd.readouterr().err
+    assert err.endswith(f"accel-rl: {message}") and "Traceback" not in err, err
+    assert message in (tmp_path / "run" / "log.txt").read_text()
+    assert len(left) == 2 and not psutil.wait_procs(left, timeout=60)[1]
 
 
 # ---- signals ----
@@ -398,19 +431,23 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
     return state
 
 
-def test_signals_during_training(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
     """Would catch a signal that loses the run, takes its time, or that reaches the workers before the checkpoint."""
-    flags = ("--log-interval-steps", 100)
-    runs = {name: tmp_path / name for name in ("interrupted", "terminated")}
-    commands = {name: train(run, "CartPole-v1", None, *flags, steps=FOREVER) for name, run in runs.items()}
-    for name, command in commands.items():
-        command.wait_for((runs[name] / "progress.csv").exists)
-        if name == "interrupted":
-            os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
-        else:
-            for process in [command.process, *command.descendants()]:  # as a service manager does
-                process.send_signal(signal.SIGTERM)
-        assert_stopped(command.finish(), 130 if name == "interrupted" else 143, runs[name])
+    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
+    command.wait_for((tmp_path / "progress.csv").exists)
+    os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
+    assert_stopped(command.finish(), 130, tmp_path)
+
+
+def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
+    """The same for the signal of a service manager, which goes to every process."""
+
+    def strike(workers: list[psutil.Process]) -> None:
+        for pid in (os.getpid(), workers[0].ppid(), *(worker.pid for worker in workers)):
+            os.kill(pid, signal.SIGTERM)
+
+    status = train_until_struck(tmp_path, strike)
+    assert_stopped(Result(status, *capfd.readouterr()), 143, tmp_path)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
-CONFIG = SamplerConfig(8, 5, 2)
+CONFIG = SamplerConfig(4, 5, 2)
 pytestmark = pytest.mark.multiprocess
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
 
@@ -154,7 +154,7 @@ def test_frames_go_up_once(device: torch.device) -> None:
         finals.append(len(sampler.recent(t, 3, slice(1, 6)).final_step))
 
     try:
-        T, B, frame = 5, 8, 104 * 80
+        T, B, frame = 5, 4, 104 * 80
         before = 0
         for index in range(4):
             finals.clear()

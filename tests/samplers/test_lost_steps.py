@@ -83,7 +83,13 @@ def sampler_of(kind: str, tmp_path: Path, how: str, at_step: int, window: int) -
 
 @pytest.mark.parametrize("at_step", [5, 7])  # the first of a rollout, and one in the middle
 @pytest.mark.parametrize(
-    ("kind", "how"), [("serial", "raise"), ("alternating", "raise"), ("alternating", "kill"), ("device", "kill")]
+    ("kind", "how"),
+    [
+        ("serial", "raise"),
+        pytest.param("alternating", "raise", marks=pytest.mark.slow),
+        ("alternating", "kill"),
+        ("device", "kill"),
+    ],
 )
 def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
     kind: str, how: str, at_step: int, tmp_path: Path

@@ -47,9 +47,16 @@ def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, 
     return sampler
 
 
-@pytest.mark.parametrize("server", DEVICES)
-@pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize(("env", "reset_mode"), [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")])
+@pytest.mark.parametrize(
+    ("env", "reset_mode", "num_envs", "server"),
+    [
+        *((COUNTING, mode, n, server) for mode in ("immediate", "wait") for n in (1, 3) for server in DEVICES),
+        (PONG, "reserve", 1, "cpu"),
+        (PONG, "reserve", 3, "device"),
+        pytest.param(PONG, "reserve", 1, "device", marks=pytest.mark.slow),
+        pytest.param(PONG, "reserve", 3, "cpu", marks=pytest.mark.slow),
+    ],
+)
 def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_envs: int, server: str) -> None:
     """Would catch an empty group that is served, a row of the larger group that is not acted upon, recurrent inputs of
     another environment. Batch shapes are the same, so every bit must be."""

@@ -1,6 +1,7 @@
 """Updates between the steps of a rollout: which policy chooses which actions, and what the learner can see."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,37 +48,45 @@ def expected_versions(horizon: int, every: int, named: list[slice | None], first
     return versions
 
 
+@pytest.fixture(scope="module")
+def in_step() -> Iterator[dict[str, Any]]:
+    """A sampler of each kind with the same environments, which all collect what they are asked for; their policies are
+    `Versioned`."""
+    samplers = {kind: make_kind(kind, COUNTING, SamplerConfig(4, 7, 2), Versioned(4)) for kind in KINDS}
+    yield samplers
+    for sampler in samplers.values():
+        sampler.close()
+
+
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize(
     "named",
     [[GROUP_0], [GROUP_1], [BOTH], [None], [GROUP_0, GROUP_1], [None, BOTH, GROUP_1, GROUP_0, None]],
     ids=["group 0", "group 1", "both groups", "none", "in turn", "mixed"],
 )
-def test_the_step_alone_decides_which_policy_chose_an_action(named: list[slice | None], every: int) -> None:
+def test_the_step_alone_decides_which_policy_chose_an_action(
+    named: list[slice | None], every: int, in_step: dict[str, Any]
+) -> None:
     """Would catch an update that shows one step late in the group that it learned from, or early in the other one, or
     wherever the order in which groups become ready happens to put it."""
     horizon = 7
-    policies = {kind: Versioned(4) for kind in KINDS}
-    samplers = {kind: make_kind(kind, COUNTING, SamplerConfig(4, horizon, 2), policies[kind]) for kind in KINDS}
-    try:
-        for index in range(3):
-            rollouts = []
-            for kind in KINDS:
-                called: list[int] = []
+    for sampler in in_step.values():
+        sampler.policy.version = 0
+    for index in range(3):
+        rollouts = []
+        for sampler in in_step.values():
+            called: list[int] = []
 
-                def on_step(t: int, policy: Any = policies[kind], called: list[int] = called) -> None:
-                    called.append(t)
-                    policy.version += 1
+            def on_step(t: int, policy: Any = sampler.policy, called: list[int] = called) -> None:
+                called.append(t)
+                policy.version += 1
 
-                rollouts.append(samplers[kind].collect(on_step, every, None, lambda t: named[t % len(named)]))
-                assert called == [*range(0, horizon, every)]
-            expected = expected_versions(horizon, every, named, index * len(called))
-            for kind, rollout in zip(KINDS, rollouts, strict=True):
-                assert torch.equal(rollout.policy_outputs["version"], expected), kind
-                assert_equal(rollouts[0], rollout, f"rollout {index}, {kind}")
-    finally:
-        for sampler in samplers.values():
-            sampler.close()
+            rollouts.append(sampler.collect(on_step, every, None, lambda t: named[t % len(named)]))
+            assert called == [*range(0, horizon, every)]
+        expected = expected_versions(horizon, every, named, index * len(called))
+        for kind, rollout in zip(KINDS, rollouts, strict=True):
+            assert torch.equal(rollout.policy_outputs["version"], expected), kind
+            assert_equal(rollouts[0], rollout, f"rollout {index}, {kind}")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -193,7 +193,7 @@ def test_on_step_holds_the_faster_group_back() -> None:
 
 
 @pytest.mark.parametrize("kinds", [("serial", "alternating"), ("device", "device"), ("alternating", "device")])
-@pytest.mark.parametrize("env", [COUNTING, PONG], ids=["counting", "pong"])
+@pytest.mark.parametrize("env", [COUNTING, pytest.param(PONG, marks=pytest.mark.slow)], ids=["counting", "pong"])
 def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[str, str]) -> None:
     """Would catch steps, recorded values, last observations or states of the window that a checkpoint forgets."""
     config = SamplerConfig(4, 3, 2, window=7)

@@ -16,7 +16,7 @@ from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
 from accel_rl.updates.cuda_graphs import CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 from accel_rl.updates.parameter_store import LockedTensors
-from tests.helpers.store_process import Process, Weights, learn
+from tests.helpers.store_process import Process, Weights, learn, update_store
 
 RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
 # In the store's memory, or through copies as on a GPU.
@@ -331,12 +331,11 @@ def test_seconds_are_those_since_the_last_reading() -> None:
 def test_what_two_processes_do_adds_up() -> None:
     """Would catch an update or a statistic that is lost, and learners with different targets of the same count."""
     store = make_store(Weights(1000), SGD(), statistics={"count": torch.zeros((), dtype=torch.float64)})
-    processes = [Process(store, learn, 1000, 300) for _ in range(2)]
-    for process in processes:
-        process.hear()
-    for process in processes:
-        process.say()
-    first, second = (json.loads(process.finish()) for process in processes)
+    process = Process(store, learn, 1000, 300)
+    process.hear()
+    process.say()
+    first = update_store(store, 1000, 300)
+    second = json.loads(process.finish())
     assert store.read()["parameters"].unique().tolist() == [-600]
     assert [part.version for part in store.chunks] == [600] * 3
     assert store.statistics.current["count"] == 600
