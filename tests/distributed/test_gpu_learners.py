@@ -47,7 +47,7 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
     ids=["a GPU each, by NCCL", "a replay each", "two on one GPU"],
 )
 def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Would catch a sum that is taken before the gradient is there, or on the wrong device, and learners that differ."""
+    """Would catch a sum taken before the gradient is there, or on the wrong device, and learners that differ."""
     there = accel_rl.train(**COMMON, **settings, steps=160, out=tmp_path / "there")
     on_cpus = {**settings, "devices": "cpu,cpu", "learners_per_gpu": 1}
     here = accel_rl.train(**COMMON, **on_cpus, steps=160, out=tmp_path / "here")

@@ -118,7 +118,7 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
     "case", [name if name in RESUMED_IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
-    """Would catch a graph that keeps the tensors from before, and a generator of the GPU's that a checkpoint forgets."""
+    """Would catch a graph that keeps the tensors from before, and a generator that a checkpoint forgets."""
     settings = {**RESUMED[case], "device": "cuda:0", "log_interval_steps": 20}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**{**settings, "steps": 80}, out=tmp_path / "half")
