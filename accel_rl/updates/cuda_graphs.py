@@ -84,7 +84,8 @@ class CudaGraphs:
             call.fill(given)
         results = call.run()
         if not call.is_known:
-            self._results |= {id(leaf): (leaf, calls) for leaf in leaves(results)}
+            for leaf in leaves(results):
+                self._results.setdefault(id(leaf), (leaf, calls))  # it may be another graph's that is handed on
             call.is_known = True
         return results
 
