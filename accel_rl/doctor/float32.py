@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to repeat bit for bit
 TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries do not use TF32, in processes started from here either
 
 
@@ -27,6 +28,7 @@ def exact_float32() -> Iterator[None]:
         for owner, name in flags:
             setattr(owner, name, False)
         os.environ[TF32] = "0"
+        os.environ.setdefault(*CUBLAS)
         try:
             yield
         finally:

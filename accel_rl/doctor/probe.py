@@ -140,7 +140,7 @@ def run_check(name: str, device: torch.device) -> Result:
     seconds = time.perf_counter() - start
     if skipped:
         return Result(name, "skipped", seconds, details=(skipped,))
-    worst = max(probe.differences, key=lambda each: each.severity, default=None)
+    worst = max(probe.differences, key=lambda each: (each.severity, each.tolerance), default=None)
     failures = [f"{each.what}: {show_difference(each)}" for each in probe.differences if not each.is_ok]
     failures += [text for text in warnings.texts if any(fallback in text for fallback in FALLBACKS)]
     failure = "\n".join([*failures, *([error] if error else [])])
@@ -150,7 +150,7 @@ def run_check(name: str, device: torch.device) -> Result:
 def show_difference(difference: Difference) -> str:
     if not difference.tolerance:
         return "equal" if difference.is_ok else "not equal"
-    return f"{difference.value:.1e} of {difference.tolerance:.0e}"
+    return f"{difference.value:.1e} of {difference.tolerance:g}"
 
 
 class _Warnings(logging.Handler):

@@ -5,6 +5,7 @@ CUDA unusable (after an illegal access every later call fails), fails alone: the
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any
 
+from accel_rl.doctor.float32 import CUBLAS
 from accel_rl.doctor.probe import Result, run_check
 from accel_rl.hardware.signals import leave_signals_to_parent
 
@@ -83,6 +85,7 @@ def main() -> None:
     import accel_rl.doctor.checks  # noqa: F401  registers them
 
     device = torch.device(sys.argv[2])
+    os.environ.setdefault(*CUBLAS)  # before cuBLAS is loaded
     torch.cuda.set_device(device)
     for name in json.loads(sys.argv[3]):
         connection.send(name)

@@ -25,6 +25,7 @@ def _launches(probe: Probe) -> None:
         counter.add_(1)
         torch.cuda.synchronize(probe.device)
 
+    stream.wait_stream(torch.cuda.current_stream(probe.device))
     with torch.cuda.stream(stream):
         many()
     graph = capture(many, stream)
