@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | launch | eval | record | plot | list | bench`."""
+"""The command line: `accel-rl train | launch | eval | record | plot | list | bench | doctor`."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import yaml
 
 from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
+from accel_rl.doctor.command import add_arguments as add_doctor_arguments
 from accel_rl.errors import RunError, UsageError, unknown
 from accel_rl.version import __version__
 
@@ -128,6 +129,15 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     )
     add_sampling_arguments(benchmark)
     benchmark.set_defaults(run=_bench_sampling)
+
+    command = commands.add_parser(
+        "doctor",
+        help="describe this machine, or check that its GPU does what the CPU does",
+        description="Prints what this machine is and which devices can be used. With --gpu: compares every GPU path "
+        "with the CPU, within two minutes, and ends with a verdict.",
+    )
+    add_doctor_arguments(command)
+    command.set_defaults(run=_doctor)
     return parser
 
 
@@ -338,6 +348,12 @@ def _bench_sampling(options: argparse.Namespace) -> None:
     from accel_rl.bench.sampling import run
 
     run(settings)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from accel_rl.doctor.command import run
+
+    run(options.gpu)
 
 
 if __name__ == "__main__":

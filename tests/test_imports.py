@@ -13,7 +13,7 @@ PACKAGE = ROOT / "accel_rl"
 FLOORS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("experiments", "bench"),
+    ("experiments", "bench", "doctor"),
     ("analysis",),
     ("distributed",),
     ("training",),

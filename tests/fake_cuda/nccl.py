@@ -52,6 +52,8 @@ def over_gloo() -> Iterator[None]:
         return
     functions: dict[str, Any] = {name: _collective(name) for name in ("all_reduce", "broadcast")}
     functions |= {"init_process_group": _init_process_group(dist.init_process_group), "is_nccl_available": lambda: True}
+    own_config = dist.get_backend_config
+    functions["get_backend_config"] = lambda group=None: "cpu:gloo,cuda:nccl" if _on_gpus else own_config(group)
     before = {name: getattr(dist, name) for name in functions}
     for name, function in functions.items():
         setattr(dist, name, function)
