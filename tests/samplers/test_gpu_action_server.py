@@ -154,7 +154,7 @@ def test_frames_go_up_once(device: torch.device) -> None:
         finals.append(len(sampler.recent(t, 3, slice(1, 6)).final_step))
 
     try:
-        T, B, frame = 5, 4, 104 * 80
+        T, B, frame = 5, 8, 104 * 80
         before = 0
         for index in range(4):
             finals.clear()
