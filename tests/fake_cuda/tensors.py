@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tests.fake_cuda.generators import Draw, check_registered, default_generator, find
 from tests.fake_cuda.machine import machine
@@ -156,7 +155,7 @@ _results: dict[Any, Any] = {}  # shapes, strides and dtypes of results
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    flat, _ = tree_flatten((args, kwargs))
+    flat = _leaves(args, kwargs)
     on_gpu = [x for x in flat if isinstance(x, GpuTensor)]
     device = kwargs.get("device")
     to_gpu = device is not None and torch.device(device).type == "cuda"
@@ -181,14 +180,14 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if device is not None and to_gpu:
         gpu = gpu_index(device)
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    inner_args, inner_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
+    inner_args, inner_kwargs = _map_arguments(_inner, args, kwargs)
     if operation.is_view:  # nothing is launched
         return _view(func, inner_args, inner_kwargs, on_gpu)
     _check_launch(name, on_gpu)
     if name in WAITING or (name == "aten::index" and _has_mask(args[1])):
         wait(name, current_queue(gpu), implicit=True)
         with torch.inference_mode(False), torch.no_grad():
-            return tree_map(lambda x: wrap(x, gpu) if isinstance(x, Tensor) else x, func(*inner_args, **inner_kwargs))
+            return _map_result(lambda x: wrap(x, gpu), func(*inner_args, **inner_kwargs))
     if name in ("aten::index_put_", "aten::_index_put_impl_", "aten::index_put") and _has_mask(args[1]):
         wait(f"{name} by a mask", current_queue(gpu), implicit=True)
     if operation.is_random:
@@ -196,16 +195,45 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if operation.writes:
         _launch(gpu, str(func), lambda: func(*inner_args, **inner_kwargs))
         return _written(operation, args, kwargs)
-    metas, spec = _shapes(func, inner_args, inner_kwargs)
-    new = [allocate(*meta) if isinstance(meta, tuple) else meta for meta in metas]
+    new = _allocate_result(func, inner_args, inner_kwargs)
     if name not in EMPTY:
         _launch(gpu, str(func), lambda: _fill(new, func(*inner_args, **inner_kwargs)))
-    return tree_unflatten([wrap(x, gpu) if isinstance(x, Tensor) else x for x in new], spec)
+    return _map_result(lambda x: wrap(x, gpu), new)
 
 
 def wrap(inner: Tensor, gpu: int) -> GpuTensor:
     """Returns a tensor in memory of its own."""
     return GpuTensor(inner, Block(inner, gpu))  # type: ignore[no-any-return]
+
+
+# Arguments and results of operations are tensors, other values, and lists of either; no lists of lists.
+
+
+def _leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    found: list[Any] = []
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, list | tuple):
+            found += x
+        else:
+            found.append(x)
+    return found
+
+
+def _map_arguments(
+    function: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    def each(x: Any) -> Any:
+        return [function(y) for y in x] if isinstance(x, list | tuple) else function(x)
+
+    return [each(x) for x in args], {name: each(x) for name, x in kwargs.items()}
+
+
+def _map_result(function: Callable[[Tensor], Any], result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return function(result)
+    if isinstance(result, list | tuple):
+        return type(result)(function(x) if isinstance(x, Tensor) else x for x in result)
+    return result
 
 
 def _inner(x: Any) -> Any:
@@ -218,10 +246,13 @@ def _launch(gpu: int, name: str, work: Callable[[], object]) -> None:
     queue.push(work)
 
 
-def _fill(new: list[Any], results: Any) -> None:
-    for memory, result in zip(new, tree_flatten(results)[0], strict=True):
-        if isinstance(memory, Tensor):
-            memory.copy_(result)
+def _fill(new: Any, result: Any) -> None:
+    if isinstance(new, Tensor):
+        new.copy_(result)
+    elif isinstance(new, list | tuple):
+        for memory, value in zip(new, result, strict=True):
+            if isinstance(memory, Tensor):
+                memory.copy_(value)
 
 
 def _check_devices(func: Any, flat: list[Any], gpu: int) -> None:
@@ -250,37 +281,38 @@ def _view(func: Any, args: Any, kwargs: Any, on_gpu: list[GpuTensor]) -> Any:
     with torch.inference_mode(False), torch.no_grad():
         out = func(*args, **kwargs)
 
-    def wrapped(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
+    def wrapped(x: Tensor) -> Any:
         return source if x is source.inner else GpuTensor(x, source.block)
 
     with torch.inference_mode(source.is_inference()):
-        return tree_map(wrapped, out)
+        return _map_result(wrapped, out)
 
 
-def _shapes(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any]:
-    """Returns shape, stride and dtype of each result, and how they are nested."""
-    flat, structure = tree_flatten((args, kwargs))
-    key: Any = (
-        func,
-        structure,
-        *((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else (type(x), x) for x in flat),
-    )
-    if (found := _results.get(key)) is not None:
-        return found  # type: ignore[no-any-return]
-    on_meta = [
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-        if isinstance(x, Tensor)
-        else torch.device("meta") if isinstance(x, torch.device) else x
-        for x in flat
-    ]  # fmt: skip
-    meta_args, meta_kwargs = tree_unflatten(on_meta, structure)
-    with torch.inference_mode(False), torch.no_grad():
-        results, spec = tree_flatten(func(*meta_args, **meta_kwargs))
-    found = [(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in results], spec
-    _results[key] = found
+def _allocate_result(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns memory for what the operation returns, nested alike."""
+    return _map_result(lambda meta: allocate(meta.shape, meta.stride(), meta.dtype), _shapes(func, args, kwargs))
+
+
+def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns what the operation returns, without values: tensors on the meta device."""
+    key = (func, *(_key(x) for x in args), *((name, _key(x)) for name, x in kwargs.items()))
+    if (found := _results.get(key)) is None:
+        meta_args, meta_kwargs = _map_arguments(_to_meta, args, kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            found = _results[key] = func(*meta_args, **meta_kwargs)
     return found
+
+
+def _key(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype
+    return tuple(map(_key, x)) if isinstance(x, list | tuple) else (type(x), x)
+
+
+def _to_meta(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return torch.device("meta") if isinstance(x, torch.device) else x
 
 
 def _written(operation: _Operation, args: Any, kwargs: Any) -> Any:
@@ -302,13 +334,12 @@ def _draw(
     target = args[operation.writes[0][0]] if operation.writes else None
     if target is not None:  # what is overwritten does not matter, but for its shape
         arguments = [torch.zeros_like(x) if x is target.inner else x for x in arguments]
-        new, result = [target.inner], target
+        new, result = target.inner, target
     elif any(isinstance(x, Tensor) for x in arguments):
         return _dropout(func, generator, arguments, gpu)
     else:
-        metas, spec = _shapes(func, tuple(arguments), options)
-        new = [allocate(*meta) for meta in metas]
-        result = tree_unflatten([wrap(x, gpu) for x in new], spec)
+        new = _allocate_result(func, arguments, options)
+        result = _map_result(lambda x: wrap(x, gpu), new)
     values = _values(Draw(generator, lambda: func(*arguments, **options)), gpu)
     _launch(gpu, str(func), lambda: _fill(new, values()))
     return result
@@ -420,7 +451,8 @@ def _to_copy(func: Any, x: Tensor, **options: Any) -> Tensor:
     options.pop("pin_memory", None)
     options.pop("layout", None)
     target = x.device if device is None else torch.device(device)
-    (shape, stride, dtype), *_ = _shapes(func, (_inner(x),), options)[0]
+    meta = _shapes(func, (_inner(x),), options)
+    shape, stride, dtype = meta.shape, meta.stride(), meta.dtype
     if target.type == "cpu":
         memory = torch.empty_strided(shape, stride, dtype=dtype)
         if non_blocking:
