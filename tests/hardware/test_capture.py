@@ -1,0 +1,52 @@
+"""Capturing: what is enqueued is repeated, and a failure leaves no traces."""
+
+import pytest
+import torch
+
+from accel_rl.hardware.capture import CaptureError, capture, is_out_of_memory
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+
+
+def warm_stream() -> torch.cuda.Stream:
+    stream = torch.cuda.Stream(GPU)
+    stream.wait_stream(torch.cuda.current_stream())
+    return stream
+
+
+def test_a_graph_repeats_what_was_enqueued() -> None:
+    """Would catch a capture that runs the work as well, or on another stream."""
+    counter, before = torch.zeros(1, device=GPU), torch.cuda.current_stream()
+    graph = capture(lambda: counter.add_(1), warm_stream())
+    assert torch.cuda.current_stream() == before and counter.item() == 0
+    for _ in range(3):
+        graph.replay()
+    assert counter.item() == 3
+
+
+def test_what_cannot_be_captured_leaves_everything_as_it_was() -> None:
+    """Would catch a stream that stays current after a failure, as after torch.cuda.graph, and a capture that stays
+    open: nothing could be captured or waited for any more."""
+    x, before = torch.ones(3, device=GPU), torch.cuda.current_stream()
+    with pytest.raises(CaptureError, match="capturing"):
+        capture(lambda: x.sum().item(), warm_stream())
+    assert torch.cuda.current_stream() == before and x.sum().item() == 3
+    graph = capture(lambda: x.mul_(2), warm_stream())
+    graph.replay()
+    assert x.sum().item() == 6
+
+
+def test_errors_of_the_program_and_of_memory_stay_what_they_are() -> None:
+    """Would catch a bug in a loss, or a GPU without memory, that is reported as a network which cannot be captured."""
+    before = torch.cuda.current_stream()
+
+    def fail(error: Exception) -> None:
+        torch.ones(3, device=GPU)
+        raise error
+
+    for error in (torch.OutOfMemoryError("x"), ValueError("y"), RuntimeError("CUDA error: out of memory")):
+        with pytest.raises(type(error)) as raised:
+            capture(lambda error=error: fail(error), warm_stream())  # type: ignore[misc]
+        assert raised.value is error and torch.cuda.current_stream() == before
+    assert not is_out_of_memory(ValueError("out of memory"))
