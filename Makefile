@@ -22,7 +22,7 @@ test: .venv/ready
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: .venv/ready
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m slow --gpu-order 1 $(ARGS)
 
 test-all: .venv/ready
 	$(PYTEST) $(ARGS)

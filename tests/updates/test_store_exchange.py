@@ -347,17 +347,20 @@ def test_what_two_processes_do_adds_up() -> None:
 # ---- statistics and target ----
 
 
-def test_locked_statistics() -> None:
-    """Would catch an old copy that overwrites what another learner has added, and a failure that leaves half of it."""
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_locked_statistics(device: str) -> None:
+    """Would catch an old copy that overwrites what another learner has added, a failure that leaves half of it, and
+    what is published before it has come back from a GPU."""
     start = {"count": torch.tensor(1.0, dtype=torch.float64), "mean": torch.ones(4, dtype=torch.float64)}
     store = make_store(make_network(), SGD(), statistics=start)
-    a, b = (on_store(make_network(), SGD(), store) for _ in range(2))
-    mine, other = ({name: torch.zeros_like(value) for name, value in start.items()} for _ in range(2))
+    a, b = (on_store(make_network(device), SGD(), store) for _ in range(2))
+    mine, other = ({name: torch.zeros_like(value, device=device) for name, value in start.items()} for _ in range(2))
     for update, buffers, expected in ((a, mine, 1), (b, other, 2), (b, other, 3), (a, mine, 4)):
         with update.locked_buffers(buffers):
             assert all((value == expected).all() for value in buffers.values())
             for value in buffers.values():
                 value += 1
+        assert all((value == expected + 1).all() for value in store.statistics.current.values())
     with contextlib.suppress(KeyError), b.locked_buffers(other):
         other["mean"] += 10
         raise KeyError
