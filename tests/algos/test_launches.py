@@ -118,7 +118,9 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
     steps that are not valid, orders of samples."""
-    assert_learns_alike(Run(name, CPU), Run(name, GPU), Run.learn, [0, 1, 0, 2, 0, 0, 3, 0])
+    gpu = Run(name, GPU)
+    assert_learns_alike(Run(name, CPU), gpu, Run.learn, [0, 1, 0, 2, 0, 0, 3, 0])
+    assert len(gpu.update._graphs._calls) <= 4, "each number of truncated episodes has graphs of its own"
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo", "rainbow"])
@@ -162,7 +164,8 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
 
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_launches_of_an_update(name: str) -> None:
-    """Would catch a return loop, a gather or a coefficient that is left outside of graphs, and any wait."""
+    """Would catch a return loop, a gather or a coefficient that is left outside of graphs, a rollout that is copied for
+    each minibatch, and any wait."""
     run = Run(name, GPU)
     for _ in range(4):
         run.learn(run.rollout())
@@ -171,7 +174,8 @@ def test_launches_of_an_update(name: str) -> None:
     num_updates = settings.epochs * settings.minibatches if isinstance(run.algo, PPO) else 1
     with counting() as counts:
         run.learn(rollout)
-    assert counts.launches <= MOST_LAUNCHES * num_updates, counts.kernels
+    most = MOST_LAUNCHES if name not in ("ppo", "ppo, core") else 5  # rollouts go into the graph's memory once
+    assert counts.launches <= most * num_updates, counts.kernels
     assert counts.graphs <= 2 * num_updates + 1 and not counts.syncs and not counts.down
 
 
