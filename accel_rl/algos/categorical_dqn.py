@@ -15,7 +15,7 @@ from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
-from accel_rl.replay.ring import TransitionBatch
+from accel_rl.replay.transitions import TransitionBatch
 
 MIN_PROBABILITY = 1e-6  # in divergences and as a priority
 

@@ -18,7 +18,7 @@ from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.replay import importance_weights
-from accel_rl.replay.ring import DrawnRows, TransitionBatch
+from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 from accel_rl.updates.trees import to_device

@@ -15,7 +15,7 @@ from accel_rl.algos.schedules import schedule
 from accel_rl.errors import UsageError
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import restore_generator
-from accel_rl.replay.ring import TransitionBatch
+from accel_rl.replay.transitions import TransitionBatch
 
 if TYPE_CHECKING:
     from accel_rl.algos.dqn import DQN

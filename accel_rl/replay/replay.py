@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.replay.ring import DrawnRows, Ring, TransitionBatch, ring_bytes
+from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.sum_tree import SumTree
+from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
 
 logger = logging.getLogger("accel_rl")

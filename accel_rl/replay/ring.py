@@ -7,7 +7,7 @@ Source: Stooke & Abbeel 2018, section 5.3; Mnih et al. 2015 for the frame stacks
 
 import mmap
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,49 +15,8 @@ from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
+from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout, blank
-
-
-class TransitionBatch(NamedTuple):
-    """A minibatch of K transitions over n steps.
-
-    observation, next_observation [K, *O]: before the first step, and after the last one; the last one is the n-th, or
-        the one that ends the episode.
-    action [K, ...]: of the first step.
-    return_ [K]: sum of discount^k r_k over the steps.
-    bootstrap [K]: the factor of next_observation's value in the TD target: discount^n, discount^(number of steps) if
-        the episode was truncated earlier, 0 if it terminated.
-    valid [K] bool: samples that are not valid must not be learned from.
-    importance [K]: weight of each sample's loss; None: all 1.
-    """
-
-    observation: Tensor
-    action: Tensor
-    return_: Tensor
-    next_observation: Tensor
-    bootstrap: Tensor
-    valid: Tensor
-    importance: Tensor | None = None
-
-    def to(self, device: torch.device) -> "TransitionBatch":
-        """Returns the batch on another device. Does not wait for a GPU that it is sent to."""
-        if device == self.valid.device:
-            return self
-        present = {name: value for name, value in self._asdict().items() if value is not None}
-        if device.type != "cuda" or self.valid.device.type != "cpu":
-            # A copy from a GPU to the host must be waited for: it could be read before it has arrived.
-            return TransitionBatch(**{name: value.to(device) for name, value in present.items()})
-        # A GPU copies from pinned memory by itself. Pinned memory is reused only once such copies are over.
-        return TransitionBatch(
-            **{name: value.pin_memory().to(device, non_blocking=True) for name, value in present.items()}
-        )
-
-
-class DrawnRows(NamedTuple):
-    """The rows of each environment that samples are drawn from: num_steps of them from first_row on."""
-
-    first_row: Any  # int, or a 0-d tensor in a graphed function
-    num_steps: Any
 
 
 class Ring:

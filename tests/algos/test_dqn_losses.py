@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accel_rl.algos.categorical_dqn import CategoricalDQN, CategoricalDQNSettings, cross_entropy_loss
 from accel_rl.algos.dqn import DQN, DQNSettings, huber_loss
-from accel_rl.replay.ring import TransitionBatch
+from accel_rl.replay.transitions import TransitionBatch
 from tests.helpers.dqn import SMALL
 from tests.helpers.losses import slope
 from tests.helpers.q_tables import one_hot, set_table, table_gradient, table_spec, table_trunk
