@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 MUTATIONS = Path(__file__).parent / "mutations.yaml"
-COPIED = ("accel_rl", "tests", "benchmarks", "setup.cfg", "pyproject.toml")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "*.egg-info", "dist", "build")
 TIMEOUT_S = 900  # a bug may make the tests hang
 TESTS = [sys.executable, "-m", "pytest", "-x", "-n", "2", "--dist", "loadfile", "--timeout", "120", "tests", "-m"]
 STAGES = ("gpu and not slow", "not gpu and not slow")
@@ -60,10 +60,8 @@ def main() -> int:
     all_apply = True
     for mutation in mutations:
         with tempfile.TemporaryDirectory() as folder:
-            checkout = Path(folder)
-            for name in COPIED:
-                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-                copy(ROOT / name, checkout / name)
+            checkout = Path(folder) / "accel_rl"
+            shutil.copytree(ROOT, checkout, ignore=NOT_COPIED)
             applies = plant(mutation, checkout)
             all_apply &= applies
             result = find(checkout) if applies else "does not apply any more"
