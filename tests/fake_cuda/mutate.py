@@ -61,7 +61,7 @@ def main() -> int:
     for mutation in mutations:
         with tempfile.TemporaryDirectory() as folder:
             checkout = Path(folder) / "accel_rl"
-            shutil.copytree(ROOT, checkout, ignore=NOT_COPIED)
+            shutil.copytree(ROOT, checkout, symlinks=True, ignore=NOT_COPIED)
             applies = plant(mutation, checkout)
             all_apply &= applies
             result = find(checkout) if applies else "does not apply any more"
