@@ -16,17 +16,19 @@ TF32 = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries do not use TF32, in proce
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Turns TF32 off within, whose products have 10 bits of mantissa instead of 23, and the search for the fastest
-    convolution, whose choice may differ between two calls; restores these, and leaves deterministic mode."""
+    convolution, whose choice may differ between two calls; convolutions repeat bit for bit. Restores these, and leaves
+    deterministic mode."""
     flags: list[tuple[Any, str]] = [
         (torch.backends.cuda.matmul, "allow_tf32"),
         (torch.backends.cudnn, "allow_tf32"),
         (torch.backends.cudnn, "benchmark"),
+        (torch.backends.cudnn, "deterministic"),
     ]
     with warnings.catch_warnings():  # PyTorch is about to rename these
         warnings.simplefilter("ignore")
         before, variable = [getattr(owner, name) for owner, name in flags], os.environ.get(TF32)
         for owner, name in flags:
-            setattr(owner, name, False)
+            setattr(owner, name, name == "deterministic")
         os.environ[TF32] = "0"
         os.environ.setdefault(*CUBLAS)
         try:

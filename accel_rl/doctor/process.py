@@ -19,7 +19,7 @@ from accel_rl.doctor.probe import Result, run_check
 from accel_rl.hardware.signals import leave_signals_to_parent
 
 MODULE = "accel_rl.doctor.process"
-TIMEOUT_S = 60.0  # for one check, the start of its process included
+TIMEOUT_S = 180.0  # for one check, the start of its process included, and kernels that are loaded for the first time
 
 
 def run_in_processes(names: Sequence[str], device: str) -> Iterator[Result]:
@@ -93,6 +93,7 @@ def main() -> None:
         try:
             torch.cuda.synchronize(device)
             torch.ones(1, device=device).add_(1).item()
+            torch.cuda.empty_cache()  # raises if a capture that has failed is still under way
         except Exception:  # CUDA is unusable from here on
             traceback.print_exc()
             return

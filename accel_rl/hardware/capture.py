@@ -26,13 +26,13 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
     CaptureError if it cannot be captured; being out of memory is raised as it is. In both cases the current stream is
     what it was. (torch.cuda.graph would leave the capture's stream current.)
     """
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     torch.cuda.synchronize(stream.device)
     torch.cuda.empty_cache()  # a graph's memory is its own: make room for it
     try:
         with torch.cuda.stream(stream):
             # Only this thread's calls count: another one may pin memory or ask for events meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 work()
             except BaseException:
@@ -40,11 +40,23 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
                     graph.capture_end()
                 raise
             graph.capture_end()
-    except RuntimeError as error:
-        if is_out_of_memory(error):
+    except BaseException as error:
+        _end_allocating(pool, stream)
+        if not isinstance(error, RuntimeError) or is_out_of_memory(error):
             raise
         raise CaptureError(str(error)) from error
     return graph
+
+
+def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
+    """Ends the allocations of a failed capture from its pool.
+
+    Releases of PyTorch before 2.13 forget that: no cache could be emptied any more, so nothing captured. Newer ones
+    have ended them already, and say so by an error. (pytorch/pytorch#180395)"""
+    if end := getattr(torch._C, "_cuda_endAllocateToPool", None):
+        with contextlib.suppress(RuntimeError):
+            end(stream.device.index, pool)
+            torch._C._cuda_releasePool(stream.device.index, pool)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -74,10 +74,7 @@ class CudaGraphs:
         if call is None:
             call = GraphedCall(work, arguments, [place is not None for place in in_place], self.device)
             call.fill(given)
-            try:
-                call.capture(self._stream)
-            except CaptureError as error:  # for example, a user's network that reads values
-                self._give_up(key, error)
+            if not self._capture(key, call):
                 return work(*to_device(arguments, self.device))
             calls.graphs[in_place] = call
         else:
@@ -133,6 +130,14 @@ class CudaGraphs:
             if leaf.device.type == "cuda":
                 leaf.record_stream(current)  # or the other stream could reuse its memory before it is read here
         return results
+
+    def _capture(self, key: Hashable, call: "GraphedCall") -> bool:
+        try:
+            call.capture(self._stream)
+        except CaptureError as error:  # for example, a user's network that reads values
+            self._give_up(key, error)
+            return False
+        return True
 
     def _give_up(self, key: Hashable, error: CaptureError) -> None:
         name = getattr(key, "__qualname__", "the update")

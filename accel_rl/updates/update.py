@@ -83,7 +83,8 @@ class Update:
         """Descends the gradient of loss_sum / num_samples, both summed over all learners that update together.
 
         loss_sum: 0-d, the sum of the loss over this learner's valid samples; num_samples: 0-d, how many these are.
-        Returns the norm of the gradient before clipping, 0-d."""
+        Returns the norm of the gradient before clipping, 0-d. Do not keep loss_sum: while its computation is alive,
+        `minimize` cannot be captured."""
         self.parameters.zero_gradient()
         self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
         return self.exchange.apply({}, num_samples, learning_rate)["grad_norm"]

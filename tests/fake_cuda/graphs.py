@@ -31,6 +31,21 @@ def graph_pool_handle() -> tuple[int, int]:
     return pool.id
 
 
+def empty_cache() -> None:
+    if machine().allocating_pools:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+
+def end_allocate_to_pool(gpu: int, pool: tuple[int, int]) -> None:
+    if pool not in machine().allocating_pools:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+    machine().allocating_pools.remove(pool)
+
+
+def release_pool(gpu: int, pool: tuple[int, int]) -> None:
+    del _pools[pool]
+
+
 class Capture:
     """A capture that is under way."""
 
@@ -81,6 +96,7 @@ class CUDAGraph:
             raise RuntimeError("Capture must end on the same stream it began on.")
         now.capture = capture.queue.capture = self._capture = None
         if not capture.is_valid:
+            now.allocating_pools.add(capture.pool.id)  # as in releases of PyTorch before 2.13
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
         self._tape, self._draws = capture.tape, capture.draws
 

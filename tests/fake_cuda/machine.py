@@ -72,6 +72,7 @@ class Machine:
         self.pinned: dict[int, int] = {}  # address -> bytes, of page-locked host memory
         self.registered: set[int] = set()  # the addresses among them that cudaHostRegister has pinned
         self.refuses_to_pin = False
+        self.allocating_pools: set[tuple[int, int]] = set()  # of captures that have failed
         self.last_error: str | None = None  # raised by the next launch, unless cleared
         self.sync_debug_mode = 0  # 1: warn of implicit waits, 2: raise
         self.capability = (8, 0)

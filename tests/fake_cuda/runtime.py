@@ -98,7 +98,7 @@ FUNCTIONS: dict[str, Any] = {
     "graph_pool_handle": graphs.graph_pool_handle,
     "is_current_stream_capturing": lambda: machine().gpu.current.capture is not None,
     "cudart": memory.Cudart,
-    "empty_cache": lambda: None,
+    "empty_cache": graphs.empty_cache,
     "mem_get_info": _mem_get_info,
     "memory_allocated": _allocated,
     "memory_reserved": _allocated,
@@ -110,6 +110,13 @@ FUNCTIONS: dict[str, Any] = {
     "set_sync_debug_mode": _set_sync_debug_mode,
     "get_sync_debug_mode": lambda: machine().sync_debug_mode,
     "_sleep": lambda cycles: None,
+}
+
+
+PRIVATE: dict[str, Any] = {
+    "_host_emptyCache": lambda: None,
+    "_cuda_endAllocateToPool": graphs.end_allocate_to_pool,
+    "_cuda_releasePool": graphs.release_pool,
 }
 
 
@@ -152,7 +159,7 @@ def _installed(num_gpus: int, seed: int | None, capacity: int) -> Iterator[Machi
         with (
             _replaced(vars(torch.cuda), FUNCTIONS, torch.cuda),
             _replaced(vars(torch), {"Generator": Generator}, torch),
-            _replaced(vars(torch._C), {"_host_emptyCache": lambda: None}, torch._C),
+            _replaced(vars(torch._C), PRIVATE, torch._C),
             _replaced(vars(torch.Tensor), tensor_methods, torch.Tensor),
             nccl.over_gloo(),
         ):

@@ -18,7 +18,7 @@ from accel_rl.hardware.devices import num_gpus
 from accel_rl.training.build import build_store
 
 RANK_MODULE = "accel_rl.doctor.rank"
-TIMEOUT_S = 45.0
+TIMEOUT_S = 120.0
 
 
 @check("all-reduce: NCCL, one learner", "updates whose gradient and values go through NCCL with the CPU's")
