@@ -71,6 +71,7 @@ class Machine:
         self.capture: Capture | None = None
         self.pinned: dict[int, int] = {}  # address -> bytes, of page-locked host memory
         self.registered: set[int] = set()  # the addresses among them that cudaHostRegister has pinned
+        self.num_collectives = 0  # of NCCL, enqueued and not run yet
         self.refuses_to_pin = False
         self.allocating_pools: set[tuple[int, int]] = set()  # of captures that have failed
         self.last_error: str | None = None  # raised by the next launch, unless cleared

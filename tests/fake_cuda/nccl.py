@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tests.fake_cuda.machine import machine
 from tests.fake_cuda.streams import current_queue, refuse_in_capture
 from tests.fake_cuda.tensors import GpuTensor
 
@@ -23,8 +24,14 @@ def _collective(name: str) -> Any:
         if not _on_gpus:
             raise RuntimeError("No backend type associated with device type cuda")
         refuse_in_capture(f"NCCL's {name}")
-        inner = tensor.inner
-        current_queue(tensor.block.gpu.index).push(lambda: real(inner, *arguments, **options))
+        inner, now = tensor.inner, machine()
+
+        def run() -> None:
+            now.num_collectives -= 1
+            real(inner, *arguments, **options)
+
+        now.num_collectives += 1
+        current_queue(tensor.block.gpu.index).push(run)
         return None
 
     return call

@@ -67,7 +67,8 @@ class Queue:
 def run_some() -> None:
     """In random order: runs some of the work of a random stream."""
     order = machine().order
-    if order is None or order.random() < 0.5:
+    # A collective blocks this process until the others run theirs, so it runs where all of them wait for it.
+    if order is None or machine().num_collectives or order.random() < 0.5:
         return
     queue = order.choice(machine().queues)
     if not any(each._is_running for each in machine().queues):

@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +14,13 @@ from tests.fake_cuda import counting, fake_gpus, machine
 
 pytestmark = pytest.mark.gpu(fake=True)
 GPU = torch.device("cuda:0")
+
+
+@pytest.fixture(autouse=True)
+def _latest_order(gpus: None) -> Iterator[None]:
+    """Whatever order other tests run in."""
+    with fake_gpus(machine().num_gpus):
+        yield
 
 
 def side_stream() -> torch.cuda.Stream:
