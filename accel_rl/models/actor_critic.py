@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import make_distribution
+from accel_rl.models.layers import accelerate
 from accel_rl.models.normalize import ObservationNorm
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
@@ -25,6 +26,7 @@ class Encoder(nn.Module):
     def __init__(self, spec: EnvSpec, network: Network | None, core: str, core_size: int, num_extra_inputs: int):
         super().__init__()
         self.trunk = (network or make_trunk)(spec)
+        accelerate(self.trunk)
         num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
         self.core = CORES[core](num_features + num_extra_inputs, core_size) if core != "none" else None
         self.num_outputs: int = core_size if self.core else num_features

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spaces import Part, is_channels_last, is_picture, parts_of
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.models.linear import WideLinear
+from accel_rl.models.layers import ByteConv, Conv2d, Linear
 
 A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # filters, kernel, stride, padding; for images of at least 20 x 20
 
@@ -42,34 +42,10 @@ def conv(
     num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0, takes_bytes: bool = False
 ) -> nn.Conv2d:
     """Returns a convolution with Glorot-uniform weights and zero biases; takes_bytes: a `ByteConv`."""
-    layer = (ByteConv if takes_bytes else nn.Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
+    layer = (ByteConv if takes_bytes else Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
-
-
-class ByteConv(nn.Conv2d):
-    """Convolves pixels / 255, given as bytes uint8 [N, C, H, W].
-
-    The weights are divided instead, since they are fewer. Besides, bytes are exact in bfloat16, their 255ths are not.
-    """
-
-    def forward(self, image: Tensor) -> Tensor:
-        x = interleaved(image).to(torch.float32, memory_format=torch.channels_last)
-        return self._conv_forward(x, self.weight * (1 / 255), self.bias)  # type: ignore[no-any-return]
-
-
-def interleaved(image: Tensor) -> Tensor:
-    """Returns the same image uint8 [N, C, H, W], in channels-last memory layout if it is a stack of 4 on a CPU.
-
-    The four bytes of a pixel form one little-endian integer: adding up whole planes is several times as fast as moving
-    each byte."""
-    if image.dtype != torch.uint8 or image.shape[1] != 4 or image.device.type != "cpu":
-        return image
-    pixels = image[:, 0].to(torch.int32, memory_format=torch.contiguous_format)  # [N, H, W]
-    for channel in range(1, 4):
-        pixels.add_(image[:, channel], alpha=1 << 8 * channel)
-    return pixels.view(torch.uint8).view(*pixels.shape, 4).permute(0, 3, 1, 2)
 
 
 class _Flatten(nn.Module):
@@ -95,11 +71,12 @@ class ConvNet(nn.Module):
         self.convolutions = nn.Sequential(*modules, _Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.hidden = linear(num_outputs, num_features, layer_class=WideLinear)
+        self.hidden = linear(num_outputs, num_features, layer_class=Linear)
+        self.hidden.relu = True
         self.num_features = num_features
 
     def forward(self, image: Tensor) -> Tensor:
-        return torch.relu(self.hidden(self.convolutions(image)))
+        return self.hidden(self.convolutions(image))  # type: ignore[no-any-return]
 
 
 def _half_size(spec: EnvSpec) -> bool:

@@ -37,6 +37,7 @@ class FlatParameters:
         pieces = zip(self.views(self.values), self.views(self.gradient), strict=True)
         for parameter, (values, gradient) in zip(parameters, pieces, strict=True):
             parameter.data = values.copy_(parameter.detach())
+            parameter.flat_vector = self.values  # type: ignore[attr-defined]  # it counts the changes made through it
             parameter.grad = gradient  # backward adds in place to a .grad that is already there
 
     def views(self, vector: Tensor) -> list[Tensor]:

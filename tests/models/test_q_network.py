@@ -101,8 +101,10 @@ def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
     frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     with torch.no_grad():
         assert network(frames).shape == (2, 6, 9)
-        hidden = network.head.value[0](network.encoder.trunk(frames))
-        assert (hidden < 0).any() and network.head.value[1](hidden).min() == 0  # ReLU between the layers
+        features, layer = network.encoder.trunk(frames), network.head.value[0]
+        linear = torch.nn.functional.linear(features, layer.weight, layer.bias)
+        assert (linear < 0).any()
+        torch.testing.assert_close(network.head.value[:2](features), linear.relu())  # ReLU between the layers
     plain = QNetwork(PIXELS, NETWORKS["nature"])
     num_plain = sum(p.numel() for p in plain.parameters())
     assert num_plain == 1_687_206  # as in Mnih et al. 2015, for 6 actions

@@ -1,0 +1,287 @@
+"""Convolutions and linear layers that are fast on CPUs. On GPUs, and in float64, they are PyTorch's.
+
+They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. In inference mode, in which policies act,
+they use weights that are prepared once after each change: cast, and in oneDNN's own layout. In learning, too, weights
+are cast once for each change; gradients of parameters are float32. A ReLU that follows is part of the layer.
+
+bfloat16 is switched on as usual, by `torch.autocast`.
+"""
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import cv2
+import torch
+from torch import Tensor, nn
+
+from accel_rl.models import onednn
+from accel_rl.models.onednn import Pair
+from accel_rl.models.prepared import PreparedTensors
+
+LEAST_WEIGHTS = 2**14  # of a linear layer that gains something
+
+
+def accelerate(network: nn.Module) -> None:
+    """Turns a network's convolutions and large linear layers into those of this module, in place.
+
+    In an nn.Sequential, ReLUs that follow them are taken in. Parameters, their names and all results stay the same.
+    Layers that are shared, have hooks or are of a class derived from PyTorch's are left as they are."""
+    uses = Counter(module for _, module in network.named_modules(remove_duplicate=False))
+    for layer, count in uses.items():
+        if count == 1 and not _has_hooks(layer):
+            if type(layer) is nn.Conv2d and _is_plain(layer):
+                layer.__class__ = Conv2d
+                layer.prepared = PreparedTensors()
+            elif type(layer) is nn.Linear and layer.weight.numel() >= LEAST_WEIGHTS:
+                layer.__class__ = Linear
+                layer.prepared = PreparedTensors()
+    for sequence in [module for module in uses if type(module) is nn.Sequential]:
+        for index, (layer, next_layer) in enumerate(pairwise(sequence)):
+            is_ours = isinstance(layer, Conv2d | Linear) and uses[layer] == 1 and not _has_hooks(layer)
+            if is_ours and type(next_layer) is nn.ReLU and not _has_hooks(next_layer):
+                layer.relu = True
+                sequence[index + 1] = nn.Identity()
+
+
+def unaccelerated(network: nn.Module) -> dict[str, str]:
+    """Returns the layers with parameters that `accelerate` has left as they are: name -> class; small ones count not.
+
+    They compute as PyTorch does: in bfloat16 they cast their weights in every call."""
+    return {
+        name: type(module).__name__
+        for name, module in network.named_modules()
+        if not isinstance(module, Conv2d | Linear)
+        and sum(parameter.numel() for parameter in module.parameters(recurse=False)) >= LEAST_WEIGHTS
+    }
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    """Tells whether this convolution has no dilation, no groups, and zeros for padding."""
+    is_dense = layer.groups == 1 and layer.dilation == (1, 1)
+    return is_dense and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
+    """Returns the precision in which one of these layers computes; None: PyTorch's own layer does it."""
+    if x.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        return dtype if dtype == torch.bfloat16 else None
+    return torch.float32 if x.dtype in (torch.float32, torch.uint8) else None
+
+
+# ---- linear layers ----
+
+
+class Linear(nn.Linear):
+    """Computes x weight^T + bias [N, M] of x [N, K]; relu: a ReLU follows."""
+
+    relu = False
+
+    def __init__(self, num_inputs: int, num_outputs: int):
+        super().__init__(num_inputs, num_outputs)
+        self.prepared = PreparedTensors()
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = _dtype_of(x, self.weight) if x.dim() == 2 else None
+        if dtype is None or not onednn.multiplies(dtype):
+            return self._plain(x)
+        if torch.is_inference_mode_enabled():
+            return onednn.multiply(x.to(dtype), self.packed(dtype, len(x)), self.bias_in(dtype), relu=self.relu)
+        if dtype == torch.float32 and not onednn.prefers_products():
+            return self._plain(x)
+        if torch.is_grad_enabled():
+            return _Product.apply(x.to(dtype), self.weight, self.bias, self)  # type: ignore[no-any-return,no-untyped-call]
+        return onednn.multiply(x.to(dtype), self.weight_in(dtype), self.bias_in(dtype), relu=self.relu)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return torch.relu(y) if self.relu else y
+
+    def weight_in(self, dtype: torch.dtype) -> Tensor:
+        """Returns the weight in this precision."""
+        return self.prepared.get(dtype, self.weight, lambda: self.weight.detach().to(dtype))
+
+    def bias_in(self, dtype: torch.dtype) -> Tensor | None:
+        """Returns the bias in this precision."""
+        bias = self.bias
+        return None if bias is None else self.prepared.get((dtype, "bias"), bias, lambda: bias.detach().to(dtype))
+
+    def packed(self, dtype: torch.dtype, num_samples: int) -> Tensor:
+        """Returns the weight in oneDNN's layout for this precision and that many samples."""
+
+        def make() -> Tensor:
+            return onednn.pack_product(self.weight_in(dtype), num_samples)
+
+        return self.prepared.get((dtype, num_samples), self.weight, make)
+
+
+class _Product(torch.autograd.Function):
+    """Multiplies x [N, K] by a layer's weight, adds its bias, and applies its ReLU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
+        used = layer.weight_in(x.dtype)
+        y = onednn.multiply(x, used, layer.bias_in(x.dtype), relu=layer.relu)
+        ctx.save_for_backward(x, used, y if layer.relu else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+        x, weight, y = ctx.saved_tensors
+        if y is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+        x_gradient = onednn.multiply(gradient, weight.t()) if ctx.needs_input_grad[0] else None
+        weight_gradient = onednn.multiply(gradient.t(), x.t()).to(torch.float32)
+        bias_gradient = gradient.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+        return x_gradient, weight_gradient, bias_gradient, None
+
+
+# ---- convolutions ----
+
+
+class Conv2d(nn.Conv2d):
+    """Convolves images float [N, C, H, W]; relu: a ReLU follows.
+
+    A subclass may form groups of g neighbouring pixels of a row, whose channels become those of one wider pixel.
+    """
+
+    relu = False
+    scale = 1.0  # of the weights
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.prepared = PreparedTensors()
+
+    def forward(self, image: Tensor) -> Tensor:
+        dtype = _dtype_of(image, self.weight)
+        if dtype is None or not onednn.convolves(dtype):
+            y = self._plain(image)
+            return torch.relu(y) if self.relu else y
+        x, group = self._grouped(image, dtype)
+        if torch.is_inference_mode_enabled():
+            weight = self.packed(dtype, group, x.shape)
+        elif torch.is_grad_enabled():
+            return _Convolution.apply(x, self.weight, self.bias, self, group)  # type: ignore[no-any-return,no-untyped-call]
+        else:
+            weight = self.weight_in(dtype, group)
+        return onednn.convolve(x, weight, self.bias_in(dtype), *self.geometry(group), relu=self.relu)
+
+    def _plain(self, image: Tensor) -> Tensor:
+        return super().forward(image)
+
+    def _grouped(self, image: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        """Returns the image [N, C g, H, W / g] in channels-last memory, and g."""
+        return image.to(dtype, memory_format=torch.channels_last), 1
+
+    def geometry(self, group: int) -> tuple[Pair, Pair]:
+        """Returns stride and padding, in groups."""
+        return (self.stride[0], self.stride[1] // group), self.padding  # type: ignore[return-value]
+
+    def weight_in(self, dtype: torch.dtype, group: int) -> Tensor:
+        """Returns the weight for grouped images [M, C g, h, w / g] in this precision."""
+
+        def make() -> Tensor:
+            weight = self.weight.detach()
+            weight = weight if self.scale == 1 else weight * self.scale
+            return self._regrouped(weight.to(dtype), group)
+
+        return self.prepared.get((dtype, group), self.weight, make)
+
+    def gradient_of(self, gradient: Tensor) -> Tensor:
+        """Returns the gradient of the layer's weight, float32, of that of `weight_in`."""
+        gradient = self._regrouped(gradient.to(torch.float32), 1)
+        return gradient if self.scale == 1 else gradient * self.scale
+
+    def _regrouped(self, weight: Tensor, group: int) -> Tensor:
+        """Returns the same weight, in whatever groups it is, for groups of this many pixels, in channels-last memory."""
+        M, C, h, w = self.weight.shape
+        return weight.permute(0, 2, 3, 1).reshape(M, h, w // group, C * group).permute(0, 3, 1, 2)
+
+    def bias_in(self, dtype: torch.dtype) -> Tensor | None:
+        """Returns the bias in this precision."""
+        bias = self.bias
+        return None if bias is None else self.prepared.get((dtype, "bias"), bias, lambda: bias.detach().to(dtype))
+
+    def packed(self, dtype: torch.dtype, group: int, shape: torch.Size) -> Tensor:
+        """Returns the weight in oneDNN's layout for grouped images of this precision and shape."""
+
+        def make() -> Tensor:
+            return onednn.pack_convolution(self.weight_in(dtype, group), *self.geometry(group), shape)
+
+        return self.prepared.get((dtype, shape), self.weight, make)
+
+
+class ByteConv(Conv2d):
+    """Convolves pixels / 255, given as bytes uint8 [N, C, H, W].
+
+    The weights are divided instead, since they are fewer. Besides, bytes are exact in bfloat16, their 255ths are not.
+    Where kernel and width are multiples of the stride, as many pixels as that form a group: of four frames it has 16
+    channels, which doubles the speed of oneDNN's gradient of the weights.
+    """
+
+    scale = 1 / 255
+
+    def _plain(self, image: Tensor) -> Tensor:
+        x = interleaved(image).to(self.weight.dtype, memory_format=torch.channels_last)
+        return self._conv_forward(x, self.weight * self.scale, self.bias)
+
+    def _grouped(self, image: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        x = interleaved(image).to(dtype, memory_format=torch.channels_last)
+        N, C, H, W = x.shape
+        group = self.stride[1]
+        if self.kernel_size[1] % group or W % group or self.padding[1]:
+            return x, 1
+        return x.permute(0, 2, 3, 1).reshape(N, H, W // group, C * group).permute(0, 3, 1, 2), group
+
+
+class _Convolution(torch.autograd.Function):
+    """Convolves a grouped image by a layer's weight, adds its bias, and applies its ReLU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv2d, group: int) -> Tensor:
+        used, geometry = layer.weight_in(x.dtype, group), layer.geometry(group)
+        y = onednn.convolve(x, used, layer.bias_in(x.dtype), *geometry, relu=layer.relu)
+        ctx.layer, ctx.geometry = layer, geometry
+        ctx.save_for_backward(x, used, y if layer.relu else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
+        x, weight, y = ctx.saved_tensors
+        stride, padding = ctx.geometry
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        if y is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
+        needs_x, _, needs_bias = ctx.needs_input_grad[:3]
+        x_gradient, weight_gradient, bias_gradient = torch.ops.aten.convolution_backward(
+            gradient, x, weight, [len(weight)], stride, padding, (1, 1), False, (0, 0), 1, (needs_x, True, needs_bias)
+        )
+        bias_gradient = bias_gradient.to(torch.float32) if needs_bias else None
+        return x_gradient, ctx.layer.gradient_of(weight_gradient), bias_gradient, None, None
+
+
+def interleaved(image: Tensor) -> Tensor:
+    """Returns the same image uint8 [N, C, H, W], in channels-last memory if it has 2 to 4 channels on a CPU.
+
+    OpenCV interleaves planes, several times as fast as PyTorch."""
+    N, C, H, W = image.shape
+    is_channels_last = image.is_contiguous(memory_format=torch.channels_last)
+    if image.dtype != torch.uint8 or not 2 <= C <= 4 or image.device.type != "cpu" or is_channels_last:
+        return image
+    pixels = torch.empty(N, H, W, C, dtype=torch.uint8)
+    if image[:, 0].is_contiguous():  # as the stacks that a policy acts on: frames [C, N, H, W]
+        planes = image.transpose(0, 1).reshape(C, N * H, W)
+        cv2.merge([plane.numpy() for plane in planes], pixels.view(N * H, W, C).numpy())
+    elif image.stride(-1) == 1:
+        for planes, to in zip(image.numpy(), pixels.numpy(), strict=True):
+            cv2.merge(list(planes), to)
+    else:
+        pixels.copy_(image.permute(0, 2, 3, 1))
+    return pixels.permute(0, 3, 1, 2)

@@ -1,0 +1,44 @@
+"""Keeps tensors that are made of parameters (cast, packed) until the parameters change."""
+
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PreparedTensors:
+    """Makes each tensor of a parameter at its first use, and again at its first use after the parameter has changed.
+
+    Changes are seen by PyTorch's own counters, which every operation in place increments, through whatever view; those
+    of the flat vector, too (updates/flat.py). Only writing through `.data` or NumPy would not be seen."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, _Made] = {}
+
+    def get(self, name: Hashable, parameter: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Returns make(), or what it returned for the same values of the parameter.
+
+        name: tells it from everything else that is made here."""
+        version = _version(parameter)
+        made = self._made.get(name)
+        if made is None or made.version != version:
+            with torch.inference_mode(False), torch.no_grad():  # it may be saved for a gradient later
+                made = self._made[name] = _Made(version, make())
+        return made.tensor
+
+    def __deepcopy__(self, memo: object) -> "PreparedTensors":
+        return PreparedTensors()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return PreparedTensors, ()
+
+
+class _Made(NamedTuple):
+    version: tuple[int, int, int]
+    tensor: Tensor
+
+
+def _version(parameter: Tensor) -> tuple[int, int, int]:
+    vector = getattr(parameter, "flat_vector", parameter)
+    return parameter.data_ptr(), parameter._version, vector._version
