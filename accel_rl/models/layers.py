@@ -31,15 +31,13 @@ def accelerate(network: nn.Module) -> None:
     for layer, count in uses.items():
         if count == 1 and not _has_hooks(layer):
             if type(layer) is nn.Conv2d and _is_plain(layer):
-                layer.__class__ = Conv2d
-                layer.prepared = PreparedTensors()
+                _turn(layer, Conv2d)
             elif type(layer) is nn.Linear and layer.weight.numel() >= LEAST_WEIGHTS:
-                layer.__class__ = Linear
-                layer.prepared = PreparedTensors()
+                _turn(layer, Linear)
     for sequence in [module for module in uses if type(module) is nn.Sequential]:
         for index, (layer, next_layer) in enumerate(pairwise(sequence)):
-            is_ours = isinstance(layer, Conv2d | Linear) and uses[layer] == 1 and not _has_hooks(layer)
-            if is_ours and type(next_layer) is nn.ReLU and not _has_hooks(next_layer):
+            is_free = uses[layer] == 1 and not _has_hooks(layer) and not _has_hooks(next_layer)
+            if isinstance(layer, Conv2d | Linear) and type(next_layer) is nn.ReLU and is_free:
                 layer.relu = True
                 sequence[index + 1] = nn.Identity()
 
@@ -54,6 +52,11 @@ def unaccelerated(network: nn.Module) -> dict[str, str]:
         if not isinstance(module, Conv2d | Linear)
         and sum(parameter.numel() for parameter in module.parameters(recurse=False)) >= LEAST_WEIGHTS
     }
+
+
+def _turn(layer: nn.Module, kind: "type[Conv2d] | type[Linear]") -> None:
+    layer.__class__ = kind
+    vars(layer).update(prepared=PreparedTensors(), relu=False)
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -82,10 +85,9 @@ def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
 class Linear(nn.Linear):
     """Computes x weight^T + bias [N, M] of x [N, K]; relu: a ReLU follows."""
 
-    relu = False
-
-    def __init__(self, num_inputs: int, num_outputs: int):
+    def __init__(self, num_inputs: int, num_outputs: int, relu: bool = False):
         super().__init__(num_inputs, num_outputs)
+        self.relu = relu
         self.prepared = PreparedTensors()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,11 +154,11 @@ class Conv2d(nn.Conv2d):
     A subclass may form groups of g neighbouring pixels of a row, whose channels become those of one wider pixel.
     """
 
-    relu = False
     scale = 1.0  # of the weights
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
+        self.relu = False
         self.prepared = PreparedTensors()
 
     def forward(self, image: Tensor) -> Tensor:
@@ -200,7 +202,7 @@ class Conv2d(nn.Conv2d):
         return gradient if self.scale == 1 else gradient * self.scale
 
     def _regrouped(self, weight: Tensor, group: int) -> Tensor:
-        """Returns the same weight, in whatever groups it is, for groups of this many pixels, in channels-last memory."""
+        """Returns a weight, in whatever groups it is, for groups of this many pixels, in channels-last memory."""
         M, C, h, w = self.weight.shape
         return weight.permute(0, 2, 3, 1).reshape(M, h, w // group, C * group).permute(0, 3, 1, 2)
 

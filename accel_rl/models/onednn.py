@@ -21,7 +21,7 @@ logger = logging.getLogger("accel_rl")
 Pair = tuple[int, int]
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, *, relu: bool) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, *, relu: bool) -> Tensor:
     """Returns the convolution [N, M, H', W'] of x [N, C, H, W] with weight [M, C, h, w], perhaps packed; bias [M]."""
     activation = "relu" if relu else "none"
     return torch.ops.mkldnn._convolution_pointwise(  # type: ignore[no-any-return]

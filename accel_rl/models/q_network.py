@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Encoder, Network
-from accel_rl.models.layers import Linear, accelerate
+from accel_rl.models.layers import accelerate
 from accel_rl.models.trunks import ConvNet, linear
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 
@@ -144,7 +144,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequential:
-    layers = [linear(num_features, num_hidden, layer_class=Linear), nn.ReLU()] if num_hidden else []
+    layers = [linear(num_features, num_hidden), nn.ReLU()] if num_hidden else []
     return nn.Sequential(*layers, linear(num_hidden or num_features, num_outputs, HEAD_NORM))
 
 

@@ -28,9 +28,11 @@ def make_trunk(spec: EnvSpec) -> nn.Module:
     return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
-def linear(num_inputs: int, num_outputs: int, norm: float = 1.0, layer_class: type[nn.Linear] = nn.Linear) -> nn.Linear:
-    """Returns a linear layer whose weight vectors have random directions and the given norm; biases are zero."""
-    layer = layer_class(num_inputs, num_outputs)
+def linear(num_inputs: int, num_outputs: int, norm: float = 1.0, relu: bool = False) -> nn.Linear:
+    """Returns a linear layer whose weight vectors have random directions and the given norm; biases are zero.
+
+    relu: a ReLU follows, in the same module."""
+    layer = Linear(num_inputs, num_outputs, relu=True) if relu else nn.Linear(num_inputs, num_outputs)
     with torch.no_grad():
         layer.weight.normal_()
         layer.weight.mul_(norm / layer.weight.norm(dim=1, keepdim=True))
@@ -71,8 +73,7 @@ class ConvNet(nn.Module):
         self.convolutions = nn.Sequential(*modules, _Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.hidden = linear(num_outputs, num_features, layer_class=Linear)
-        self.hidden.relu = True
+        self.hidden = linear(num_outputs, num_features, relu=True)
         self.num_features = num_features
 
     def forward(self, image: Tensor) -> Tensor:
