@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from accel_rl.stacks import blank, interleaved
+
 
 class Game(NamedTuple):
     """A finished game: its raw score over all lives, and its length in steps."""
@@ -142,7 +144,7 @@ class Rollout:
 
     def samples(self) -> Batch:
         """Returns all steps as samples [T x B, ...]."""
-        observation = self.observations(0, self.horizon).flatten(0, 1)
+        observation = interleaved(self.observations(0, self.horizon)).flatten(0, 1)  # copies at most once
         return Batch(observation, self.action.flatten(0, 1), self.valid.flatten())
 
     def samples_at(self, steps: Tensor, envs: Tensor) -> Batch:
@@ -174,13 +176,3 @@ class Rollout:
         young = (age < size - 1).nonzero().squeeze(1)  # few: only they have anything to blank
         stacks[young] = blank(stacks[young], age[young])
         return stacks
-
-
-def blank(stacks: Tensor, age: Tensor) -> Tensor:
-    """Returns stacks [..., S, H, W], oldest frame first, with zeros for frames from before the episode's first row.
-
-    age [...]: rows since that one, of the newest frame.
-    """
-    size = stacks.shape[-3]
-    distance = torch.arange(size - 1, -1, -1, device=age.device)  # of each frame from the newest
-    return stacks * (age.unsqueeze(-1) >= distance)[..., None, None]

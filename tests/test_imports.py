@@ -21,6 +21,7 @@ FLOORS = (
     ("updates",),
     ("models", "replay"),
     ("rollout",),
+    ("stacks",),
     ("envs",),
     ("config",),
     ("hardware",),

@@ -12,6 +12,7 @@ from accel_rl.models.normalize import ObservationNorm
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
 from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.stacks import interleaved
 
 Network = Callable[[EnvSpec], nn.Module]
 """Builds a trunk, observation [N, ...] -> features [N, F]. `--network package.module:factory` names one."""
@@ -138,7 +139,7 @@ class ActorCritic(nn.Module):
     def _features(self, observation: Tensor) -> list[Tensor]:
         """Returns each trunk's features [..., F]."""
         leading = observation.shape[: observation.dim() - len(self.observation_shape)]
-        x = observation.flatten(0, len(leading) - 1)
+        x = interleaved(observation).flatten(0, len(leading) - 1)
         x = self.norm(x) if self.norm is not None else x
         # No cache of converted weights: it would not outlive the capture of a CUDA graph.
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):

@@ -11,13 +11,13 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-import cv2
 import torch
 from torch import Tensor, nn
 
 from accel_rl.models import onednn
 from accel_rl.models.onednn import Pair
 from accel_rl.models.prepared import PreparedTensors
+from accel_rl.stacks import interleaved
 
 LEAST_WEIGHTS = 2**14  # of a linear layer that gains something
 
@@ -232,7 +232,7 @@ class ByteConv(Conv2d):
 
     def _plain(self, image: Tensor) -> Tensor:
         x = interleaved(image).to(self.weight.dtype, memory_format=torch.channels_last)
-        return self._conv_forward(x, self.weight * self.scale, self.bias)
+        return self._conv_forward(x, self.weight * self.scale, self.bias)  # type: ignore[no-any-return]
 
     def _grouped(self, image: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
         x = interleaved(image).to(dtype, memory_format=torch.channels_last)
@@ -267,23 +267,3 @@ class _Convolution(torch.autograd.Function):
         )
         bias_gradient = bias_gradient.to(torch.float32) if needs_bias else None
         return x_gradient, ctx.layer.gradient_of(weight_gradient), bias_gradient, None, None
-
-
-def interleaved(image: Tensor) -> Tensor:
-    """Returns the same image uint8 [N, C, H, W], in channels-last memory if it has 2 to 4 channels on a CPU.
-
-    OpenCV interleaves planes, several times as fast as PyTorch."""
-    N, C, H, W = image.shape
-    is_channels_last = image.is_contiguous(memory_format=torch.channels_last)
-    if image.dtype != torch.uint8 or not 2 <= C <= 4 or image.device.type != "cpu" or is_channels_last:
-        return image
-    pixels = torch.empty(N, H, W, C, dtype=torch.uint8)
-    if image[:, 0].is_contiguous():  # as the stacks that a policy acts on: frames [C, N, H, W]
-        planes = image.transpose(0, 1).reshape(C, N * H, W)
-        cv2.merge([plane.numpy() for plane in planes], pixels.view(N * H, W, C).numpy())
-    elif image.stride(-1) == 1:
-        for planes, to in zip(image.numpy(), pixels.numpy(), strict=True):
-            cv2.merge(list(planes), to)
-    else:
-        pixels.copy_(image.permute(0, 2, 3, 1))
-    return pixels.permute(0, 3, 1, 2)

@@ -16,7 +16,8 @@ from torch import Tensor
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.replay.transitions import DrawnRows, TransitionBatch
-from accel_rl.rollout import Rollout, blank
+from accel_rl.rollout import Rollout
+from accel_rl.stacks import blank
 
 
 class Ring:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from accel_rl.envs.batch_simulator import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, blank
+from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout
+from accel_rl.stacks import blank
 
 logger = logging.getLogger("accel_rl")
 

@@ -25,8 +25,9 @@ from accel_rl.hardware.capture import CaptureError, capture
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.hardware.timers import DeviceTimer
-from accel_rl.rollout import Policy, RecurrentInputs, Rollout, blank
+from accel_rl.rollout import Policy, RecurrentInputs, Rollout
 from accel_rl.samplers.action_server import ActionServer
+from accel_rl.stacks import blank
 
 logger = logging.getLogger("accel_rl")
 

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from accel_rl.envs.spaces import parts_of, row_space, to_row
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.layers import interleaved
 from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk
+from accel_rl.stacks import interleaved
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
