@@ -1,6 +1,6 @@
 """Measures which of two checkouts of this repository is faster: their contestants take turns in one run.
 
-python benchmarks/compare_commits.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 20] [--contests a2c ppo ...] [--json FILE]
+python benchmarks/compare_commits.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 20] [--contests a2c ppo ...] [--bf16] [--json FILE]
 
 Contests:
 
@@ -8,11 +8,13 @@ Contests:
     ppo       the same with PPO, 8 environments, rollouts of 128 steps
     dqn       the same with DQN, 32 environments, rollouts of 4 steps, batches of 32
     sampling  the sampler with random actions, Pong, 8 environments per core
+    act_a3c, act_nature     choosing actions for 8 stacks of frames with A3C-Net at 104x80, Nature-CNN at 84x84, one thread
+    learn_a3c, learn_nature     one A2C update of 80 samples with these, two threads
     startup   the time from the start of `accel-rl train` to the row of its first update; 10 rounds at most
 
 A contestant is a process of its own that imports its checkout's accel_rl. It lives for the whole contest; between its
 turns all its processes are stopped (SIGSTOP). Training runs are ordinary ones, started by the command line, which is
-stable across commits. Their steps are those of the rows in progress.csv: a turn ends with the first row after its
+stable across commits. With --bf16 the new checkout takes part twice, the second time with its network in bfloat16. Their steps are those of the rows in progress.csv: a turn ends with the first row after its
 seconds, and its rate is the steps since the last turn's end over the time in which the run was not stopped. The ratios
 new / old are medians over the rounds with 95 % intervals, and more is better; for startup, they are those of times,
 old / new.
@@ -66,7 +68,13 @@ TRAINING: dict[str, dict[str, Any]] = {
     },
 }
 FIRST_TURN_STEPS = {"dqn": 2304}  # turns begin once the warm-up is over
-CONTESTS = (*TRAINING, "sampling", "startup")
+NETWORK: dict[str, dict[str, Any]] = {
+    f"{work}_{network}": {"work": work, "network": network, **settings}
+    for work, settings in (("act", {"num_envs": 8}), ("learn", {"num_envs": 16, "horizon": 5, "threads": 2}))
+    for network in ("a3c", "nature")
+}
+CONTESTS = (*TRAINING, *NETWORK, "sampling", "startup")
+WITHOUT_NETWORK = ("sampling", "startup")
 
 Result = dict[str, Any]
 Builder = Callable[[], Contestant]
@@ -81,6 +89,7 @@ class CompareOptions(TurnOptions):
     seconds: float = 2.5
     rounds: int = FULL_ROUNDS
     contests: tuple[str, ...] = CONTESTS
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,14 +204,18 @@ def start_training(name: str, checkout: Path, settings: dict[str, Any]) -> tuple
     return tree, ProgressFile(tree, tree.folder / "run" / "progress.csv")
 
 
-def contestant(contest: str, name: str, checkout: Path) -> Builder:
-    """Returns what builds a checkout's contestant, "old" or "new"."""
+def contestant(contest: str, name: str, checkout: Path, bf16: bool = False) -> Builder:
+    """Returns what builds a checkout's contestant: "old", "new" or "new-bf16"."""
     if contest == "startup":
         return partial(StartUp, name, checkout)
     if contest == "sampling":
         command = driver_command(sys.executable, "checkout_sampling", {})
         return partial(PeerProcess, name, command, environment_of(checkout))
-    return partial(TrainingRun, name, checkout, TRAINING[contest], FIRST_TURN_STEPS.get(contest, 0))
+    if contest in NETWORK:
+        command = driver_command(sys.executable, "checkout_network", {**NETWORK[contest], "bf16": int(bf16)})
+        return partial(PeerProcess, name, command, environment_of(checkout))
+    settings = {**TRAINING[contest], **({"bf16": True} if bf16 else {})}
+    return partial(TrainingRun, name, checkout, settings, FIRST_TURN_STEPS.get(contest, 0))
 
 
 def run(options: CompareOptions) -> Result:
@@ -216,6 +229,8 @@ def run(options: CompareOptions) -> Result:
     for name in options.contests:
         rounds = min(options.rounds, MAX_STARTUP_ROUNDS) if name == "startup" else options.rounds
         builders = [contestant(name, each, checkout) for each, checkout in checkouts.items()]
+        if options.bf16 and name not in WITHOUT_NETWORK:
+            builders.append(contestant(name, "new-bf16", options.new, bf16=True))
         contests[name] = describe(name, compare(builders, Schedule(options.seconds, rounds), name))
         show(name, contests[name])
     result = {**describe_run("compare_commits", VERSION, options), "commits": commits, "contests": contests}
@@ -229,7 +244,7 @@ def describe(contest: str, turns: dict[str, Turns]) -> Result:
         "unit": "starts/s" if contest == "startup" else "steps/s",
         "rates": {name: turn.rates for name, turn in turns.items()},
         "medians": {name: turn.median for name, turn in turns.items()},
-        "new / old": ratio(turns["new"].rates, turns["old"].rates),
+        **{f"{name} / old": ratio(turn.rates, turns["old"].rates) for name, turn in turns.items() if name != "old"},
         "at least": TARGET,
     }
 
@@ -237,11 +252,13 @@ def describe(contest: str, turns: dict[str, Turns]) -> Result:
 def show(name: str, contest: Result) -> None:
     """Prints one contest's line."""
     medians = contest["medians"]
-    if contest["unit"] == "starts/s":
-        times = f"{1 / medians['old']:8.2f} s {1 / medians['new']:8.2f} s      old / new"
-    else:
-        times = f"{medians['old']:8,.0f}   {medians['new']:8,.0f}   steps/s, new / old"
-    print(f"{name:10}{times:44}{format_ratio(contest['new / old'])}, should be at least {TARGET}", flush=True)
+    for new in [each for each in medians if each != "old"]:
+        if contest["unit"] == "starts/s":
+            times = f"{1 / medians['old']:8.2f} s {1 / medians[new]:8.2f} s      old / {new}"
+        else:
+            times = f"{medians['old']:8,.0f}   {medians[new]:8,.0f}   steps/s, {new} / old"
+        ratio_text = format_ratio(contest[f"{new} / old"])
+        print(f"{name:13}{times:50}{ratio_text}, should be at least {TARGET}", flush=True)
 
 
 def main() -> int:
@@ -252,6 +269,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help=f"rounds of each contest ({FULL_ROUNDS})")
     names = f"contests among {', '.join(CONTESTS)} (all)"
     parser.add_argument("--contests", nargs="+", default=CONTESTS, metavar="CONTEST", help=names)
+    parser.add_argument("--bf16", action="store_true", help="the new checkout also takes part in bfloat16")
     add_json(parser)
     given: dict[str, Any] = vars(parser.parse_args())
     given["contests"] = tuple(given["contests"])
