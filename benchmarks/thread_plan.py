@@ -52,6 +52,7 @@ BUDGETS_S = {"a2c": 90.0, "ppo": 150.0, "dqn": 100.0}  # of one precision
 FINAL = 0.3  # its share of the time
 PRECISIONS = ("float32", "bfloat16")
 CLEARLY_BEHIND = 0.97
+ENDS = {"median": "median", "low": "high", "high": "low"}  # of an interval that is turned around
 MOST_PERCENT_BEHIND = 5  # the fastest other point
 
 Result = dict[str, Any]
@@ -230,14 +231,9 @@ def describe(
         "points": described,
         "final": {name: turn.rates for name, turn in final.items()},
         "pick / fastest other": compared,
-        "percent behind": {"median": _behind(compared["median"]), "low": _behind(compared["high"])}
-        | {"high": _behind(compared["low"])},
+        "percent behind": {name: 100 * (1 - compared[end]) for name, end in ENDS.items()},
         "at most": MOST_PERCENT_BEHIND,
     }
-
-
-def _behind(pick_over_other: float) -> float:
-    return 100 * (1 - pick_over_other)
 
 
 def show(title: str, found: Result) -> None:
@@ -253,10 +249,10 @@ def show(title: str, found: Result) -> None:
 def _conclusion(found: Result) -> str:
     """Returns the final's result as a sentence; percentages below 0 are those of the opposite."""
     median, low, high = (found["percent behind"][key] for key in ("median", "low", "high"))
-    interval = f"{median:.1f} % behind ({low:.1f} to {high:.1f})"
+    compared = f"{median:.1f} % ({low:.1f} to {high:.1f}) behind"
     if median < 0:
-        interval = f"{-median:.1f} % ahead of ({-high:.1f} to {-low:.1f})"
-    return f"the pick is {interval} {found['fastest other']}; should be at most {found['at most']} % behind"
+        compared = f"{-median:.1f} % ({-high:.1f} to {-low:.1f}) ahead of"
+    return f"the pick is {compared} {found['fastest other']}; should be at most {found['at most']} % behind"
 
 
 def main() -> int:

@@ -107,8 +107,8 @@ def test_a_knock_out_ends_with_two(players: list[Player]) -> None:
 @pytest.mark.parametrize(
     ("pick_rates", "behind", "sentence"),
     [
-        ([90.0, 90.0], 10.0, "the pick is 10.0 % behind (10.0 to 10.0) 2 workers, threads 1 + 2; should be at most 5"),
-        ([120.0, 120.0], -20.0, "the pick is 20.0 % ahead of (20.0 to 20.0) 2 workers, threads 1 + 2; should be"),
+        ([90.0, 90.0], 10.0, "the pick is 10.0 % (10.0 to 10.0) behind 2 workers, threads 1 + 2; should be at most 5"),
+        ([120.0, 120.0], -20.0, "the pick is 20.0 % (20.0 to 20.0) ahead of 2 workers, threads 1 + 2; should be"),
     ],
 )
 def test_the_result_is_that_of_the_final(pick_rates: list[float], behind: float, sentence: str, capsys: Any) -> None:
