@@ -1,6 +1,7 @@
 """Our training as a contestant, and its parts: the network alone, the updates alone, sampling alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
-from accel_rl.hardware.placement import pinned
+from accel_rl.hardware.placement import Plan, pinned
 from accel_rl.rollout import Rollout
 from accel_rl.training.build import build_algo, build_sampler, build_update
 from accel_rl.training.iteration import Iteration
@@ -38,14 +39,16 @@ class UpdateCounter:
 class Training(Repeated):
     """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
-    An algorithm with a replay warms up first, until it has learned once: `steps` and `updates` count from there."""
+    An algorithm with a replay warms up first, until it has learned once: `steps` and `updates` count from there. plan:
+    of workers and threads, in place of the run's own."""
 
-    def __init__(self, name: str, settings: Settings):
+    def __init__(self, name: str, settings: Settings, plan: Plan | None = None):
         super().__init__(name, self._iterate)
         short = {
             "decorrelation_steps": 100
         }  # the preset's number costs seconds before the first turn, and nothing later
-        self.config = config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
+        config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
+        self.config = config = replace(config, plans=(plan,)) if plan else config
         self.algo = build_algo(config)
         self._update = build_update(config, self.algo.policy)
         self._counter = UpdateCounter(self._update)

@@ -43,9 +43,11 @@ class Plan:
         return [
             f"CPUs        {self.topology}",
             f"workers     {self._workers()}",
-            f"server      {self.server()}; "
-            f"torch threads: {self.sampling_threads} sampling, {self.learning_threads} learning",
+            f"server      {self.server()}; {self.threads()}",
         ]
+
+    def threads(self) -> str:
+        return f"torch threads: {self.sampling_threads} sampling, {self.learning_threads} learning"
 
     def server(self) -> str:
         """Returns, as text, where this process runs."""
@@ -66,12 +68,13 @@ class Plan:
 
 
 def show_plans(devices: Sequence[str], plans: Sequence[Plan]) -> list[str]:
-    """Returns the lines of the only learner's plan, or one line for each of several learners, by rank."""
+    """Returns the lines of the only learner's plan, or one line for each of several learners, by rank; with the threads
+    of those on the CPU."""
     if len(plans) == 1:
         return plans[0].lines()
     width = max(map(len, devices))
     return [
-        f"learner {rank:<3} {device:<{width}}  {_show_part(plan)}"
+        f"learner {rank:<3} {device:<{width}}  {_show_part(plan)}{f'; {plan.threads()}' if device == 'cpu' else ''}"
         for rank, (device, plan) in enumerate(zip(devices, plans, strict=True))
     ]
 

@@ -49,15 +49,6 @@ class CpuTopology:
         )
 
 
-def has_bf16(root: Path = Path("/")) -> bool:
-    """Returns whether the CPU has bfloat16 instructions, according to /proc; without them float32 emulates bfloat16."""
-    try:
-        flags = (root / "proc/cpuinfo").read_text().split()
-    except OSError:
-        return True
-    return any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
 def read_topology(chosen: str = "all", root: Path = Path("/")) -> CpuTopology:
     """Returns the logical CPUs that this process may use, or those `chosen` of them, as in 0-7,16-23.
 

@@ -1,14 +1,17 @@
 """What a run says of itself before it starts: where its parts run, and what may surprise its user."""
 
+from torch import nn
+
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
+from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
-from accel_rl.hardware.topology import count, has_bf16
+from accel_rl.hardware.topology import count
 from accel_rl.training.log import logger
 from accel_rl.training.resolve import Config
 
 
-def log_description(config: Config) -> None:
-    """Logs algorithm, environments and placement, and warnings about settings that cost speed."""
+def log_description(config: Config, policy: nn.Module) -> None:
+    """Logs algorithm, environments, placement and precision, and warnings about settings that cost speed."""
     run = config.run
     num_workers = config.workers * config.rank_info.size
     logger.info(
@@ -26,7 +29,29 @@ def log_description(config: Config) -> None:
             logger.info("%s starts from real resets, not from prepared states: %s", run.env, reason)
     for line in show_plans(config.devices, config.plans):
         logger.info("%s", line)
+    instructions = read_instructions() if run.device == "cpu" else None
+    precision = "bfloat16" if run.bf16 else "float32"
+    logger.info("network     %s%s", precision, f"; {instructions}" if instructions else "")
     for warning in config.plan.warnings:
         logger.warning("%s", warning)
-    if run.bf16 and run.device == "cpu" and not has_bf16():
-        logger.warning("bf16: this CPU has no bfloat16 instructions and takes longer than with float32")
+    if instructions:
+        _advise_on_precision(run.bf16, instructions, policy)
+
+
+def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:
+    """Logs whether a network on the CPU would be faster in the other precision."""
+    if bf16 and not instructions.bf16:
+        logger.warning("bf16 is slower than float32 here: %s", instructions.why_no_bf16)
+    has_convolutions = any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in policy.modules())
+    can_compute_it = instructions.bf16 in BF16_FLAGS.values() and hasattr(policy, "bf16")
+    if not bf16 and has_convolutions and can_compute_it:
+        logger.info("--bf16 would make the network faster: this CPU has instructions for it (%s)", instructions.bf16)
+
+
+def precision_and_threads(config: Config) -> dict[str, float]:
+    """Returns the columns of progress.csv that say with how many bits and threads this learner's network computes."""
+    return {
+        "time/network_bits": 16 if config.run.bf16 else 32,
+        "time/sampling_threads": config.plan.sampling_threads,
+        "time/learning_threads": config.plan.learning_threads,
+    }

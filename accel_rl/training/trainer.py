@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.coordinator import Coordinator
-from accel_rl.training.description import log_description
+from accel_rl.training.description import log_description, precision_and_threads
 from accel_rl.training.evaluation import Evaluator
 from accel_rl.training.iteration import Iteration, IterationResult
 from accel_rl.training.learner import build_learner
@@ -50,7 +50,7 @@ class Trainer:
             learner.sampler.close()
             raise
         if learner.progress:
-            log_description(config)
+            log_description(config, learner.algo.policy)
 
     def run(self) -> None:
         """Trains until the run's steps are done or a signal asks to stop."""
@@ -120,7 +120,7 @@ class Trainer:
             if is_last:  # other learners may have done more in the meantime
                 learner.progress.advance(coordinator.add_steps(0))
             learner.progress.merge(reports)
-            learner.progress.write_row(**scores)
+            learner.progress.write_row(**precision_and_threads(self.config), **scores)
 
     def _summarize(self, progress: Progress) -> None:
         run, steps = self.config.run, self.coordinator.add_steps(0)

@@ -240,10 +240,12 @@ def test_each_learner_has_a_line(topology: Any) -> None:
     lines = show_plans(devices, make_plans(topology(**DGX_A100), 32, gpu_nodes=DGX_A100_GPUS, on_gpu=True))
     assert lines[2].startswith("learner 2   cuda:2  nodes 0-1: server on 0-7,16-23,")
     assert show_plans(["cpu"] * 2, make_plans(topology(**PAIR), 1, 0, gpu_nodes=[None] * 2)) == [
-        "learner 0   cpu  node 0: server on 0; no workers; 1 environment",
-        "learner 1   cpu  node 0: server on 1; no workers; 1 environment",
+        "learner 0   cpu  node 0: server on 0; no workers; 1 environment; torch threads: 1 sampling, 1 learning",
+        "learner 1   cpu  node 0: server on 1; no workers; 1 environment; torch threads: 1 sampling, 1 learning",
     ]
     whole = CpuTopology(((0,), (1,)), (0, 0), 2, can_pin=False)
     assert show_plans(["cpu"] * 2, make_plans(whole, 2, gpu_nodes=[None] * 2)) == [
-        f"learner {rank}   cpu  node 0: server not pinned; 1 worker not pinned; 2 environments" for rank in range(2)
+        f"learner {rank}   cpu  node 0: server not pinned; 1 worker not pinned; 2 environments; "
+        "torch threads: 1 sampling, 1 learning"
+        for rank in range(2)
     ]
