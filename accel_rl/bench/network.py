@@ -148,9 +148,10 @@ def show(result: dict[str, Any]) -> None:
     print(f"torch {machine['packages']['torch']}, instructions: {result['instructions']}; medians of {rounds} rounds")
     if not result["bfloat16"]:
         print("bfloat16 is left out: this CPU has no instructions for it")
-    print("act: choose actions for a batch. learn: make one A2C update on a batch.")
-    print("of peak: share of the rate at which large matrices multiply, with as many threads, in that precision.")
-    print("\nPeak in GFLOP/s")
+    print("\nact       chooses actions for a batch")
+    print("learn     makes an A2C update on a batch")
+    print("of peak   share of the rate at which large matrices multiply, same threads, same precision")
+    print("\nPeak, GFLOP/s")
     print("threads" + "".join(f"{precision:>12}" for precision in precisions))
     peaks = {(peak["threads"], peak["precision"]): peak["flops_per_second"] for peak in result["peaks"]}
     for threads in result["options"]["threads"]:

@@ -49,8 +49,8 @@ NETWORKS = {
     "a3c": Network("A3C-Net on 4x104x80", _pong(104, 80), a3c_net),
     "nature": Network("Nature-CNN on 4x84x84", _pong(84, 84), nature_cnn),
     "cule": Network("CuLE's network on 4x84x84", _pong(84, 84), cule_net),
-    # As the presets a2c and ppo have it for vectors; 16 environments are two groups of 8.
-    "mlp": Network("MLPs of CartPole, one each for policy and value", CART_POLE, make_trunk, True, (8,), ()),
+    # Policy and value are apart, as the presets a2c and ppo have it for vectors; 16 environments are two groups of 8.
+    "mlp": Network("MLPs of CartPole", CART_POLE, make_trunk, True, (8,), ()),
 }
 
 
@@ -67,18 +67,18 @@ class Case(NamedTuple):
 class OnThreads:
     """Repeats one piece of work, which returns its number of samples, on a number of threads."""
 
-    def __init__(self, name: str, work: Work, threads: int):
-        self.name, self._work, self._threads = name, work, threads
-        self._repeated = Repeated(name, work)
+    def __init__(self, name: str, work: Work, threads: int, clock: Callable[[], float] = time.perf_counter):
+        self.name, self._work, self._threads, self._clock = name, work, threads, clock
+        self._repeated = Repeated(name, work, clock)
         self.shares: Shares = {}
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns samples/s. The first piece of work fills the caches and does not count, unless it takes
         the whole turn."""
         torch.set_num_threads(self._threads)
-        start = time.perf_counter()
+        start = self._clock()
         samples = self._work()
-        elapsed = time.perf_counter() - start
+        elapsed = self._clock() - start
         return samples / elapsed if elapsed >= seconds else self._repeated.run(seconds)
 
     def close(self) -> None:
