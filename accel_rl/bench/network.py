@@ -13,6 +13,7 @@ any round, with as many threads and in the same precision. FLOPs are those of th
 multiplication; learning computes them three times, except the gradient of the first layer's input, which nobody needs.
 """
 
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ from accel_rl.hardware.topology import available_cpus, has_bf16
 
 VERSION = 1  # of the JSON
 BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 40.0, 5, 20
+NOTABLE_LOAD = 0.5  # programs that were running or waiting for a CPU, on average over a minute
 FIGURES = ("samples/s", "us/batch", "of peak")
 WIDTH = 31  # of one precision's figures
 
@@ -110,6 +112,7 @@ def speedups(turns: dict[Case, Turns]) -> list[Row]:
 def run(options: NetworkOptions) -> dict[str, Any]:
     """Runs the whole benchmark, prints its tables and writes its file; returns what the JSON holds."""
     create_parents(options.json)
+    load = os.getloadavg()[0]
     keep_freed_memory()
     threads = sorted(set(options.threads or default_threads(len(available_cpus()))))
     precisions = ("float32", "bfloat16") if has_bf16() else ("float32",)
@@ -124,6 +127,7 @@ def run(options: NetworkOptions) -> dict[str, Any]:
     result |= {
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "bfloat16": "bfloat16" in precisions,
+        "load_average": load,
         "peaks": [{"threads": n, "precision": p, "flops_per_second": peak} for (n, p), peak in peaks.items()],
         "networks": {
             name: {"title": NETWORKS[name].title, "act_flops": acting, "learn_flops": learning}
@@ -146,6 +150,10 @@ def show(result: dict[str, Any]) -> None:
     precisions = ["float32", "bfloat16"] if result["bfloat16"] else ["float32"]
     print(f"{machine['cpu']}, cores: {machine['cores']}, logical CPUs: {machine['logical_cpus']}")
     print(f"torch {machine['packages']['torch']}, instructions: {result['instructions']}; medians of {rounds} rounds")
+    if result["load_average"] > NOTABLE_LOAD:
+        print(
+            f"load average before: {result['load_average']:.1f}; other programs slow down several threads most of all"
+        )
     if not result["bfloat16"]:
         print("bfloat16 is left out: this CPU has no instructions for it")
     print("\nact       chooses actions for a batch")

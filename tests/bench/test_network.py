@@ -103,6 +103,14 @@ def test_printed_tables(result: Any, capsys: pytest.CaptureFixture[str]) -> None
     assert {row[3] for row in rows[1::2]} == {"2,500,000"}
 
 
+def test_a_busy_machine_is_named(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch figures of a shared machine that look like its best."""
+    network.show({**result, "load_average": 3.64})
+    assert "load average before: 3.6; other programs" in capsys.readouterr().out
+    network.show({**result, "load_average": 0.1})
+    assert "load average" not in capsys.readouterr().out
+
+
 def test_without_bfloat16_instructions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
