@@ -37,7 +37,7 @@ from accel_rl.hardware.placement import MAX_LEARNING_THREADS
 from accel_rl.hardware.topology import available_cpus, has_bf16
 
 VERSION = 1  # of the JSON
-BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 40.0, 5, 20
+BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 35.0, 5, 20
 NOTABLE_LOAD = 0.5  # programs that were running or waiting for a CPU, on average over a minute
 FIGURES = ("samples/s", "us/batch", "of peak")
 WIDTH = 31  # of one precision's figures

@@ -45,7 +45,7 @@ HELP: dict[str, str] = {
     "network": "networks: a3c (on frames of 104x80), nature, cule (both 84x84), mlp (CartPole) (a3c nature mlp)",
     "batches": "batch sizes, of acting and of learning (acting: 4 8 16 32 64; learning: 32 80 256 512; mlp: acting, 8)",
     "threads": "numbers of PyTorch's threads (1 2 4 ... up to the logical CPUs of this process, and to 16)",
-    "rounds": "rounds (as many as fit into 40 seconds, and at least 5)",
+    "rounds": "rounds (as many as fit into 35 seconds, and at least 5)",
     "seconds": "length of a turn, in seconds (0.02)",
     "json": "write all figures to FILE",
 }
