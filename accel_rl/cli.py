@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from accel_rl.bench.network_options import NetworkOptions, add_network_arguments
 from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
 from accel_rl.doctor.command import add_arguments as add_doctor_arguments
 from accel_rl.errors import RunError, UsageError, unknown
@@ -129,6 +130,14 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     )
     add_sampling_arguments(benchmark)
     benchmark.set_defaults(run=_bench_sampling)
+    benchmark = benchmarks.add_parser(
+        "network",
+        help="acting and learning of the network on the CPU against its matrix products",
+        description="Measures how fast the network acts and learns on this CPU by batch size, threads and precision, "
+        "within a minute; prints a table for each network.",
+    )
+    add_network_arguments(benchmark)
+    benchmark.set_defaults(run=_bench_network)
 
     command = commands.add_parser(
         "doctor",
@@ -346,6 +355,13 @@ def _list(options: argparse.Namespace) -> None:
 def _bench_sampling(options: argparse.Namespace) -> None:
     settings = SamplingOptions(**{field.name: getattr(options, field.name) for field in fields(SamplingOptions)})
     from accel_rl.bench.sampling import run
+
+    run(settings)
+
+
+def _bench_network(options: argparse.Namespace) -> None:
+    settings = NetworkOptions(**{field.name: getattr(options, field.name) for field in fields(NetworkOptions)})
+    from accel_rl.bench.network import run
 
     run(settings)
 

@@ -66,19 +66,20 @@ class Turns:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, warm-up included: LEAST_ROUNDS or
+    """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, warm-up included: least_rounds or
     more."""
 
     seconds: float
     rounds: int
     budget_s: float = float("inf")
+    least_rounds: int = LEAST_ROUNDS
 
     def rounds_that_fit(self, round_s: float) -> int:
         """Returns the number of rounds.
 
         round_s: how long the warm-up took. A turn can be longer than asked for, since rollouts are not cut short."""
         fit = min(self.budget_s / round_s - 1, self.rounds)
-        return min(max(int(fit), LEAST_ROUNDS), self.rounds)
+        return min(max(int(fit), self.least_rounds), self.rounds)
 
 
 def alternate(

@@ -63,6 +63,13 @@ def test_rounds_fit_into_the_budget(budget_s: float, rounds: int) -> None:
     assert len(turns["a"].rates) == rounds
 
 
+def test_least_rounds() -> None:
+    """Would catch medians of too few rounds where a benchmark asks for more than the budget allows."""
+    schedule = Schedule(1.0, rounds=20, budget_s=10.0, least_rounds=5)
+    assert [schedule.rounds_that_fit(round_s) for round_s in (0.1, 1.0, 3.0)] == [20, 9, 5]
+    assert Schedule(1.0, 3, 10.0, least_rounds=5).rounds_that_fit(99.0) == 3
+
+
 def test_all_are_closed_even_if_one_cannot_be_built() -> None:
     """Would catch processes that outlive a failed benchmark."""
     log: list[str] = []
