@@ -1,6 +1,7 @@
 """Measures which of two checkouts of this repository is faster: their contestants take turns in one run.
 
-python benchmarks/compare_commits.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 20] [--contests a2c ppo ...] [--bf16] [--json FILE]
+python benchmarks/compare_commits.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 20] [--contests a2c ppo ...] [--bf16]
+    [--json FILE]
 
 Contests:
 
@@ -8,16 +9,16 @@ Contests:
     ppo       the same with PPO, 8 environments, rollouts of 128 steps
     dqn       the same with DQN, 32 environments, rollouts of 4 steps, batches of 32
     sampling  the sampler with random actions, Pong, 8 environments per core
-    act_a3c, act_nature     choosing actions for 8 stacks of frames with A3C-Net at 104x80, Nature-CNN at 84x84, one thread
-    learn_a3c, learn_nature     one A2C update of 80 samples with these, two threads
+    act_a3c, act_nature      actions for 8 stacks of frames, by A3C-Net at 104x80 or Nature-CNN at 84x84; one thread
+    learn_a3c, learn_nature  A2C updates of 80 samples with these networks; two threads
     startup   the time from the start of `accel-rl train` to the row of its first update; 10 rounds at most
 
 A contestant is a process of its own that imports its checkout's accel_rl. It lives for the whole contest; between its
 turns all its processes are stopped (SIGSTOP). Training runs are ordinary ones, started by the command line, which is
-stable across commits. With --bf16 the new checkout takes part twice, the second time with its network in bfloat16. Their steps are those of the rows in progress.csv: a turn ends with the first row after its
-seconds, and its rate is the steps since the last turn's end over the time in which the run was not stopped. The ratios
-new / old are medians over the rounds with 95 % intervals, and more is better; for startup, they are those of times,
-old / new.
+stable across commits. With --bf16 the new checkout takes part twice, the second time with its network in bfloat16.
+Steps of a training are those of the rows in progress.csv: a turn ends with the first row after its seconds, and its
+rate is the steps since the last turn's end over the time in which the run was not stopped. The ratios new / old are
+medians over the rounds with 95 % intervals, and more is better; for startup, they are those of times, old / new.
 """
 
 import os

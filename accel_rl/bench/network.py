@@ -33,8 +33,9 @@ from accel_rl.bench.network_options import NetworkOptions
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Schedule, Turns, alternate, ratio
 from accel_rl.hardware.allocator import keep_freed_memory
+from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS
-from accel_rl.hardware.topology import available_cpus, has_bf16
+from accel_rl.hardware.topology import available_cpus
 
 VERSION = 1  # of the JSON
 BUDGET_S, LEAST_ROUNDS, MOST_ROUNDS = 35.0, 5, 20
