@@ -21,17 +21,16 @@ def interleaved(images: Tensor) -> Tensor:
     """Returns the same images [..., C, H, W], in channels-last memory if they are uint8 with 2 to 4 channels on a CPU.
 
     Convolutions want them so. OpenCV interleaves planes several times as fast as PyTorch."""
-    is_small = images.dim() >= 3 and 2 <= images.shape[-3] <= MOST_INTERLEAVED
-    if images.dtype != torch.uint8 or images.device.type != "cpu" or not is_small or not images.numel():
+    if images.dtype != torch.uint8 or images.device.type != "cpu" or images.dim() < 3 or not images.numel():
         return images
+    *leading, C, H, W = images.shape
     pixels = images.movedim(-3, -1)  # [..., H, W, C]
-    if pixels.is_contiguous():
+    if not 2 <= C <= MOST_INTERLEAVED or pixels.is_contiguous():
         return images
-    *_, W, C = pixels.shape
-    result = torch.empty(pixels.shape, dtype=torch.uint8)
-    planes = images.unbind(-3)
+    result = torch.empty((*leading, H, W, C), dtype=torch.uint8)
+    planes = images.movedim(-3, 0)
     if planes[0].is_contiguous():  # of a rollout's frames, which lie one behind the other
-        cv2.merge([plane.reshape(-1, W).numpy() for plane in planes], result.view(-1, W, C).numpy())
+        cv2.merge(list(planes.reshape(C, -1, W).numpy()), result.view(-1, W, C).numpy())
     elif images.is_contiguous():
         for image, to in zip(images.flatten(0, -4).numpy(), result.flatten(0, -4).numpy(), strict=True):
             cv2.merge(list(image), to)

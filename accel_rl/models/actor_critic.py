@@ -9,6 +9,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.layers import accelerate
 from accel_rl.models.normalize import ObservationNorm
+from accel_rl.models.precision import precision
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
 from accel_rl.rollout import PolicyStep, RecurrentInputs
@@ -141,9 +142,9 @@ class ActorCritic(nn.Module):
         leading = observation.shape[: observation.dim() - len(self.observation_shape)]
         x = interleaved(observation).flatten(0, len(leading) - 1)
         x = self.norm(x) if self.norm is not None else x
-        # No cache of converted weights: it would not outlive the capture of a CUDA graph.
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            return [encoder.features(x).reshape(*leading, -1) for encoder in self._encoders]
+        with precision(self.bf16, x.device):
+            features = [encoder.features(x) for encoder in self._encoders]
+        return features if len(leading) == 1 else [each.reshape(*leading, -1) for each in features]
 
     def _extra_inputs(self, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, ...]:
         """Returns the previous step's encoded action and reward [T, B, ...], zeros where a new game starts."""

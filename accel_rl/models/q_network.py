@@ -8,6 +8,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Encoder, Network
 from accel_rl.models.layers import accelerate
+from accel_rl.models.precision import precision
 from accel_rl.models.trunks import ConvNet, linear
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 
@@ -60,8 +61,7 @@ class QNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns Q [N, A] of observation [N, *O]; with a support, the logits of the distributions [N, A, K]."""
-        # No cache of converted weights: it would not outlive the capture of a CUDA graph.
-        with torch.autocast(observation.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+        with precision(self.bf16, observation.device):
             hidden = self.head.hidden(self.encoder.trunk(observation))
         output = self.head(*(features.float() for features in hidden))
         return output if self.support is not None else output.squeeze(-1)  # type: ignore[no-any-return]

@@ -1,0 +1,15 @@
+"""The precision in which networks compute."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+_NOTHING = nullcontext()
+
+
+def precision(bf16: bool, device: torch.device) -> AbstractContextManager[None]:
+    """Returns a context in which convolutions and matrix products are in bfloat16, or one that changes nothing."""
+    if not bf16:
+        return _NOTHING  # at no cost: small networks take longer to enter autocast than to multiply
+    # No cache of converted weights: it would not outlive the capture of a CUDA graph.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
