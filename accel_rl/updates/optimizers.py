@@ -179,6 +179,7 @@ class TorchOptimizer:
         optimizer = self._optimizer(vector, float(learning_rate))
         optimizer.state[vector] = state
         optimizer.step()
+        torch.autograd.graph.increment_version(vector)  # fused implementations do not, and models/prepared.py reads it
 
     def _optimizer(self, vector: Tensor, learning_rate: float) -> torch.optim.Optimizer:
         make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, self.name)

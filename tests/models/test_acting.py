@@ -1,0 +1,252 @@
+"""Policies act as plain PyTorch computes, whatever the trunk, head, image and batch."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from accel_rl.envs.spaces import row_space, to_row
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.q_network import QNetwork
+from accel_rl.models.trunks import NETWORKS, ConvNet, make_trunk
+from accel_rl.rollout import RecurrentInputs
+from tests.helpers.plain import images, layouts, plain
+
+SUPPORT = torch.linspace(-2, 2, 9)
+PRECISIONS = [torch.float32, torch.bfloat16]
+
+
+def pixels(*shape: int, action: Any = None, frame_stack: int = 0) -> EnvSpec:
+    return EnvSpec(Box(0, 255, shape, np.uint8), action or Discrete(6), frame_stack)
+
+
+def nested(space: gymnasium.Space[Any]) -> EnvSpec:
+    return EnvSpec(row_space(space), Discrete(3), nested_space=space)
+
+
+ROOM = spaces.Dict(
+    {
+        "front": Box(0, 255, (24, 29, 3), np.uint8),
+        "map": Box(0, 255, (7, 7, 3), np.uint8),
+        "speed": Box(-1, 1, (2,), np.float32),
+        "tool": Discrete(3, start=1),
+    }
+)
+SPECS: dict[str, EnvSpec] = {
+    "pixels": pixels(20, 20, frame_stack=4),
+    "nested": nested(ROOM),
+    "vector": EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(3)),
+    "matrix": EnvSpec(Box(-1, 1, (3, 2), np.float32), Discrete(3)),
+    "discrete": EnvSpec(Discrete(5, start=2), Discrete(3)),
+}
+
+
+def observations(spec: EnvSpec, num_samples: int) -> Tensor:
+    """Returns random observations [N, *O] as samplers give them."""
+    if spec.nested_space is not None:
+        spec.nested_space.seed(0)
+        rows = [to_row(spec.nested_space.sample(), spec.nested_space) for _ in range(num_samples)]
+        return torch.from_numpy(np.stack(rows).astype(np.float32))
+    if spec.is_pixels:
+        return images(spec.observation_shape, num_samples)
+    spec.observation_space.seed(0)
+    return torch.from_numpy(np.stack([spec.observation_space.sample() for _ in range(num_samples)]))
+
+
+def disturbed(network: Any, seed: int = 0) -> Any:
+    """Adds noise to all parameters: biases that are no longer zero, heads that are no longer small."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.3 * parameter.std() if parameter.dim() > 1 else 0.3))
+    return network
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Returns the largest difference, relative to the largest number expected."""
+    assert found.shape == expected.shape and found.dtype == torch.float32
+    assert found.isfinite().all()
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def outputs(policy: Any, *arguments: Any) -> list[Tensor]:
+    """Returns all that a policy computes before it chooses, as it does when it acts."""
+    with torch.inference_mode():
+        if isinstance(policy, QNetwork):
+            return [policy(arguments[0])]
+        return [value for value in policy.step(*arguments) if value is not None]
+
+
+def assert_acts_as_plain(policy: Any, *arguments: Any) -> None:
+    """Asserts that float32 is equal but for rounding, and that bfloat16 is about as far away as PyTorch's bfloat16.
+
+    Errors of few outputs are by chance; tests/models/test_gradients.py compares those of many numbers."""
+    reference = plain(policy)
+    expected = outputs(reference, *arguments)
+    assert all(value.std() > 0 for value in expected if value.numel() > 1)
+    policy.bf16 = reference.bf16 = False
+    for found, value in zip(outputs(policy, *arguments), expected, strict=True):
+        assert error(found, value) <= 64 * torch.finfo(torch.float32).eps
+    policy.bf16 = reference.bf16 = True
+    rounded = outputs(reference, *arguments)
+    for found, other, value in zip(outputs(policy, *arguments), rounded, expected, strict=True):
+        assert error(found, value) <= 2 * error(other, value) + 4 * torch.finfo(torch.bfloat16).eps
+    policy.bf16 = False
+
+
+# ---- trunks ----
+
+
+TRUNKS = [(name, "pixels") for name in NETWORKS] + [(name, space) for name in ("a3c_mlp", "default") for space in SPECS]
+
+
+@pytest.mark.parametrize(("name", "space"), TRUNKS)
+def test_every_trunk(name: str, space: str) -> None:
+    """Would catch a ReLU that is lost or computed twice, a wrong factor of 255, and groups of pixels that are mixed
+    up."""
+    spec = SPECS[space]
+    network = NETWORKS.get(name, make_trunk)
+    if name in ("nature", "cule"):
+        spec = pixels(4, 36, 40)
+    policy = disturbed(ActorCritic(spec, network))
+    for num_samples in (1, 8):
+        assert_acts_as_plain(policy, observations(spec, num_samples))
+
+
+@pytest.mark.parametrize("shape", [(4, 104, 80), (4, 84, 84)], ids=str)
+@pytest.mark.parametrize("name", ["a3c", "nature", pytest.param("cule", marks=pytest.mark.slow)])
+def test_the_papers_sizes(name: str, shape: tuple[int, int, int]) -> None:
+    """Would catch a padding in pixels where it is meant in groups of pixels, and packed weights of another size."""
+    policy = disturbed(ActorCritic(pixels(*shape), NETWORKS[name]))
+    assert_acts_as_plain(policy, images(shape, 8))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [(20, 20), (37, 41), pytest.param((21, 50), marks=pytest.mark.slow)], ids=str)
+def test_odd_images_in_every_layout(channels: int, size: tuple[int, int]) -> None:
+    """Would catch a group of pixels across the edge of a row whose width is no multiple of the stride, and images that
+    are read as if they were contiguous."""
+    shape = (channels, *size)
+    policy = disturbed(ActorCritic(pixels(*shape)))
+    image = images(shape, 5)
+    assert_acts_as_plain(policy, image)
+    for bf16 in (False, True):
+        policy.bf16 = bf16
+        expected = outputs(policy, image)
+        for layout, same in layouts(image).items():
+            assert torch.equal(same, image), layout
+            assert all(map(torch.equal, outputs(policy, same), expected)), layout
+
+
+@pytest.mark.parametrize(
+    "num_samples", [1, 2, 3, 8, 16, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 64) if n % 8)]
+)
+def test_every_batch_size(num_samples: int) -> None:
+    """Would catch weights packed for one batch size and used with another in a layout that does not fit it."""
+    policy = disturbed(ActorCritic(SPECS["pixels"]))
+    image = images((4, 20, 20), 64)
+    outputs(policy, image[:7])  # prepares weights for a size of its own
+    assert_acts_as_plain(policy, image[:num_samples])
+
+
+GEOMETRIES = [(8, 4, 0), (4, 2, 1), (3, 1, 1), (5, 3, 2), (6, 3, 0), (4, 4, 0), (2, 2, 0), (1, 1, 0)]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_every_geometry_of_the_first_layer(geometry: tuple[int, int, int]) -> None:
+    """Would catch pixels that are grouped where kernel, padding or width forbid it."""
+    for width in (24, 25):
+        shape = (3, 22, width)
+
+        def network(spec: EnvSpec) -> ConvNet:
+            return ConvNet(spec.observation_shape, [(6, *geometry), (5, 3, 2, 1)], num_features=20)
+
+        assert_acts_as_plain(disturbed(ActorCritic(pixels(*shape), network)), images(shape, 4))
+
+
+# ---- heads, distributions, cores ----
+
+
+@pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("space", SPECS)
+def test_every_q_network(space: str, dueling: bool, support: Tensor | None) -> None:
+    """Would catch the streams' hidden layers without their ReLU, or with the wrong stream's weights."""
+    policy = disturbed(QNetwork(SPECS[space], None, support, dueling))
+    assert_acts_as_plain(policy, observations(SPECS[space], 6))
+    expected = plain(policy).act(observations(SPECS[space], 6), None)[0]
+    assert torch.equal(policy.act(observations(SPECS[space], 6), None)[0], expected)
+
+
+ACTIONS: dict[str, tuple[gymnasium.Space[Any], str]] = {
+    "categorical": (Discrete(4), "diagonal"),
+    "multi_categorical": (spaces.MultiDiscrete([[2, 3], [4, 5]]), "diagonal"),
+    "binary": (spaces.MultiBinary([2, 3]), "diagonal"),
+    "diagonal": (Box(-1, 1, (3,)), "diagonal"),
+    "spherical": (Box(-1, 1, (2, 2)), "spherical"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+@pytest.mark.parametrize("separate_value", [False, True])
+def test_every_distribution(name: str, separate_value: bool) -> None:
+    """Would catch parameters in bfloat16, and a value trunk that takes the policy trunk's prepared weights."""
+    space, gaussian = ACTIONS[name]
+    policy = disturbed(ActorCritic(pixels(2, 20, 20, action=space), None, separate_value, gaussian=gaussian))
+    image = images((2, 20, 20), 5)
+    assert_acts_as_plain(policy, image)
+    noise = policy.draw_noise(1, 5, torch.Generator().manual_seed(0))[0]
+    for given in (noise, None):
+        found, expected = policy.act(image, given), plain(policy).act(image, given)
+        assert found[0].shape == (5, *space.shape)
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("space", ["pixels", "vector"])
+def test_every_core(core: str, space: str) -> None:
+    """Would catch features in bfloat16 that reach a core, or a state in another precision."""
+    spec = SPECS[space]
+    policy = disturbed(ActorCritic(spec, core=core, core_size=16, previous_inputs=True))
+    generator = torch.Generator().manual_seed(1)
+    for num_samples in (1, 6):
+        inputs = RecurrentInputs(
+            torch.randn(num_samples, policy.state_size, generator=generator),
+            torch.zeros(num_samples, dtype=torch.int64),
+            torch.randn(num_samples, generator=generator),
+            torch.arange(num_samples) % 3 == 1,
+        )
+        assert_acts_as_plain(policy, observations(spec, num_samples), inputs)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_acting_is_the_forward_pass_of_learning(dtype: torch.dtype) -> None:
+    """Would catch packed weights that are not those that learning uses: then a policy would be another one than the one
+    that acted, and PPO's first ratios would not be 1."""
+    for spec, network in ((SPECS["pixels"], None), (pixels(4, 84, 84), NETWORKS["nature"])):
+        policy = disturbed(ActorCritic(spec, network))
+        policy.bf16 = dtype == torch.bfloat16
+        observation = observations(spec, 6)
+        acting = outputs(policy, observation)
+        with torch.no_grad():
+            target = list(policy.step(observation)[:2])
+        learning = list(policy.evaluate(observation))
+        for found, other, third in zip(acting, target, learning, strict=True):
+            assert error(other, found) <= 4 * torch.finfo(dtype).eps
+            assert error(third.detach(), found) <= 4 * torch.finfo(dtype).eps
+
+
+def test_what_inference_prepares_can_be_learned_with() -> None:
+    """Would catch tensors made in inference mode, which autograd refuses to keep."""
+    policy = ActorCritic(SPECS["pixels"])
+    for bf16 in (False, True):
+        policy.bf16 = bf16
+        outputs(policy, images((4, 20, 20), 3))
+        parameters, value = policy(images((4, 20, 20), 3))
+        (parameters.sum() + value.sum()).backward()
