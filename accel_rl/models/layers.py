@@ -43,14 +43,15 @@ def accelerate(network: nn.Module) -> None:
 
 
 def unaccelerated(network: nn.Module) -> dict[str, str]:
-    """Returns the layers with parameters that `accelerate` has left as they are: name -> class; small ones count not.
+    """Returns the layers with weights that `accelerate` has left as they are, but small linear ones: name -> class.
 
-    They compute as PyTorch does: in bfloat16 they cast their weights in every call."""
+    They compute as PyTorch does. In bfloat16 they cast their weights in every call."""
     return {
-        name: type(module).__name__
-        for name, module in network.named_modules()
-        if not isinstance(module, Conv2d | Linear)
-        and sum(parameter.numel() for parameter in module.parameters(recurse=False)) >= LEAST_WEIGHTS
+        name: type(layer).__name__
+        for name, layer in network.named_modules()
+        if any(parameter.dim() > 1 for parameter in layer.parameters(recurse=False))
+        and not isinstance(layer, Conv2d | Linear)
+        and not (type(layer) is nn.Linear and layer.weight.numel() < LEAST_WEIGHTS)
     }
 
 

@@ -6,6 +6,8 @@ from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
+from accel_rl.models.actor_critic import Encoder
+from accel_rl.models.layers import unaccelerated
 from accel_rl.training.log import logger
 from accel_rl.training.resolve import Config
 
@@ -36,6 +38,8 @@ def log_description(config: Config, policy: nn.Module) -> None:
         logger.warning("%s", warning)
     if instructions:
         _advise_on_precision(run.bf16, instructions, policy)
+        for name, kind in _slow_layers(policy).items():
+            logger.info("network     layer %s (%s) computes as in PyTorch: its weights are not prepared", name, kind)
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:
@@ -46,6 +50,12 @@ def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Modu
     can_compute_it = instructions.bf16 in BF16_FLAGS.values() and hasattr(policy, "bf16")
     if not bf16 and has_convolutions and can_compute_it:
         logger.info("--bf16 would make the network faster: this CPU has instructions for it (%s)", instructions.bf16)
+
+
+def _slow_layers(policy: nn.Module) -> dict[str, str]:
+    """Returns the layers of the policy's trunks that are not among models/layers.py's: name -> class."""
+    trunks = [module.trunk for module in policy.modules() if isinstance(module, Encoder)]
+    return {name: kind for trunk in trunks for name, kind in unaccelerated(trunk).items()}
 
 
 def precision_and_threads(config: Config) -> dict[str, float]:
