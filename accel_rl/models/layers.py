@@ -258,13 +258,25 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
         x, weight, y = ctx.saved_tensors
-        stride, padding = ctx.geometry
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         if y is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         needs_x, _, needs_bias = ctx.needs_input_grad[:3]
-        x_gradient, weight_gradient, bias_gradient = torch.ops.aten.convolution_backward(
-            gradient, x, weight, [len(weight)], stride, padding, (1, 1), False, (0, 0), 1, (needs_x, True, needs_bias)
-        )
+        if x.dtype == torch.bfloat16 and torch.get_num_threads() > 1:
+            # For weights in bfloat16, oneDNN's threads wait for each other at every image of the batch, and do not
+            # sleep: where another process needs one of their CPUs, this takes a hundred times as long.
+            x_gradient = _gradients(gradient, x, weight, ctx.geometry, (True, False, False))[0] if needs_x else None
+            gradient, x, weight = (tensor.to(torch.float32) for tensor in (gradient, x, weight))
+            _, weight_gradient, bias_gradient = _gradients(gradient, x, weight, ctx.geometry, (False, True, needs_bias))
+        else:
+            wanted = (needs_x, True, needs_bias)
+            x_gradient, weight_gradient, bias_gradient = _gradients(gradient, x, weight, ctx.geometry, wanted)
         bias_gradient = bias_gradient.to(torch.float32) if needs_bias else None
         return x_gradient, ctx.layer.gradient_of(weight_gradient), bias_gradient, None, None
+
+
+def _gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Pair, Pair], wanted: Any) -> Any:
+    """Returns the gradients of x, of the weight and of the bias, as far as they are wanted, each in x's precision."""
+    return torch.ops.aten.convolution_backward(
+        gradient, x, weight, [len(weight)], *geometry, (1, 1), False, (0, 0), 1, wanted
+    )
