@@ -14,6 +14,7 @@ from typing import Any
 import cv2
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from accel_rl.models import onednn
 from accel_rl.models.onednn import Pair
@@ -133,6 +134,7 @@ class _Product(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
         x, weight, y = ctx.saved_tensors
         if y is not None:
@@ -200,7 +202,7 @@ class Conv2d(nn.Conv2d):
         return gradient if self.scale == 1 else gradient * self.scale
 
     def _regrouped(self, weight: Tensor, group: int) -> Tensor:
-        """Returns the same weight, in whatever groups it is, for groups of this many pixels, in channels-last memory."""
+        """Returns the same weight, however it is grouped, for groups of this many pixels, in channels-last memory."""
         M, C, h, w = self.weight.shape
         return weight.permute(0, 2, 3, 1).reshape(M, h, w // group, C * group).permute(0, 3, 1, 2)
 
@@ -253,6 +255,7 @@ class _Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
         x, weight, y = ctx.saved_tensors
         stride, padding = ctx.geometry
