@@ -58,7 +58,8 @@ def unaccelerated(network: nn.Module) -> dict[str, str]:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -162,7 +163,7 @@ class Conv2d(nn.Conv2d):
         self.prepared = PreparedTensors()
 
     def forward(self, image: Tensor) -> Tensor:
-        dtype = _dtype_of(image, self.weight)
+        dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
         if dtype is None or not onednn.convolves(dtype):
             y = self._plain(image)
             return torch.relu(y) if self.relu else y
