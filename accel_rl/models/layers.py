@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from accel_rl.models import onednn
 from accel_rl.models.onednn import Pair
@@ -29,17 +30,15 @@ def accelerate(network: nn.Module) -> None:
     Layers that are shared, have hooks or are of a class derived from PyTorch's are left as they are."""
     uses = Counter(module for _, module in network.named_modules(remove_duplicate=False))
     for layer, count in uses.items():
-        if count == 1 and not _has_hooks(layer):
+        if type(layer) is nn.Sequential:
+            layer.__class__ = Sequential
+        elif count == 1 and not _has_hooks(layer):
             if type(layer) is nn.Conv2d and _is_plain(layer):
-                _turn(layer, Conv2d)
+                layer.__class__ = Conv2d
+                vars(layer)["prepared"] = PreparedTensors()
             elif type(layer) is nn.Linear and layer.weight.numel() >= LEAST_WEIGHTS:
-                _turn(layer, Linear)
-    for sequence in [module for module in uses if type(module) is nn.Sequential]:
-        for index, (layer, next_layer) in enumerate(pairwise(sequence)):
-            is_free = uses[layer] == 1 and not _has_hooks(layer) and not _has_hooks(next_layer)
-            if isinstance(layer, Conv2d | Linear) and type(next_layer) is nn.ReLU and is_free:
-                layer.relu = True
-                sequence[index + 1] = nn.Identity()
+                layer.__class__ = Linear
+                vars(layer)["prepared"] = PreparedTensors()
 
 
 def unaccelerated(network: nn.Module) -> dict[str, str]:
@@ -55,13 +54,24 @@ def unaccelerated(network: nn.Module) -> dict[str, str]:
     }
 
 
-def _turn(layer: nn.Module, kind: "type[Conv2d] | type[Linear]") -> None:
-    layer.__class__ = kind
-    vars(layer).update(prepared=PreparedTensors(), relu=False)
+class Sequential(nn.Sequential):
+    """Runs layers one after the other; the layers of this module compute the ReLUs that follow them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = pairwise((*self, None))
+        for layer, next_layer in layers:
+            is_pair = isinstance(layer, Conv2d | Linear) and type(next_layer) is nn.ReLU
+            if is_pair and not _has_hooks(layer) and not _has_hooks(next_layer):
+                x = layer(x, relu=True)
+                next(layers)
+            else:
+                x = layer(x)
+        return x
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -84,28 +94,27 @@ def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
 
 
 class Linear(nn.Linear):
-    """Computes x weight^T + bias [N, M] of x [N, K]; relu: a ReLU follows."""
+    """Computes x weight^T + bias [N, M] of x [N, K], and a ReLU behind it if asked to."""
 
-    def __init__(self, num_inputs: int, num_outputs: int, relu: bool = False):
+    def __init__(self, num_inputs: int, num_outputs: int):
         super().__init__(num_inputs, num_outputs)
-        self.relu = relu
         self.prepared = PreparedTensors()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(x, self.weight) if x.dim() == 2 else None
         if dtype is None or not onednn.multiplies(dtype):
-            return self._plain(x)
+            return self._plain(x, relu)
         if torch.is_inference_mode_enabled():
-            return onednn.multiply(x.to(dtype), self.packed(dtype, len(x)), self.bias_in(dtype), relu=self.relu)
+            return onednn.multiply(x.to(dtype), self.packed(dtype, len(x)), self.bias_in(dtype), relu=relu)
         if dtype == torch.float32 and not onednn.prefers_products():
-            return self._plain(x)
+            return self._plain(x, relu)
         if torch.is_grad_enabled():
-            return _Product.apply(x.to(dtype), self.weight, self.bias, self)  # type: ignore[no-any-return,no-untyped-call]
-        return onednn.multiply(x.to(dtype), self.weight_in(dtype), self.bias_in(dtype), relu=self.relu)
+            return _Product.apply(x.to(dtype), self.weight, self.bias, self, relu)  # type: ignore[no-any-return,no-untyped-call]
+        return onednn.multiply(x.to(dtype), self.weight_in(dtype), self.bias_in(dtype), relu=relu)
 
-    def _plain(self, x: Tensor) -> Tensor:
+    def _plain(self, x: Tensor, relu: bool) -> Tensor:
         y = super().forward(x)
-        return torch.relu(y) if self.relu else y
+        return torch.relu(y) if relu else y
 
     def weight_in(self, dtype: torch.dtype) -> Tensor:
         """Returns the weight in this precision."""
@@ -129,28 +138,29 @@ class _Product(torch.autograd.Function):
     """Multiplies x [N, K] by a layer's weight, adds its bias, and applies its ReLU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear, relu: bool) -> Tensor:
         used = layer.weight_in(x.dtype)
-        y = onednn.multiply(x, used, layer.bias_in(x.dtype), relu=layer.relu)
-        ctx.save_for_backward(x, used, y if layer.relu else None)
+        y = onednn.multiply(x, used, layer.bias_in(x.dtype), relu=relu)
+        ctx.save_for_backward(x, used, y if relu else None)
         return y
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
         x, weight, y = ctx.saved_tensors
         if y is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         x_gradient = onednn.multiply(gradient, weight.t()) if ctx.needs_input_grad[0] else None
         weight_gradient = onednn.multiply(gradient.t(), x.t()).to(torch.float32)
         bias_gradient = gradient.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
-        return x_gradient, weight_gradient, bias_gradient, None
+        return x_gradient, weight_gradient, bias_gradient, None, None
 
 
 # ---- convolutions ----
 
 
 class Conv2d(nn.Conv2d):
-    """Convolves images float [N, C, H, W]; relu: a ReLU follows.
+    """Convolves images float [N, C, H, W], with a ReLU behind it if asked to.
 
     A subclass may form groups of g neighbouring pixels of a row, whose channels become those of one wider pixel.
     """
@@ -159,22 +169,21 @@ class Conv2d(nn.Conv2d):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.relu = False
         self.prepared = PreparedTensors()
 
-    def forward(self, image: Tensor) -> Tensor:
-        dtype = _dtype_of(image, self.weight)
+    def forward(self, image: Tensor, relu: bool = False) -> Tensor:
+        dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
         if dtype is None or not onednn.convolves(dtype):
             y = self._plain(image)
-            return torch.relu(y) if self.relu else y
+            return torch.relu(y) if relu else y
         x, group = self._grouped(image, dtype)
         if torch.is_inference_mode_enabled():
             weight = self.packed(dtype, group, x.shape)
         elif torch.is_grad_enabled():
-            return _Convolution.apply(x, self.weight, self.bias, self, group)  # type: ignore[no-any-return,no-untyped-call]
+            return _Convolution.apply(x, self.weight, self.bias, self, group, relu)  # type: ignore[no-any-return,no-untyped-call]
         else:
             weight = self.weight_in(dtype, group)
-        return onednn.convolve(x, weight, self.bias_in(dtype), *self.geometry(group), relu=self.relu)
+        return onednn.convolve(x, weight, self.bias_in(dtype), *self.geometry(group), relu=relu)
 
     def _plain(self, image: Tensor) -> Tensor:
         return super().forward(image)
@@ -203,7 +212,7 @@ class Conv2d(nn.Conv2d):
         return gradient if self.scale == 1 else gradient * self.scale
 
     def _regrouped(self, weight: Tensor, group: int) -> Tensor:
-        """Returns a weight, in whatever groups it is, for groups of this many pixels, in channels-last memory."""
+        """Returns the same weight, however it is grouped, for groups of this many pixels, in channels-last memory."""
         M, C, h, w = self.weight.shape
         return weight.permute(0, 2, 3, 1).reshape(M, h, w // group, C * group).permute(0, 3, 1, 2)
 
@@ -248,15 +257,18 @@ class _Convolution(torch.autograd.Function):
     """Convolves a grouped image by a layer's weight, adds its bias, and applies its ReLU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv2d, group: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv2d, group: int, relu: bool
+    ) -> Tensor:
         used, geometry = layer.weight_in(x.dtype, group), layer.geometry(group)
-        y = onednn.convolve(x, used, layer.bias_in(x.dtype), *geometry, relu=layer.relu)
+        y = onednn.convolve(x, used, layer.bias_in(x.dtype), *geometry, relu=relu)
         ctx.layer, ctx.geometry = layer, geometry
-        ctx.save_for_backward(x, used, y if layer.relu else None)
+        ctx.save_for_backward(x, used, y if relu else None)
         return y
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None, None]:
         x, weight, y = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         if y is not None:
@@ -272,7 +284,7 @@ class _Convolution(torch.autograd.Function):
             wanted = (needs_x, True, needs_bias)
             x_gradient, weight_gradient, bias_gradient = _gradients(gradient, x, weight, ctx.geometry, wanted)
         bias_gradient = bias_gradient.to(torch.float32) if needs_bias else None
-        return x_gradient, ctx.layer.gradient_of(weight_gradient), bias_gradient, None, None
+        return x_gradient, ctx.layer.gradient_of(weight_gradient), bias_gradient, None, None, None
 
 
 def _gradients(gradient: Tensor, x: Tensor, weight: Tensor, geometry: tuple[Pair, Pair], wanted: Any) -> Any:

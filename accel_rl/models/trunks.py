@@ -28,16 +28,19 @@ def make_trunk(spec: EnvSpec) -> nn.Module:
     return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
-def linear(num_inputs: int, num_outputs: int, norm: float = 1.0, relu: bool = False) -> nn.Linear:
-    """Returns a linear layer whose weight vectors have random directions and the given norm; biases are zero.
-
-    relu: a ReLU follows, in the same module."""
-    layer = Linear(num_inputs, num_outputs, relu=True) if relu else nn.Linear(num_inputs, num_outputs)
-    with torch.no_grad():
-        layer.weight.normal_()
-        layer.weight.mul_(norm / layer.weight.norm(dim=1, keepdim=True))
-        layer.bias.zero_()
+def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
+    """Returns a linear layer whose weight vectors have random directions and the given norm; biases are zero."""
+    layer = nn.Linear(num_inputs, num_outputs)
+    initialize(layer, norm)
     return layer
+
+
+@torch.no_grad()
+def initialize(layer: nn.Linear, norm: float = 1.0) -> None:
+    """Gives weight vectors random directions and the given norm, and makes biases zero."""
+    layer.weight.normal_()
+    layer.weight.mul_(norm / layer.weight.norm(dim=1, keepdim=True))
+    layer.bias.zero_()
 
 
 def conv(
@@ -73,11 +76,12 @@ class ConvNet(nn.Module):
         self.convolutions = nn.Sequential(*modules, _Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.hidden = linear(num_outputs, num_features, relu=True)
+        self.hidden = Linear(num_outputs, num_features)
+        initialize(self.hidden)
         self.num_features = num_features
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.hidden(self.convolutions(image))  # type: ignore[no-any-return]
+        return self.hidden(self.convolutions(image), relu=True)  # type: ignore[no-any-return]
 
 
 def _half_size(spec: EnvSpec) -> bool:

@@ -16,6 +16,18 @@ class DividedBy255(nn.Module):
         return image / 255
 
 
+class Plain(nn.Module):
+    """Calls PyTorch's layer as ours are called; of_bytes: on images that are divided by 255."""
+
+    def __init__(self, layer: nn.Module, of_bytes: bool):
+        super().__init__()
+        self.layer, self.of_bytes = layer, of_bytes
+
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        y: Tensor = self.layer(x / 255 if self.of_bytes else x)
+        return torch.relu(y) if relu else y
+
+
 def plain(network: Any) -> Any:
     """Returns a copy that has nn.Conv2d, nn.Linear and nn.ReLU instead of our layers; images are divided by 255."""
     copy = deepcopy(network)
@@ -27,7 +39,7 @@ def plain(network: Any) -> Any:
 
 
 def plain_layer(layer: Conv2d | Linear) -> nn.Module:
-    """Returns the same layer as PyTorch's, with a ReLU behind if it has one."""
+    """Returns the same layer as PyTorch's."""
     same: nn.Module
     if isinstance(layer, Linear):
         same = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
@@ -37,9 +49,7 @@ def plain_layer(layer: Conv2d | Linear) -> nn.Module:
     same.load_state_dict(layer.state_dict())
     for parameter, ours in zip(same.parameters(), layer.parameters(), strict=True):
         parameter.requires_grad_(ours.requires_grad)
-    before = [DividedBy255()] if isinstance(layer, ByteConv) else []
-    after = [nn.ReLU()] if layer.relu else []
-    return nn.Sequential(*before, same, *after)
+    return Plain(same, isinstance(layer, ByteConv))
 
 
 def gradients(network: nn.Module) -> list[Tensor]:

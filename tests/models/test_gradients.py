@@ -1,0 +1,280 @@
+"""The fast layers' gradients against float64, and what one update computes besides."""
+
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.models import onednn
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.layers import ByteConv, Conv2d, Linear, Sequential
+from accel_rl.models.q_network import QNetwork
+from accel_rl.models.trunks import NETWORKS
+from accel_rl.updates import Update
+from accel_rl.updates.flat import FlatParameters
+from accel_rl.updates.optimizers import SGD
+from tests.helpers.plain import DividedBy255, gradients, images, plain
+from tests.models.test_acting import disturbed
+
+FRAMES = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(6), frame_stack=4)
+SHAPE = (4, 36, 36)
+
+
+def users_network(spec: EnvSpec) -> nn.Module:
+    """One that a user would write: a stride that does not divide the width, a layer without bias or ReLU."""
+    return nn.Sequential(
+        DividedBy255(),
+        nn.Conv2d(4, 12, 5, 3, 2),
+        nn.ReLU(),
+        nn.Conv2d(12, 24, 3, 2, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(24 * 5 * 5, 96),
+        nn.ReLU(),
+    )
+
+
+NETS: dict[str, Callable[[], Any]] = {
+    "a3c": lambda: ActorCritic(FRAMES, NETWORKS["a3c"]),
+    "nature": lambda: ActorCritic(FRAMES, NETWORKS["nature"]),
+    "user's": lambda: ActorCritic(FRAMES, users_network),
+    "dueling": lambda: QNetwork(FRAMES, NETWORKS["a3c"], torch.linspace(-1, 1, 5), dueling=True),
+}
+
+
+def run(network: Any, image: Tensor) -> Tensor:
+    """Returns all outputs [N, ...], in the precision of the parameters."""
+    if next(network.parameters()).dtype == torch.float32:
+        outputs = network(image)
+        return torch.cat([outputs[0], outputs[1][:, None]], 1) if isinstance(outputs, tuple) else outputs
+    features = network.encoder.trunk(image.double())  # the networks themselves compute their heads in float32
+    if isinstance(network, QNetwork):
+        return network.head(*network.head.hidden(features))  # type: ignore[no-any-return]
+    return torch.cat([network.policy_head(features), network.value_head(features)], 1)
+
+
+def learn(network: Any, bf16: bool) -> list[list[Tensor]]:
+    """Returns the gradients of some batches, each a random linear function of the outputs."""
+    network.bf16, found = bf16, []
+    for seed in range(3):
+        image = images(SHAPE, 64, seed)
+        image[:, :, ::2] //= 3  # so that means differ from pixel to pixel
+        output = run(network, image)
+        slope = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed))
+        network.zero_grad(set_to_none=False)  # flat gradients are views
+        (output * slope).sum().backward()
+        found.append(gradients(network))
+    return found
+
+
+def errors(found: list[list[Tensor]], expected: list[list[Tensor]]) -> Tensor:
+    """Returns the errors of each batch's gradients [batches, parameter tensors], relative to the gradients."""
+    pairs = [zip(*batch, strict=True) for batch in zip(found, expected, strict=True)]
+    return torch.tensor([[(one - other).norm() / other.norm() for one, other in batch] for batch in pairs])
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_of_each_layer(name: str) -> None:
+    """Would catch a gradient summed up in bfloat16, rounded once more than PyTorch's autocast rounds it, or computed
+    from rounded pixels; in float32, a transposed factor, a lost bias or a ReLU's gradient that passes everywhere.
+
+    One unit whose sign rounding changes can be most of a batch's error, so it takes many batches, and two standard
+    errors are granted; `test_gradients_of_one_layer` is free of that noise."""
+    ours, autocast = [], []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        network = disturbed(NETS[name](), seed)
+        theirs = plain(network)
+        expected = learn(plain(network).double(), bf16=False)
+        if seed % 2:
+            FlatParameters(network)
+        if seed < 2:
+            assert errors(learn(network, bf16=False), expected).max() < 1e-4
+        ours.append(errors(learn(network, bf16=True), expected))
+        autocast.append(errors(learn(theirs, bf16=True), expected))
+    found, allowed = torch.cat(ours), torch.cat(autocast)
+    assert 1e-4 < allowed.median() and allowed.max() < 0.5
+    ratio = (found / allowed).log()
+    least = (ratio.mean(0) - 2 * ratio.std(0) / len(ratio) ** 0.5).exp()
+    for (layer, _), at_least in zip(network.named_parameters(), least.tolist(), strict=True):
+        assert at_least <= 1.2, layer
+
+
+LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "linear": (lambda: Linear(160, 110), (96, 160)),
+    "convolution": (lambda: Conv2d(8, 12, 4, 2, 1), (16, 8, 15, 14)),
+    "bytes": (lambda: ByteConv(3, 12, 8, 4), (16, 3, 28, 32)),
+    "bytes of odd width": (lambda: ByteConv(3, 12, 8, 4), (16, 3, 28, 33)),
+}
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_one_layer(name: str, relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch an error of one layer that is small beside those of a whole network's rounding; and, in float32, an
+    operation that is not used on this processor."""
+    monkeypatch.setattr(onednn, "prefers_products", lambda: onednn.multiplies(torch.float32))
+    make, shape = LAYERS[name]
+    torch.manual_seed(0)
+    layer = Sequential(make(), *([nn.ReLU()] if relu else []))
+    takes_bytes = isinstance(layer[0], ByteConv)
+    x = torch.randint(0, 256, shape, dtype=torch.uint8) if takes_bytes else torch.randn(shape)
+    slope, found = torch.randn(layer(x).shape), list[list[Tensor]]()
+    same = plain(layer)
+    for module, dtype in (
+        (deepcopy(same).double(), torch.float64),
+        (layer, torch.float32),
+        (layer, torch.bfloat16),
+        (same, torch.bfloat16),
+    ):
+        module.zero_grad()
+        inputs = x.double() if dtype == torch.float64 else x
+        inputs = inputs if takes_bytes else inputs.detach().requires_grad_()
+        with torch.autocast("cpu", enabled=dtype == torch.bfloat16):
+            y = module(inputs)
+        (y * slope).sum().backward()
+        found.append(gradients(module) + ([] if takes_bytes else [inputs.grad.double()]))
+    expected, *rest = found
+    in_float32, ours, autocast = (
+        [float((a - b).norm() / b.norm()) for a, b in zip(each, expected, strict=True)] for each in rest
+    )
+    assert max(in_float32) < 1e-5
+    assert all(mine <= 1.2 * allowed for mine, allowed in zip(ours, autocast, strict=True))
+
+
+def test_gradients_add_up() -> None:
+    """Would catch gradients of a second slice that replace those of the first."""
+    network = disturbed(NETS["a3c"]())
+    parameters, image = FlatParameters(network), images(SHAPE, 6)
+    for bf16 in (False, True):
+        network.bf16, parts = bf16, []
+        for rows in (slice(0, 4), slice(4, 6)):
+            parameters.zero_gradient()
+            run(network, image[rows]).sum().backward()
+            parts.append(parameters.gradient.clone())
+        parameters.zero_gradient()
+        for rows in (slice(0, 4), slice(4, 6)):
+            run(network, image[rows]).sum().backward()
+        torch.testing.assert_close(parameters.gradient, parts[0] + parts[1], rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    """Would catch a second derivative that silently leaves out one of the layers."""
+    for layer, shape in ((Conv2d(2, 3, 3), (1, 2, 5, 5)), (Linear(8, 4), (2, 8))):
+        x = torch.randn(shape, requires_grad=True)
+        with torch.autocast("cpu"):  # in which both are ours
+            y = layer(x)
+        is_ours = onednn.convolves if isinstance(layer, Conv2d) else onednn.multiplies
+        if is_ours(torch.bfloat16):
+            (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            with pytest.raises(RuntimeError, match="once_differentiable"):
+                gradient.sum().backward()
+
+
+# ---- what an update computes ----
+
+
+class Calls(TorchDispatchMode):
+    """Counts operations; records casts to bfloat16 (numbers of elements) and which gradients convolutions compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.casts: list[int] = []
+        self.masks: list[list[bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.__name__.partition(".")[0]
+        self.names[name] += 1
+        if name == "_to_copy" and kwargs.get("dtype") == torch.bfloat16 and args[0].dtype == torch.float32:
+            self.casts.append(args[0].numel())
+        if name == "convolution_backward":
+            self.masks.append(list(args[-1]))
+        return func(*args, **kwargs)
+
+    @property
+    def packed(self) -> int:
+        return self.names["_reorder_convolution_weight"] + self.names["_reorder_linear_weight"]
+
+
+def make(bf16: bool) -> tuple[Any, Update, Callable[[], Any]]:
+    """Returns a policy, its update, and a function that makes one update of 12 samples in 3 slices."""
+    torch.manual_seed(0)
+    policy = NETS["nature"]()
+    policy.bf16 = bf16
+    image = images(SHAPE, 12)
+    update = Update(policy, SGD(), slice_elements=4 * image[0].numel())
+
+    def loss(part: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        parameters, value = policy(part)
+        return parameters.square().sum() + value.sum(), {}
+
+    return policy, update, lambda: update.minimize(loss, (image,), torch.tensor(12), 1e-3)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_first_layer_computes_no_gradient_of_its_input(bf16: bool) -> None:
+    """Would catch the largest of all gradients, of the images, which nobody needs."""
+    _, _, minimize = make(bf16)
+    with Calls() as calls:
+        minimize()
+    assert [mask[0] for mask in calls.masks] == [True, True, False] * 3  # three slices, backwards
+    assert all(mask[1] and mask[2] for mask in calls.masks)
+
+
+needs_bf16 = pytest.mark.skipif(
+    not (onednn.convolves(torch.bfloat16) and onednn.multiplies(torch.bfloat16)),
+    reason="without oneDNN's bfloat16, PyTorch casts in each call",
+)
+
+
+@needs_bf16
+def test_weights_are_cast_once_for_each_update() -> None:
+    """Would catch weights that every slice, every act and every batch size casts anew."""
+    policy, _, minimize = make(bf16=True)
+    weights = {p.numel() for name, p in policy.encoder.named_parameters() if name.endswith("weight")}
+    for _ in range(2):  # updates
+        with Calls() as calls:
+            minimize()
+            for index in range(6):
+                policy.act(images(SHAPE, 3 + index % 2), None)
+        # The update changes the weights last: its own casts are of the old ones, if these were not cast already.
+        counts = Counter(each for each in calls.casts if each in weights)
+        assert counts.keys() == weights and sum(counts.values()) <= 2 * 4
+        with Calls() as calls:
+            for index in range(6):
+                policy.act(images(SHAPE, 3 + index % 2), None)
+                with torch.no_grad():
+                    policy(images(SHAPE, 5))
+        assert not set(calls.casts) & weights and not calls.packed
+    with Calls() as calls:
+        minimize()  # the acts have cast the weights already
+    assert not set(calls.casts) & weights
+
+
+@pytest.mark.skipif(
+    not (onednn.convolves(torch.float32) and onednn.multiplies(torch.float32)), reason="needs oneDNN's operations"
+)
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=needs_bf16)])
+def test_weights_are_packed_once_for_each_update_and_batch_size(bf16: bool) -> None:
+    """Would catch packing in every act, and packing that nobody uses."""
+    policy, _, minimize = make(bf16)
+    for _ in range(2):
+        minimize()
+        for num_samples in (3, 4):
+            for expected in (4, 0, 0):
+                with Calls() as calls:
+                    policy.act(images(SHAPE, num_samples), None)
+                assert calls.packed == expected
+    with Calls() as calls:
+        minimize()
+    assert not calls.packed

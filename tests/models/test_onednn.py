@@ -1,0 +1,259 @@
+"""oneDNN's private operations are used where they work, and plain PyTorch where they do not."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_rl.models import onednn
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.layers import Linear
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import SGD
+from tests.helpers.plain import gradients, images, plain
+from tests.models.test_acting import assert_acts_as_plain, disturbed, pixels
+
+SHAPE = (3, 22, 24)
+CONVOLUTIONS = ["_convolution_pointwise", "_reorder_convolution_weight"]
+PRODUCTS = ["_linear_pointwise", "_reorder_linear_weight"]
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name) for name in CONVOLUTIONS + PRODUCTS
+)
+
+
+def forget() -> None:
+    for probe in (onednn.convolves, onednn.multiplies, onednn.prefers_products):
+        probe.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def try_anew() -> Iterator[None]:
+    """Has operations tried again in each test, and after it."""
+    forget()
+    yield
+    forget()
+
+
+def make_policy() -> Any:
+    torch.manual_seed(0)
+    return disturbed(ActorCritic(pixels(*SHAPE)))
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+def test_the_operations_of_this_pytorch_work() -> None:
+    """Would catch a trial so strict that the faster way is never taken."""
+    assert onednn.convolves(torch.float32) and onednn.multiplies(torch.float32)
+    assert onednn.convolves(torch.bfloat16) == onednn.multiplies(torch.bfloat16) == has_bf16()
+
+
+def has_bf16() -> bool:
+    """Tells whether PyTorch says that oneDNN computes in bfloat16 on this processor."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+# ---- what may be wrong with an operation ----
+
+
+def refuses(*_: Any) -> Any:
+    raise RuntimeError("not for this processor\nat some line")
+
+
+def is_not_implemented(*_: Any) -> Any:
+    raise NotImplementedError("mkldnn is no more")
+
+
+def has_another_signature(x: Any) -> Any:
+    return x
+
+
+def returns_nothing(*_: Any) -> Any:
+    return None
+
+
+def returns_a_tuple(x: Tensor, *_: Any) -> Any:
+    return x, x
+
+
+def returns_its_first_argument(x: Tensor, *_: Any) -> Any:
+    return x
+
+
+def returns_nan(*_: Any) -> Any:
+    return torch.full((4,), torch.nan)
+
+
+WRONG = [
+    refuses,
+    is_not_implemented,
+    has_another_signature,
+    returns_nothing,
+    returns_a_tuple,
+    returns_nan,
+]
+
+
+def spoils(name: str, how: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Returns an operation that does what it should, and then something to its result (how: of it and its input)."""
+    operation = getattr(torch.ops.mkldnn, name, None)
+    return lambda x, *rest: operation and how(operation(x, *rest), x)
+
+
+SPOILT: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "no ReLU": ("_convolution_pointwise", lambda y, _: y - 1),
+    "too many dimensions": ("_convolution_pointwise", lambda y, _: y[None]),
+    "another layout of weights": ("_reorder_convolution_weight", lambda _, weight: weight.flip(0)),
+    "wrong by a tenth": ("_linear_pointwise", lambda y, _: y * 1.1),
+    "only some samples": ("_linear_pointwise", lambda y, _: y[:1]),
+    "transposed weights": ("_reorder_linear_weight", lambda _, weight: weight.flip(1)),
+}
+
+
+def assert_computes_as_pytorch(policy: Any) -> None:
+    """Asserts that results and gradients are PyTorch's, in both precisions."""
+    image = images(SHAPE, 6)
+    assert_acts_as_plain(policy, image)
+    for bf16 in (False, True):
+        found = []
+        for network in (policy, plain(policy)):
+            network.bf16 = bf16
+            network.zero_grad()
+            parameters, value = network(image)
+            (parameters.square().sum() + value.sum()).backward()
+            found.append(gradients(network))
+        tolerance = 0.2 if bf16 else 1e-4
+        for ours, theirs in zip(*found, strict=True):
+            assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+def assert_falls_back(name: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Asserts that the operation's kind is not used; returns what the log says."""
+    works, other = (
+        (onednn.convolves, onednn.multiplies) if name in CONVOLUTIONS else (onednn.multiplies, onednn.convolves)
+    )
+    with caplog.at_level(logging.INFO, "accel_rl"):
+        assert not works(torch.float32) and not works(torch.bfloat16)
+        assert other(torch.float32) or not HAS_ONEDNN
+        caplog.clear()
+        forget()
+        policy = make_policy()
+        assert_computes_as_pytorch(policy)
+        assert_computes_as_pytorch(policy)
+    said = [record.getMessage() for record in caplog.records if "PyTorch's own" in record.getMessage()]
+    about = "convolutions" if name in CONVOLUTIONS else "matrix products"
+    kind = [message for message in said if message.startswith(about)]
+    assert [message.split(" are ")[0] for message in kind] == [f"{about} in float32", f"{about} in bfloat16"]
+    assert not any("\n" in message for message in kind)
+    return kind
+
+
+FAULTS = [(name, operation) for name in CONVOLUTIONS + PRODUCTS for operation in WRONG]
+FAULTS += [(name, returns_its_first_argument) for name in ("_convolution_pointwise", "_linear_pointwise")]
+
+
+@pytest.mark.parametrize(("name", "operation"), FAULTS)
+def test_an_operation_that_does_not_work_is_not_used(
+    name: str, operation: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Would catch a check that the operation exists only: another PyTorch may have it with another signature. And a
+    reason that is logged with every call, or never."""
+    monkeypatch.setattr(torch.ops.mkldnn, name, operation, raising=False)
+    in_float32, _ = assert_falls_back(name, caplog)
+    if operation is refuses:
+        assert in_float32.endswith("oneDNN's cannot be used here (not for this processor)")
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("case", SPOILT)
+def test_an_operation_that_computes_something_else_is_not_used(
+    case: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Would catch a trial that does not look at the values, or at one of the ways in which layers call it."""
+    name, how = SPOILT[case]
+    monkeypatch.setattr(torch.ops.mkldnn, name, spoils(name, how))
+    in_float32, _ = assert_falls_back(name, caplog)
+    assert "its results differ" in in_float32
+
+
+@pytest.mark.parametrize("name", [*CONVOLUTIONS, *PRODUCTS, "all"])
+def test_an_operation_that_is_missing_is_not_used(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Would catch an AttributeError from a PyTorch without the operation."""
+
+    class Without:
+        def __getattr__(self, wanted: str) -> Any:
+            if name in (wanted, "all"):
+                raise AttributeError(f"'_OpNamespace' 'mkldnn' object has no attribute '{wanted}'")
+            return getattr(operations, wanted)
+
+    operations = torch.ops.mkldnn
+    monkeypatch.setattr(torch.ops, "mkldnn", Without())
+    if name == "all":
+        assert_computes_as_pytorch(make_policy())
+        assert not onednn.convolves(torch.float32) and not onednn.multiplies(torch.float32)
+    else:
+        assert any("has no attribute" in message for message in assert_falls_back(name, caplog))
+
+
+# ---- precisions ----
+
+
+def test_without_bfloat16_autocast_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a processor without the instructions on which `--bf16` fails, or computes in float32."""
+    for name in ("convolves", "multiplies"):
+        monkeypatch.setattr(onednn, name, lambda dtype: dtype == torch.float32 and HAS_ONEDNN)
+    policy = make_policy()
+    assert_computes_as_pytorch(policy)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert policy.encoder.trunk(images(SHAPE, 2)).dtype == torch.bfloat16
+    image = images(SHAPE, 4)
+    policy.bf16 = True
+    update = Update(policy, SGD())
+    before = policy.act(image, None)[1]["value"].clone()
+    update.minimize(lambda part: (policy(part)[1].sum(), {}), (image,), torch.tensor(4), 0.01)
+    assert (policy.act(image, None)[1]["value"] - before).abs().max() > 0.01
+    assert all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("kind", ["linear", "trunk"])
+def test_other_dtypes_use_pytorchs_layers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch float64, or float16 from autocast, passed to an operation for float32 and bfloat16."""
+    module: Any = Linear(96, 40) if kind == "linear" else make_policy().encoder.trunk
+    x = torch.rand(2, 96) if kind == "linear" else torch.rand(2, *SHAPE)
+    for name in ("convolve", "multiply"):
+        monkeypatch.setattr(onednn, name, lambda *_, **__: pytest.fail("called for other dtypes"))
+    for mode in (torch.inference_mode, torch.enable_grad):
+        with mode():
+            assert module.double()(x.double()).dtype == torch.float64
+            module.float()
+            with torch.autocast("cpu", torch.float16):
+                assert module(x).dtype == torch.float16
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
+@pytest.mark.parametrize("num_samples", [1, 8, 80])
+@pytest.mark.parametrize("prefers", [False, True])
+def test_products_in_float32_whichever_is_faster(
+    num_samples: int, prefers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch a transposed factor, a lost bias, or gradients that overwrite instead of adding up, on processors on
+    which oneDNN's products are preferred and on others."""
+    monkeypatch.setattr(onednn, "prefers_products", lambda: prefers)
+    torch.manual_seed(0)
+    ours, theirs = Linear(96, 40), nn.Linear(96, 40)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(num_samples, 96)
+    for _ in range(2):
+        results = []
+        for layer in (ours, theirs):
+            inputs = x.clone().requires_grad_()
+            layer(inputs).square().sum().backward()
+            results.append([inputs.grad, *(parameter.grad for parameter in layer.parameters())])
+        for first, second in zip(*results, strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
