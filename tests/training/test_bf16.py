@@ -1,0 +1,76 @@
+"""Runs in bfloat16 are as exact as those in float32: on one machine, the same run is the same bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.training import checkpoint
+from tests.helpers.runs import assert_same, assert_same_run, rows, rows_without_time
+
+PONG: dict[str, Any] = {
+    "device": "cpu",
+    "env": "pong",
+    "frame_shape": (42, 42),
+    "max_episode_steps": 7,
+    "noop_max": 3,
+    "decorrelation_steps": 5,
+    "envs": 4,
+    "horizon": 5,
+    "seed": 5,
+    "steps": 80,
+    "schedule_steps": 80,
+    "log_interval_steps": 20,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "bf16": True,
+}
+REPLAY: dict[str, Any] = {"warmup_steps": 40, "batch_size": 8, "replay_size": 60, "training_intensity": 2, "n_step": 2}
+REPLAY |= {"target_interval_steps": 40, "epsilon_steps": 100}
+EVALUATED: dict[str, Any] = {"eval_interval_steps": 40, "eval_episodes": 2}
+ALGOS: dict[str, dict[str, Any]] = {
+    "a2c": {"algo": "a2c"},
+    "dqn": {"algo": "dqn", **REPLAY},
+    "ppo lstm": {"algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, **EVALUATED},
+    "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
+}
+CASES = [name if name in ("a2c", "dqn") else pytest.param(name, marks=pytest.mark.slow) for name in ALGOS]
+SERIAL: dict[str, Any] = {"sampler": "serial"}
+ALTERNATING: dict[str, Any] = {"sampler": "alternating", "workers": 2}
+
+
+def policy(run: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = checkpoint.load(run / "checkpoint.pt")["policy"]
+    return state
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("case", CASES)
+def test_alternating_equals_serial(case: str, tmp_path: Path) -> None:
+    """Would catch actions by weights that one sampler prepared before an update and the other one after it, and results
+    that depend on what was computed before, such as which batch size the weights were packed for first."""
+    settings = PONG | ALGOS[case]
+    runs = [accel_rl.train(**settings, **each, out=tmp_path / each["sampler"]) for each in (SERIAL, ALTERNATING)]
+    assert_same(*map(policy, runs))
+    assert rows_without_time(runs[0]) == rows_without_time(runs[1])
+    losses = [row["train/loss"] for row in rows(runs[0]) if row["train/loss"]]
+    assert len(set(losses)) == len(losses) >= 2
+    evaluations = [row for row in rows(runs[0]) if row.get("eval/mean_reward")]
+    assert len(evaluations) == (2 if settings["eval_interval_steps"] else 0)
+    assert all(value.dtype == torch.float32 for value in policy(runs[0]).values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
+    """Would catch a checkpoint of parameters that were rounded, and weights prepared before it was loaded."""
+    settings = PONG | ALGOS[case] | SERIAL
+    whole = accel_rl.train(**settings, out=tmp_path / "whole")
+    half = accel_rl.train(**settings | {"steps": 40}, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=80)
+    assert_same_run(half, whole)
+    if settings["eval_interval_steps"]:
+        assert_same(*(checkpoint.load(run / "best.pt") for run in (half, whole)))
