@@ -16,7 +16,7 @@ from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
 from accel_rl.models.trunks import NETWORKS, ConvNet, make_trunk
 from accel_rl.rollout import RecurrentInputs
-from tests.helpers.plain import images, layouts, plain
+from tests.helpers.plain import assert_acts_as_plain, disturbed, error, images, layouts, outputs, pixels, plain
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +26,6 @@ def seeded() -> None:
 
 SUPPORT = torch.linspace(-2, 2, 9)
 PRECISIONS = [torch.float32, torch.bfloat16]
-
-
-def pixels(*shape: int, action: Any = None, frame_stack: int = 0) -> EnvSpec:
-    return EnvSpec(Box(0, 255, shape, np.uint8), action or Discrete(6), frame_stack)
 
 
 def nested(space: gymnasium.Space[Any]) -> EnvSpec:
@@ -63,47 +59,6 @@ def observations(spec: EnvSpec, num_samples: int) -> Tensor:
         return images(spec.observation_shape, num_samples)
     spec.observation_space.seed(0)
     return torch.from_numpy(np.stack([spec.observation_space.sample() for _ in range(num_samples)]))
-
-
-def disturbed(network: Any, seed: int = 0) -> Any:
-    """Adds noise to all parameters: biases that are no longer zero, heads that are no longer small."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) * (0.3 * parameter.std() if parameter.dim() > 1 else 0.3))
-    return network
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, relative to the largest number expected."""
-    assert found.shape == expected.shape and found.dtype == torch.float32
-    assert found.isfinite().all()
-    return float((found - expected).abs().max() / expected.abs().max())
-
-
-def outputs(policy: Any, *arguments: Any) -> list[Tensor]:
-    """Returns all that a policy computes before it chooses, as it does when it acts."""
-    with torch.inference_mode():
-        if isinstance(policy, QNetwork):
-            return [policy(arguments[0])]
-        return [value for value in policy.step(*arguments) if value is not None]
-
-
-def assert_acts_as_plain(policy: Any, *arguments: Any) -> None:
-    """Asserts that float32 is equal but for rounding, and that bfloat16 is about as far away as PyTorch's bfloat16.
-
-    Errors of few outputs are by chance; tests/models/test_gradients.py compares those of many numbers."""
-    reference = plain(policy)
-    policy.bf16 = reference.bf16 = False
-    expected = outputs(reference, *arguments)
-    assert all(value.std() > 0 for value in expected if value.numel() > 1)
-    for found, value in zip(outputs(policy, *arguments), expected, strict=True):
-        assert error(found, value) < 1e-4
-    policy.bf16 = reference.bf16 = True
-    rounded = outputs(reference, *arguments)
-    for found, other, value in zip(outputs(policy, *arguments), rounded, expected, strict=True):
-        assert error(found, value) <= 2 * error(other, value) + 4 * torch.finfo(torch.bfloat16).eps
-    policy.bf16 = False
 
 
 # ---- trunks ----

@@ -21,8 +21,7 @@ from accel_rl.models.trunks import NETWORKS
 from accel_rl.updates import Update
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import SGD
-from tests.helpers.plain import DividedBy255, gradients, images, plain
-from tests.models.test_acting import disturbed
+from tests.helpers.plain import DividedBy255, disturbed, gradients, images, plain
 
 FRAMES = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(6), frame_stack=4)
 SHAPE = (4, 36, 36)

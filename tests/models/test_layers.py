@@ -186,14 +186,15 @@ def test_results_and_names_stay(name: str) -> None:
     accelerate(network)
     assert sum(isinstance(module, Conv2d | Linear) for module in network.modules()) == num_ours
     assert [*network.state_dict()] == [*before.state_dict()]
-    for (name, ours), (same_name, theirs) in zip(network.named_parameters(), before.named_parameters(), strict=True):
-        assert name == same_name and torch.equal(ours, theirs)
+    assert all(map(torch.equal, network.state_dict().values(), before.state_dict().values()))
     exact = deepcopy(before).double()
     for num_samples in (1, 5):
         image = torch.randn(num_samples, 3, 12, 10)
         expected = results(exact, image, bf16=False)
         for ours, other in zip(results(network, image, bf16=False), expected, strict=True):
             assert (ours - other).norm() <= 1e-4 * other.norm() + 1e-4
+        if name == "recurrent" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            continue  # PyTorch's own LSTM refuses bfloat16 there
         plain = results(before, image, bf16=True)
         for ours, theirs, other in zip(results(network, image, bf16=True), plain, expected, strict=True):
             assert (ours - other).norm() <= 2 * (theirs - other).norm() + 0.01 * other.norm() + 1e-4

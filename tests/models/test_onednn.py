@@ -13,8 +13,7 @@ from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.layers import Linear
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
-from tests.helpers.plain import gradients, images, plain
-from tests.models.test_acting import assert_acts_as_plain, disturbed, pixels
+from tests.helpers.plain import assert_acts_as_plain, disturbed, gradients, images, pixels, plain
 
 SHAPE = (3, 22, 24)
 CONVOLUTIONS = ["_convolution_pointwise", "_reorder_convolution_weight"]

@@ -1,16 +1,13 @@
-"""Prepared weights are never stale: parameters change in every way that the framework has, and the next act shows it.
-
-The layers' own copies show in three modes: acting (packed weights), without gradients, and with them (cast weights)."""
+"""Prepared weights are never stale, whoever changes the parameters; tests/updates/test_freshness.py has updates."""
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from accel_rl.algos.base import frozen_copy
@@ -18,210 +15,11 @@ from accel_rl.models import onednn, prepared
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.layers import Conv2d, Linear
 from accel_rl.models.prepared import PreparedTensors
-from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
-from accel_rl.updates import all_reduce as all_reduce_module
-from accel_rl.updates.all_reduce import AllReduce
-from accel_rl.updates.exchange import copy_module
+from accel_rl.updates import Update
 from accel_rl.updates.flat import FlatParameters
-from accel_rl.updates.foreach import copy_tensors
-from accel_rl.updates.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, TorchOptimizer, _torch_names, make_optimizer
-from tests.helpers.plain import images, plain
-from tests.models.test_acting import disturbed, error, outputs, pixels
-
-SPEC = pixels(2, 20, 20)
-IMAGE = images((2, 20, 20), 4)
-
-
-def make_policy(seed: int = 0) -> ActorCritic:
-    torch.manual_seed(seed)
-    return disturbed(ActorCritic(SPEC), seed)  # type: ignore[no-any-return]
-
-
-def evaluate(policy: Any) -> list[Tensor]:
-    """Returns what the policy computes in both precisions and all three modes: this prepares all that it can."""
-    found = []
-    for policy.bf16 in (False, True):
-        found += outputs(policy, IMAGE)
-        with torch.no_grad():
-            found += policy(IMAGE)
-        with torch.enable_grad():
-            found += [value.detach() for value in policy(IMAGE)]
-    policy.bf16 = False
-    return found
-
-
-def assert_fresh(policy: Any, before: list[Tensor]) -> list[Tensor]:
-    """Asserts that all results have changed, and that they are those of the parameters as they are."""
-    found = evaluate(policy)
-    for index, (now, then) in enumerate(zip(found, before, strict=True)):
-        assert error(now, then) > 0.02, f"result {index} has not changed"
-    return assert_current(policy, found)
-
-
-def assert_current(policy: Any, found: list[Tensor]) -> list[Tensor]:
-    """Asserts that results are those of a copy that has nothing prepared, and close to plain PyTorch's."""
-    for index, (now, fresh) in enumerate(zip(found, evaluate(deepcopy(policy)), strict=True)):
-        torch.testing.assert_close(now, fresh, rtol=1e-5, atol=1e-5, msg=f"result {index} is stale")
-    for now, expected in zip(found[:2], outputs(plain(policy), IMAGE), strict=True):
-        assert error(now, expected) < 1e-4
-    return found
-
-
-def learn(update: Update, seed: int = 0, rate: float = 0.3) -> None:
-    """Makes two updates by `minimize`, in slices, and one by `step`; acts in between."""
-    policy, count = update.module, torch.tensor(len(IMAGE))
-    slopes = torch.randn(7, generator=torch.Generator().manual_seed(seed))
-
-    def loss(image: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        parameters, value = policy(image)
-        return (torch.cat([parameters, value[:, None]], 1) * slopes).sum(), {}
-
-    for _ in range(2):
-        before = evaluate(policy)
-        update.minimize(loss, (IMAGE,), count, rate)
-        assert_fresh(policy, before)
-    before = evaluate(policy)
-    update.step(loss(IMAGE)[0], count, rate)
-    assert_fresh(policy, before)
-
-
-# ---- local updates ----
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_after_updates(name: str) -> None:
-    """Would catch a change through the flat vector that the parameters' own counters do not show."""
-    learn(Update(make_policy(), make_optimizer(name), slice_elements=2 * IMAGE[0].numel()))
-
-
-def torch_optimizers() -> Iterator[Any]:
-    """Yields every optimizer of torch.optim that Update can use, also with its faster implementations."""
-    for name in _torch_names():
-        for options in ({}, {"foreach": True}, {"fused": True}):
-            try:
-                optimizer = TorchOptimizer(name, **options)
-            except ValueError:
-                continue
-            is_fast = name == "Adam" or "fused" in options
-            yield pytest.param(optimizer, id=f"{name} {' '.join(options)}", marks=[] if is_fast else [pytest.mark.slow])
-
-
-@pytest.mark.parametrize("optimizer", list(torch_optimizers()))
-def test_after_updates_of_torch_optimizers(optimizer: Optimizer) -> None:
-    """Would catch an implementation that changes the vector without being counted, as PyTorch's fused ones."""
-    policy = make_policy()
-    update = Update(policy, optimizer)
-    before = evaluate(policy)
-    for parameter in policy.parameters():
-        parameter.grad.normal_()
-    update.exchange.apply({}, torch.tensor(1), 1.0 if optimizer.name != "Adadelta" else 1000.0)  # type: ignore[attr-defined]
-    assert_fresh(policy, before)
-
-
-def test_after_loading() -> None:
-    """Would catch the weights from before a resume."""
-    policy, other = make_policy(0), make_policy(1)
-    before = evaluate(policy)
-    policy.load_state_dict(other.state_dict())
-    before = assert_fresh(policy, before)
-    update = Update(policy, Adam())
-    assert_current(policy, evaluate(policy))
-    update.load_state_dict(Update(make_policy(2), Adam()).state_dict())
-    before = assert_fresh(policy, before)
-    policy.load_state_dict(other.state_dict())  # now into views of the flat vector
-    assert_fresh(policy, before)
-
-
-# ---- several learners ----
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
-
-
-def test_after_all_reduce(process_group: None) -> None:
-    """Would catch sums of gradients that are applied behind the layers' back."""
-    learn(Update(make_policy(), Adam(), exchange=AllReduce()), rate=0.1)
-
-
-def test_after_the_first_ranks_parameters_have_arrived(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a second rank that acts by the parameters that it was built with."""
-    policy, other = make_policy(0), FlatParameters(make_policy(1))
-    before = evaluate(policy)
-
-    def broadcast(tensor: Tensor, _: int) -> None:
-        if tensor.shape == other.values.shape:
-            tensor.numpy()[:] = other.values.numpy()  # not counted by PyTorch
-
-    monkeypatch.setattr(all_reduce_module.dist, "broadcast", broadcast)
-    Update(policy, Adam(), exchange=AllReduce())
-    assert_fresh(policy, before)
-
-
-STORES: dict[str, tuple[Optimizer, dict[str, Any]]] = {
-    "shared adam": (Adam(), {}),
-    "own torch.Adam": (TorchOptimizer("Adam"), {"own_state": True}),
-    "own torch.Adam, fused": (TorchOptimizer("Adam", fused=True), {"own_state": True}),
-    "multi-step adam": (Adam(), {"updates_per_exchange": 2}),
-}
-
-
-@pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("name", STORES)
-def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
-    """Would catch a learner that goes on by its own parameters after it has taken over the store's: at its start, at a
-    pull, in an exchange, and when another learner has changed them in between."""
-    optimizer, options = STORES[name]
-    first, second = make_policy(0), make_policy(1)
-    values = FlatParameters(make_policy(2)).values
-    store = CentralStore(values, shared_state(optimizer, values, **options))
-    before = evaluate(first)
-    updates = [
-        Update(p, optimizer, exchange=StoreExchange(store, in_place=in_place, **options)) for p in (first, second)
-    ]
-    before = assert_fresh(first, before)  # the store's
-    learn(updates[1], rate=0.1)
-    updates[1].exchange.flush()  # type: ignore[attr-defined]
-    updates[0].pull()
-    before = assert_fresh(first, before)
-    learn(updates[1], seed=1, rate=0.1)
-    learn(updates[0], seed=2, rate=0.1)
-    updates[1].exchange.flush()  # type: ignore[attr-defined]
-    before = assert_current(first, evaluate(first))
-    updates[0].load_state_dict(Update(make_policy(3), optimizer).state_dict() | {"target": None})
-    assert_fresh(first, before)
-    store.close()
-
-
-# ---- target networks and copies ----
-
-
-def test_after_a_target_is_synced() -> None:
-    """Would catch a target network that stays what it was, by either exchange's sync."""
-    policy = make_policy(0)
-    target = frozen_copy(policy)
-    before = evaluate(target)
-    update = Update(policy, Adam())
-    learn(update, rate=0.1)
-    assert_current(target, evaluate(target))
-    assert all(map(torch.equal, evaluate(target), before))
-    update.sync_target(target, 1)
-    before = assert_fresh(target, before)
-    assert error(before[0], evaluate(policy)[0]) < 1e-5
-
-    store = CentralStore(update.parameters.values, shared_state(Adam(), update.parameters.values))
-    shared = Update(make_policy(1), Adam(), exchange=StoreExchange(store))
-    learn(shared, seed=1, rate=0.1)
-    shared.sync_target(target, 1)
-    before = assert_fresh(target, before)
-    copy_module(make_policy(3), target)
-    before = assert_fresh(target, before)
-    copy_tensors(target.parameters(), make_policy(4).parameters())
-    assert_fresh(target, before)
-    store.close()
+from accel_rl.updates.optimizers import SGD
+from tests.helpers.freshness import assert_current, assert_fresh, change_by_add, evaluate, learn, make_policy
+from tests.helpers.plain import error
 
 
 def by_pickle(policy: ActorCritic) -> Any:
@@ -269,12 +67,6 @@ def test_after_parameters_have_become_flat() -> None:
 
 
 # ---- by hand ----
-
-
-@torch.no_grad()
-def change_by_add(policy: nn.Module, factor: float = 1.0) -> None:
-    for parameter in policy.parameters():
-        parameter.add_(factor * torch.ones_like(parameter) * 0.1)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ PONG: dict[str, Any] = {
     "learning_threads": 1,
     "bf16": True,
 }
-REPLAY: dict[str, Any] = {"warmup_steps": 40, "batch_size": 8, "replay_size": 60, "training_intensity": 2, "n_step": 2}
+REPLAY: dict[str, Any] = {"warmup_steps": 20, "batch_size": 8, "replay_size": 60, "training_intensity": 2, "n_step": 2}
 REPLAY |= {"target_interval_steps": 40, "epsilon_steps": 100}
 EVALUATED: dict[str, Any] = {"eval_interval_steps": 40, "eval_episodes": 2}
 ALGOS: dict[str, dict[str, Any]] = {

@@ -1,0 +1,158 @@
+"""Policies act by the newest parameters after each kind of update, load, pull and sync."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from accel_rl.algos.base import frozen_copy
+from accel_rl.updates import CentralStore, StoreExchange, Update, shared_state
+from accel_rl.updates import all_reduce as all_reduce_module
+from accel_rl.updates.all_reduce import AllReduce
+from accel_rl.updates.exchange import copy_module
+from accel_rl.updates.flat import FlatParameters
+from accel_rl.updates.foreach import copy_tensors
+from accel_rl.updates.optimizers import OPTIMIZERS, Adam, Optimizer, TorchOptimizer, _torch_names, make_optimizer
+from tests.helpers.freshness import IMAGE, assert_current, assert_fresh, evaluate, learn, make_policy
+from tests.helpers.plain import error
+
+# ---- local updates ----
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_after_updates(name: str) -> None:
+    """Would catch a change through the flat vector that the parameters' own counters do not show."""
+    learn(Update(make_policy(), make_optimizer(name), slice_elements=2 * IMAGE[0].numel()))
+
+
+def torch_optimizers() -> Iterator[Any]:
+    """Yields every optimizer of torch.optim that Update can use, also with its faster implementations."""
+    for name in _torch_names():
+        for options in ({}, {"foreach": True}, {"fused": True}):
+            try:
+                optimizer = TorchOptimizer(name, **options)
+            except ValueError:
+                continue
+            is_fast = name == "Adam" or "fused" in options
+            yield pytest.param(optimizer, id=f"{name} {' '.join(options)}", marks=[] if is_fast else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("optimizer", list(torch_optimizers()))
+def test_after_updates_of_torch_optimizers(optimizer: Optimizer) -> None:
+    """Would catch an implementation that changes the vector without being counted, as PyTorch's fused ones."""
+    policy = make_policy()
+    update = Update(policy, optimizer)
+    before = evaluate(policy)
+    for parameter in policy.parameters():
+        parameter.grad.normal_()
+    update.exchange.apply({}, torch.tensor(1), 1.0 if optimizer.name != "Adadelta" else 1000.0)  # type: ignore[attr-defined]
+    assert_fresh(policy, before)
+
+
+def test_after_loading() -> None:
+    """Would catch the weights from before a resume."""
+    policy, other = make_policy(0), make_policy(1)
+    before = evaluate(policy)
+    policy.load_state_dict(other.state_dict())
+    before = assert_fresh(policy, before)
+    update = Update(policy, Adam())
+    assert_current(policy, evaluate(policy))
+    update.load_state_dict(Update(make_policy(2), Adam()).state_dict())
+    before = assert_fresh(policy, before)
+    policy.load_state_dict(other.state_dict())  # now into views of the flat vector
+    assert_fresh(policy, before)
+
+
+# ---- several learners ----
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+def test_after_all_reduce(process_group: None) -> None:
+    """Would catch sums of gradients that are applied behind the layers' back."""
+    learn(Update(make_policy(), Adam(), exchange=AllReduce()), rate=0.1)
+
+
+def test_after_the_first_ranks_parameters_have_arrived(process_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a second rank that acts by the parameters that it was built with."""
+    policy, other = make_policy(0), FlatParameters(make_policy(1))
+    before = evaluate(policy)
+
+    def broadcast(tensor: Tensor, _: int) -> None:
+        if tensor.shape == other.values.shape:
+            tensor.numpy()[:] = other.values.numpy()  # not counted by PyTorch
+
+    monkeypatch.setattr(all_reduce_module.dist, "broadcast", broadcast)
+    Update(policy, Adam(), exchange=AllReduce())
+    assert_fresh(policy, before)
+
+
+STORES: dict[str, tuple[Optimizer, dict[str, Any]]] = {
+    "shared adam": (Adam(), {}),
+    "own torch.Adam": (TorchOptimizer("Adam"), {"own_state": True}),
+    "own torch.Adam, fused": (TorchOptimizer("Adam", fused=True), {"own_state": True}),
+    "multi-step adam": (Adam(), {"updates_per_exchange": 2}),
+}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", STORES)
+def test_after_exchanges_with_the_store(name: str, in_place: bool) -> None:
+    """Would catch a learner that goes on by its own parameters after it has taken over the store's: at its start, at a
+    pull, in an exchange, and when another learner has changed them in between."""
+    optimizer, options = STORES[name]
+    first, second = make_policy(0), make_policy(1)
+    values = FlatParameters(make_policy(2)).values
+    store = CentralStore(values, shared_state(optimizer, values, **options))
+    before = evaluate(first)
+    updates = [
+        Update(p, optimizer, exchange=StoreExchange(store, in_place=in_place, **options)) for p in (first, second)
+    ]
+    before = assert_fresh(first, before)  # the store's
+    learn(updates[1], rate=0.1)
+    updates[1].exchange.flush()  # type: ignore[attr-defined]
+    updates[0].pull()
+    before = assert_fresh(first, before)
+    learn(updates[1], seed=1, rate=0.1)
+    learn(updates[0], seed=2, rate=0.1)
+    updates[1].exchange.flush()  # type: ignore[attr-defined]
+    before = assert_current(first, evaluate(first))
+    updates[0].load_state_dict(Update(make_policy(3), optimizer).state_dict() | {"target": None})
+    assert_fresh(first, before)
+    store.close()
+
+
+# ---- target networks ----
+
+
+def test_after_a_target_is_synced() -> None:
+    """Would catch a target network that stays what it was, by either exchange's sync."""
+    policy = make_policy(0)
+    target = frozen_copy(policy)
+    before = evaluate(target)
+    update = Update(policy, Adam())
+    learn(update, rate=0.1)
+    assert_current(target, evaluate(target))
+    assert all(map(torch.equal, evaluate(target), before))
+    update.sync_target(target, 1)
+    before = assert_fresh(target, before)
+    assert error(before[0], evaluate(policy)[0]) < 1e-5
+
+    store = CentralStore(update.parameters.values, shared_state(Adam(), update.parameters.values))
+    shared = Update(make_policy(1), Adam(), exchange=StoreExchange(store))
+    learn(shared, seed=1, rate=0.1)
+    shared.sync_target(target, 1)
+    before = assert_fresh(target, before)
+    copy_module(make_policy(3), target)
+    before = assert_fresh(target, before)
+    copy_tensors(target.parameters(), make_policy(4).parameters())
+    assert_fresh(target, before)
+    store.close()
