@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 
+MOST_KEPT = 16  # tensors of a layer: a few precisions, and the batch sizes that it is used with
+
+
 class PreparedTensors:
     """Makes each tensor of a parameter at its first use, and again at its first use after the parameter has changed.
 
@@ -23,6 +26,8 @@ class PreparedTensors:
         version = _version(parameter)
         made = self._made.get(name)
         if made is None or made.version != version:
+            if len(self._made) >= MOST_KEPT:
+                self._made.clear()
             with torch.inference_mode(False), torch.no_grad():  # it may be saved for a gradient later
                 made = self._made[name] = _Made(version, make())
         return made.tensor

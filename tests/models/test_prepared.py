@@ -194,3 +194,11 @@ def test_layers_keep_no_more_than_one_version() -> None:
     assert counts == [len(layer.prepared._made) for layer in layers]
     if onednn.convolves(torch.float32):
         assert all(counts)
+
+
+def test_layers_do_not_keep_weights_for_every_size_of_batch() -> None:
+    """Would catch memory that grows with every batch size that a user acts with."""
+    parameter, tensors = torch.zeros(3), prepared.PreparedTensors()
+    for name in range(5 * prepared.MOST_KEPT):
+        assert tensors.get(name, parameter, lambda: parameter + 1).tolist() == [1, 1, 1]
+        assert len(tensors._made) <= prepared.MOST_KEPT
