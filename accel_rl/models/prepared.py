@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 MOST_KEPT = 16  # tensors of a layer: a few precisions, and the batch sizes that it is used with
 
 
