@@ -199,7 +199,8 @@ class StartUp:
 
 def start_training(name: str, checkout: Path, settings: dict[str, Any]) -> tuple[ProcessTree, ProgressFile]:
     """Starts `accel-rl train` with these flags and those of COMMON."""
-    flags = [f"--{flag}={value}" for flag, value in {**COMMON, **settings, "out": "run"}.items()]
+    given = {**COMMON, **settings, "out": "run"}
+    flags = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in given.items()]
     command = [sys.executable, "-m", "accel_rl", "train", *flags, "--no-tensorboard"]
     tree = ProcessTree(f"the run of {name}", command, environment_of(checkout))
     return tree, ProgressFile(tree, tree.folder / "run" / "progress.csv")
