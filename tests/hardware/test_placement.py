@@ -28,7 +28,9 @@ def topology(tmp_path: Path, monkeypatch: Any) -> Any:
 # machine, environments, the logical CPU of each worker, the text about CPUs
 PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
     "one logical CPU": ({"cores": ["0"]}, 16, [0], "0 (of 1): 1 core with 1 thread, 1 NUMA node, quota none"),
-    "two cores": ({"cores": ["0", "1"]}, 16, [0], "0-1 (of 2): 2 cores with 1 thread"),
+    "two cores": ({"cores": ["0", "1"]}, 16, [0, 1], "0-1 (of 2): 2 cores with 1 thread"),
+    "two cores, few environments": ({"cores": ["0", "1"]}, 14, [0], "0-1 (of 2): 2 cores with 1 thread"),
+    "two hyperthreads": ({"cores": ["0-1"]}, 16, [0], "0-1 (of 2): 1 core with 2 threads"),
     "hyperthreads": ({"cores": EIGHT}, 32, [*range(16)], "0-15 (of 16): 8 cores with 2 threads"),
     "siblings side by side": ({"cores": ["0-1", "2-3"]}, 8, [0, 2, 1, 3], "2 cores with 2 threads"),
     "one group each, on sibling threads": ({"cores": EIGHT}, 16, [*range(16)], "8 cores"),
@@ -46,9 +48,9 @@ PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
         "4-7 (of 16): 4 cores with 1 thread",
     ),
     "some offline": ({"cores": ["0", "2,6", "3"]}, 8, [0, 2, 3, 6], "0,2-3,6 (of 4)"),
-    "quota": ({"cores": EIGHT, "quota": 1.5}, 16, [0], "quota 1.5"),
+    "quota": ({"cores": EIGHT, "quota": 1.5}, 16, [0, 1], "quota 1.5"),
     "quota of nearly nothing": ({"cores": EIGHT, "quota": 0.2}, 16, [0], "quota 0.2"),
-    "quota beyond the machine": ({"cores": ["0", "1"], "quota": 8}, 16, [0], "quota 8"),
+    "quota beyond the machine": ({"cores": ["0", "1"], "quota": 8}, 16, [0, 1], "quota 8"),
     "chosen": ({**TWO_NODES, "chosen": "4-5,12"}, 6, [4, 5, 12], "4-5,12 (of 16): 2 cores with 1 or 2 threads"),
 }
 
