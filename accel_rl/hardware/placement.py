@@ -158,9 +158,9 @@ def _place(
         if enough:
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers is None and num_busy == 2:
-        # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC: with
-        # two workers, A2C with 16 environments and DQN with 32 train 6 to 11 % faster than with one; PPO with 8 trains 4
-        # to 22 % slower. Two hyperthreads of a core simulate hardly faster than one.
+        # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC:
+        # with two workers, A2C with 16 environments and DQN with 32 train 6 to 11 % faster than with one; PPO with 8
+        # trains 4 to 22 % slower. Two hyperthreads of a core simulate hardly faster than one.
         sampling_threads = sampling_threads or 1
         if len(cores) == 1 or num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK:
             num_busy = 1

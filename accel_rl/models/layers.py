@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from accel_rl.models import onednn
 from accel_rl.models.onednn import Pair
-from accel_rl.models.prepared import PreparedTensors
+from accel_rl.models.prepared import Operands, PreparedTensors
 from accel_rl.stacks import interleaved
 
 LEAST_WEIGHTS = 2**14  # of a linear layer that gains something
@@ -60,7 +60,7 @@ class Sequential(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         layers = pairwise((*self, None))
         for layer, next_layer in layers:
-            is_pair = isinstance(layer, Conv2d | Linear) and type(next_layer) is nn.ReLU
+            is_pair = isinstance(layer, (Conv2d, Linear)) and type(next_layer) is nn.ReLU
             if is_pair and not _has_hooks(layer) and not _has_hooks(next_layer):
                 x = layer(x, relu=True)
                 next(layers)
@@ -70,8 +70,8 @@ class Sequential(nn.Sequential):
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    before = module._forward_pre_hooks or module._backward_pre_hooks
+    return bool(before or module._forward_hooks or module._backward_hooks)
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -105,33 +105,27 @@ class Linear(nn.Linear):
         if dtype is None or not onednn.multiplies(dtype):
             return self._plain(x, relu)
         if torch.is_inference_mode_enabled():
-            return onednn.multiply(x.to(dtype), self.packed(dtype, len(x)), self.bias_in(dtype), relu=relu)
+            return onednn.multiply(x.to(dtype), *self.operands(dtype, len(x)), relu=relu)
         if dtype == torch.float32 and not onednn.prefers_products():
             return self._plain(x, relu)
         if torch.is_grad_enabled():
             return _Product.apply(x.to(dtype), self.weight, self.bias, self, relu)  # type: ignore[no-any-return,no-untyped-call]
-        return onednn.multiply(x.to(dtype), self.weight_in(dtype), self.bias_in(dtype), relu=relu)
+        return onednn.multiply(x.to(dtype), *self.operands(dtype), relu=relu)
 
     def _plain(self, x: Tensor, relu: bool) -> Tensor:
         y = super().forward(x)
         return torch.relu(y) if relu else y
 
-    def weight_in(self, dtype: torch.dtype) -> Tensor:
-        """Returns the weight in this precision."""
-        return self.prepared.get(dtype, self.weight, lambda: self.weight.detach().to(dtype))
+    def operands(self, dtype: torch.dtype, packed_for: int = 0) -> Operands:
+        """Returns weight and bias in this precision; the weight is packed for that many samples, if any."""
 
-    def bias_in(self, dtype: torch.dtype) -> Tensor | None:
-        """Returns the bias in this precision."""
-        bias = self.bias
-        return None if bias is None else self.prepared.get((dtype, "bias"), bias, lambda: bias.detach().to(dtype))
+        def make() -> Operands:
+            if packed_for:
+                weight, bias = self.operands(dtype)
+                return onednn.pack_product(weight, packed_for), bias
+            return self.weight.detach().to(dtype), None if self.bias is None else self.bias.detach().to(dtype)
 
-    def packed(self, dtype: torch.dtype, num_samples: int) -> Tensor:
-        """Returns the weight in oneDNN's layout for this precision and that many samples."""
-
-        def make() -> Tensor:
-            return onednn.pack_product(self.weight_in(dtype), num_samples)
-
-        return self.prepared.get((dtype, num_samples), self.weight, make)
+        return self.prepared.get((dtype, packed_for), make, self.weight, self.bias)
 
 
 class _Product(torch.autograd.Function):
@@ -139,8 +133,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear, relu: bool) -> Tensor:
-        used = layer.weight_in(x.dtype)
-        y = onednn.multiply(x, used, layer.bias_in(x.dtype), relu=relu)
+        used, used_bias = layer.operands(x.dtype)
+        y = onednn.multiply(x, used, used_bias, relu=relu)
         ctx.save_for_backward(x, used, y if relu else None)
         return y
 
@@ -177,13 +171,10 @@ class Conv2d(nn.Conv2d):
             y = self._plain(image)
             return torch.relu(y) if relu else y
         x, group = self._grouped(image, dtype)
-        if torch.is_inference_mode_enabled():
-            weight = self.packed(dtype, group, x.shape)
-        elif torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             return _Convolution.apply(x, self.weight, self.bias, self, group, relu)  # type: ignore[no-any-return,no-untyped-call]
-        else:
-            weight = self.weight_in(dtype, group)
-        return onednn.convolve(x, weight, self.bias_in(dtype), *self.geometry(group), relu=relu)
+        operands = self.operands(dtype, group, x.shape if torch.is_inference_mode_enabled() else None)
+        return onednn.convolve(x, *operands, *self.geometry(group), relu=relu)
 
     def _plain(self, image: Tensor) -> Tensor:
         return super().forward(image)
@@ -196,18 +187,23 @@ class Conv2d(nn.Conv2d):
         """Returns stride and padding, in groups."""
         return (self.stride[0], self.stride[1] // group), self.padding  # type: ignore[return-value]
 
-    def weight_in(self, dtype: torch.dtype, group: int) -> Tensor:
-        """Returns the weight for grouped images [M, C g, h, w / g] in this precision."""
+    def operands(self, dtype: torch.dtype, group: int, packed_for: torch.Size | None = None) -> Operands:
+        """Returns weight, for grouped images [M, C g, h, w / g], and bias in this precision; the weight is packed for
+        grouped images of that shape, if any."""
 
-        def make() -> Tensor:
+        def make() -> Operands:
+            if packed_for:
+                weight, bias = self.operands(dtype, group)
+                return onednn.pack_convolution(weight, *self.geometry(group), packed_for), bias
             weight = self.weight.detach()
             weight = weight if self.scale == 1 else weight * self.scale
-            return self._regrouped(weight.to(dtype), group)
+            bias = None if self.bias is None else self.bias.detach().to(dtype)
+            return self._regrouped(weight.to(dtype), group), bias
 
-        return self.prepared.get((dtype, group), self.weight, make)
+        return self.prepared.get((dtype, group, packed_for), make, self.weight, self.bias)
 
     def gradient_of(self, gradient: Tensor) -> Tensor:
-        """Returns the gradient of the layer's weight, float32, of that of `weight_in`."""
+        """Returns the gradient of the layer's weight, float32, of that of `operands`."""
         gradient = self._regrouped(gradient.to(torch.float32), 1)
         return gradient if self.scale == 1 else gradient * self.scale
 
@@ -215,19 +211,6 @@ class Conv2d(nn.Conv2d):
         """Returns the same weight, however it is grouped, for groups of this many pixels, in channels-last memory."""
         M, C, h, w = self.weight.shape
         return weight.permute(0, 2, 3, 1).reshape(M, h, w // group, C * group).permute(0, 3, 1, 2)
-
-    def bias_in(self, dtype: torch.dtype) -> Tensor | None:
-        """Returns the bias in this precision."""
-        bias = self.bias
-        return None if bias is None else self.prepared.get((dtype, "bias"), bias, lambda: bias.detach().to(dtype))
-
-    def packed(self, dtype: torch.dtype, group: int, shape: torch.Size) -> Tensor:
-        """Returns the weight in oneDNN's layout for grouped images of this precision and shape."""
-
-        def make() -> Tensor:
-            return onednn.pack_convolution(self.weight_in(dtype, group), *self.geometry(group), shape)
-
-        return self.prepared.get((dtype, shape), self.weight, make)
 
 
 class ByteConv(Conv2d):
@@ -260,8 +243,8 @@ class _Convolution(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv2d, group: int, relu: bool
     ) -> Tensor:
-        used, geometry = layer.weight_in(x.dtype, group), layer.geometry(group)
-        y = onednn.convolve(x, used, layer.bias_in(x.dtype), *geometry, relu=relu)
+        (used, used_bias), geometry = layer.operands(x.dtype, group), layer.geometry(group)
+        y = onednn.convolve(x, used, used_bias, *geometry, relu=relu)
         ctx.layer, ctx.geometry = layer, geometry
         ctx.save_for_backward(x, used, y if relu else None)
         return y

@@ -152,15 +152,16 @@ def test_the_flat_vector_is_watched() -> None:
     layer, tensors, made = nn.Linear(3, 2), PreparedTensors(), list[int]()
     parameters = FlatParameters(layer)
 
-    def make() -> Tensor:
+    def make() -> tuple[Tensor, Tensor]:
         made.append(len(made))
-        return layer.weight.detach().clone()
+        return layer.weight.detach().clone(), layer.bias.detach().clone()
 
     version = layer.weight._version
     for _ in range(3):
         parameters.values.add_(1)
         for _ in range(2):
-            assert torch.equal(tensors.get("weight", layer.weight, make), layer.weight)
+            weight, bias = tensors.get("name", make, layer.weight, layer.bias)
+            assert torch.equal(weight, layer.weight) and bias is not None and torch.equal(bias, layer.bias)
     assert len(made) == 3 and layer.weight._version == version
 
 
@@ -168,7 +169,10 @@ def test_another_tensor_with_the_same_counters() -> None:
     """Would catch counters that are compared without the tensor that they belong to."""
     tensors, parameters = PreparedTensors(), [nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
     assert parameters[0]._version == parameters[1]._version
-    found = [tensors.get("weight", each, each.detach().clone).tolist() for each in (*parameters, parameters[0])]
+    found = [
+        tensors.get("name", lambda each=each: (each.detach().clone(), None), each, None)[0].tolist()  # type: ignore[misc]
+        for each in (*parameters, parameters[0])
+    ]
     assert found == [[1, 1], [2, 2], [1, 1]]
 
 
@@ -200,5 +204,5 @@ def test_layers_do_not_keep_weights_for_every_size_of_batch() -> None:
     """Would catch memory that grows with every batch size that a user acts with."""
     parameter, tensors = torch.zeros(3), prepared.PreparedTensors()
     for name in range(5 * prepared.MOST_KEPT):
-        assert tensors.get(name, parameter, lambda: parameter + 1).tolist() == [1, 1, 1]
+        assert tensors.get(name, lambda: (parameter + 1, None), parameter, None)[0].tolist() == [1, 1, 1]
         assert len(tensors._made) <= prepared.MOST_KEPT
