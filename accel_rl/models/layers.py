@@ -167,7 +167,8 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
-        if dtype is None or not onednn.convolves(dtype):
+        learns_in_float32 = dtype == torch.float32 and not torch.is_inference_mode_enabled()
+        if dtype is None or learns_in_float32 or not onednn.convolves(dtype):  # there, PyTorch's own is as fast
             y = self._plain(image)
             return torch.relu(y) if relu else y
         x, group = self._grouped(image, dtype)
