@@ -41,6 +41,15 @@ def accelerate(network: nn.Module) -> None:
                 vars(layer)["prepared"] = PreparedTensors()
 
 
+def expect_changes(network: nn.Module) -> None:
+    """Tells a network's layers that their parameters change after almost every act.
+
+    Then large weights are not packed: it takes as long as several acts on packed weights save."""
+    for layer in network.modules():
+        if isinstance(layer, Linear):
+            layer.packs = False
+
+
 def unaccelerated(network: nn.Module) -> dict[str, str]:
     """Returns the layers with weights that `accelerate` has left as they are, but small linear ones: name -> class.
 
@@ -96,6 +105,8 @@ def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
 class Linear(nn.Linear):
     """Computes x weight^T + bias [N, M] of x [N, K], and a ReLU behind it if asked to."""
 
+    packs = True  # the weight, to act
+
     def __init__(self, num_inputs: int, num_outputs: int):
         super().__init__(num_inputs, num_outputs)
         self.prepared = PreparedTensors()
@@ -105,7 +116,7 @@ class Linear(nn.Linear):
         if dtype is None or not onednn.multiplies(dtype):
             return self._plain(x, relu)
         if torch.is_inference_mode_enabled():
-            return onednn.multiply(x.to(dtype), *self.operands(dtype, len(x)), relu=relu)
+            return onednn.multiply(x.to(dtype), *self.operands(dtype, len(x) if self.packs else 0), relu=relu)
         if dtype == torch.float32 and not onednn.prefers_products():
             return self._plain(x, relu)
         if torch.is_grad_enabled():

@@ -14,6 +14,7 @@ from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
 from accel_rl.hardware.placement import divides_evenly
 from accel_rl.models.actor_critic import Network
+from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
@@ -68,6 +69,8 @@ def build_algo(config: Config) -> Algo:
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
     algo.policy.to(torch.device(config.device))
+    if algo.learns_on_step:
+        expect_changes(algo.policy)
     if config.run.bf16:
         if not hasattr(algo.policy, "bf16"):
             raise UsageError(f"the policy of {config.run.algo} has no bf16; omit it")
