@@ -152,7 +152,7 @@ def test_a_grid_needs_another_point_than_the_pick(monkeypatch: pytest.MonkeyPatc
     pick = point_of(make_plan(TWO, 16))
     monkeypatch.setattr(thread_plan, "grid", lambda *_: [pick])
     monkeypatch.setattr(thread_plan, "point_of", lambda _: pick)
-    with pytest.raises(UsageError, match="the grid has one point, which is what a run picks: 1 worker, threads 1"):
+    with pytest.raises(UsageError, match="the grid has one point, which is what a run picks: 2 workers, threads 1"):
         thread_plan.run_grid("a2c", "float32", TWO, ThreadPlanOptions())
 
 

@@ -124,8 +124,8 @@ def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
         (LAPTOP, 8, ["0", "4", "1", "5", "2", "6", "3", "7"], 1, 1),
         (TWO_NODES, 2, ["0-3,8-11", "4-7,12-15"], 8, 8),
         (TWO_NODES, 4, ["0-1,8-9", "4-5,12-13", "2-3,10-11", "6-7,14-15"], 4, 4),
-        ({**TWO_NODES, "chosen": "0-2,4-6"}, 3, ["0-1", "4-5", "2,6"], 1, 2),
-        ({**TWO_NODES, "allowed": "1-3,12"}, 2, ["1-2", "3,12"], 1, 2),
+        ({**TWO_NODES, "chosen": "0-2,4-6"}, 3, ["0-1", "4-5", "2,6"], 2, 2),
+        ({**TWO_NODES, "allowed": "1-3,12"}, 2, ["1-2", "3,12"], 2, 2),
     ],
 )
 def test_cpu_learners_have_parts_of_their_own(
