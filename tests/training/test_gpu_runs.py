@@ -68,7 +68,8 @@ SLOW: dict[str, dict[str, Any]] = {
     "a2c deterministic": {**PONG, "deterministic": True},
 }
 CASES = IN_MAKE_TEST | SLOW
-TOLERANCE = {"a2c bf16": 1e-2, "a2c gae": 3e-5}  # 1e-5 by default: rounding, which RMSProp amplifies
+# 1e-5 by default: rounding, which RMSProp amplifies. In bfloat16, CPU and GPU round at different places.
+TOLERANCE = {"a2c bf16": 3e-2, "a2c gae": 3e-5}
 
 
 def policy(run: Path) -> dict[str, torch.Tensor]:
