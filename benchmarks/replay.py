@@ -107,7 +107,7 @@ def run_stacks(replay: Replay, options: ReplayOptions) -> Result:
 
     def stacks() -> int:
         index, _ = replay.draw(BATCH)
-        return len(ring._stacks(index, index // ring.num_rows, ring.age.flatten()[index]))
+        return len(ring.observations(index, ring.age.flatten()[index]))
 
     def batch() -> int:
         index, _ = replay.draw(BATCH)

@@ -19,6 +19,8 @@ from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
 from accel_rl.stacks import blank
 
+MAX_AGE = 255  # rows; ages are stored as bytes, and no more is told apart
+
 
 class Ring:
     """Stores num_rows of each of num_envs environments on a device.
@@ -41,7 +43,7 @@ class Ring:
         def per_slot(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(num_envs, num_rows, *shape, dtype=dtype, device=device)
 
-        self.age = per_slot(torch.uint8)  # rows since the episode's first one, at most `history`
+        self.age = per_slot(torch.uint8)  # rows since the episode's first one, at most MAX_AGE
         self.action = per_slot(_action_dtype(spec), *spec.action_shape)
         self.reward = per_slot(torch.float32)
         self.terminated, self.truncated, self.valid = (per_slot(torch.bool) for _ in range(3))
@@ -49,10 +51,11 @@ class Ring:
         self.return_, self.bootstrap = per_slot(torch.float32), per_slot(torch.float32)
         self.length = per_slot(torch.int16)  # steps until the end of the episode, at most n
         self.return_valid = per_slot(torch.bool)  # all of these steps are valid
-        # The newest frame of each truncated episode's final observation; a ring of its own that grows as needed.
+        # The newest frame of each truncated episode's final observation, and the last frames of terminated ones if
+        # rollouts have them; a ring of its own that grows as needed.
         self.final_frames = torch.zeros(1, *spec.row_shape, dtype=self.frames.dtype, device=device)
-        self.final_index = per_slot(torch.int32)  # into final_frames, for truncated steps
-        self._final_rows: deque[int] = deque()  # the rows of stored final frames, oldest first
+        self.final_index = per_slot(torch.int32)  # into final_frames, for the last steps of these episodes
+        self._final_rows: deque[int] = deque()  # for each final frame that is kept: the last row of its rollout
         self._num_finals = 0  # the next one goes to this index modulo their room
         self.newest_row = -1
         self.first_row_ever = 0  # the first row ever appended
@@ -99,7 +102,7 @@ class Ring:
         first_incomplete = max(self.first_row_ever, start - self.n_step)
         rows = rollout.observation_rows if is_first else rollout.observation_rows[self.history :]
         self._write_frames(start + T + 1 - len(rows), rows)
-        self._write(self.age, start, rollout.age.clamp(max=self.history))
+        self.write(self.age, start, rollout.age.clamp(max=MAX_AGE))
         for ring, steps in (
             (self.action, rollout.action),
             (self.reward, rollout.reward),
@@ -107,7 +110,7 @@ class Ring:
             (self.truncated, rollout.truncated & ~rollout.terminated),
             (self.valid, rollout.valid),
         ):
-            self._write(ring, start, steps)
+            self.write(ring, start, steps)
         self.newest_row = start + T
         self._store_finals(start, rollout)
         self._compute_returns(first_incomplete, self.newest_row - self.n_step + 1)
@@ -118,8 +121,8 @@ class Ring:
         continues = ~(self.terminated[:, slot] | self.truncated[:, slot])
         self.valid[:, slot] &= ~(rollout.reset[0].to(self.device) & continues)
 
-    def _write(self, ring: Tensor, start: int, rows: Tensor) -> None:
-        """Writes rows [R, B, ...] of all environments, the first one being row `start`."""
+    def write(self, ring: Tensor, start: int, rows: Tensor) -> None:
+        """Writes rows [R, B, ...] of all environments into ring [B, num_rows, ...], the first one being row `start`."""
         rows = rows.transpose(0, 1)
         first = start % self.num_rows
         num_before_wrap = min(rows.shape[1], self.num_rows - first)
@@ -127,25 +130,32 @@ class Ring:
         ring[:, : rows.shape[1] - num_before_wrap] = rows[:, num_before_wrap:]
 
     def _write_frames(self, start: int, rows: Tensor) -> None:
-        self._write(self.frames[:, self.history :], start, rows)
+        self.write(self.frames[:, self.history :], start, rows)
         if self.history:  # each time: cheaper than finding out whether they have changed
             self.frames[:, : self.history] = self.frames[:, self.num_rows :]
 
     def _store_finals(self, start: int, rollout: Rollout) -> None:
-        """Stores the newest frame of each truncated episode's final observation."""
+        """Stores the newest frame of each truncated episode's final observation, and terminal frames if there are any.
+
+        Each is kept until all steps of its rollout are overwritten: to read its own step would wait for a GPU."""
         while self._final_rows and self._final_rows[0] <= self.newest_row - self.num_rows:
             self._final_rows.popleft()
-        count = len(rollout.final_step)
+        newest = rollout.final_observation[:, -1] if self.spec.frame_stack else rollout.final_observation
+        self._store_frames(start, rollout.final_step, rollout.final_env, newest)
+        if rollout.terminal_frames is not None:
+            self._store_frames(start, *rollout.terminal_frames)
+
+    def _store_frames(self, start: int, steps: Tensor, envs: Tensor, frames: Tensor) -> None:
+        """Stores final frames [K, *row] of the rollout that ends at the newest row, after these steps [K] of it."""
+        count = len(steps)
         if not count:
             return
         while len(self._final_rows) + count > len(self.final_frames):
             self._grow_finals()
         index = torch.arange(self._num_finals, self._num_finals + count, device=self.device) % len(self.final_frames)
-        steps, envs = rollout.final_step.to(self.device), rollout.final_env.to(self.device)
-        newest = rollout.final_observation[:, -1] if self.spec.frame_stack else rollout.final_observation
-        self.final_frames[index] = newest.to(self.device)
-        self.final_index[envs, (start + steps) % self.num_rows] = index.int()
-        self._final_rows.extend((start + rollout.final_step).tolist())
+        self.final_frames[index] = frames.to(self.device)
+        self.final_index[envs.to(self.device), (start + steps.to(self.device)) % self.num_rows] = index.int()
+        self._final_rows.extend([self.newest_row - 1] * count)
         self._num_finals += count
 
     def _grow_finals(self) -> None:
@@ -193,24 +203,26 @@ class Ring:
         last, next_ = (env * self.num_rows + slots % self.num_rows for slots in (next_slot - 1, next_slot))
         age = self.age.flatten()
         truncated = self.truncated.flatten()[last]
-        next_age = age[next_].where(~truncated, (age[last] + 1).clamp(max=max(self.history, 1)))
-        next_observation = self._stacks(next_, env, next_age)
+        next_age = age[next_].where(~truncated, age[last].clamp(max=MAX_AGE - 1) + 1)
+        next_observation = self.observations(next_, next_age)
         self._insert_finals(next_observation, last, truncated)
         return TransitionBatch(
-            observation=self._stacks(index, env, age[index]),
-            action=self.action.flatten(0, 1)[index].to(self._network_action_dtype),
+            observation=self.observations(index, age[index]),
+            action=self.actions(index),
             return_=self.return_.flatten()[index],
             next_observation=next_observation,
             bootstrap=self.bootstrap.flatten()[index],
             valid=self.return_valid.flatten()[index],
         )
 
-    @property
-    def _network_action_dtype(self) -> torch.dtype:
-        return torch.from_numpy(np.empty(0, self.spec.action_dtype)).dtype
+    def actions(self, index: Tensor) -> Tensor:
+        """Returns the actions [..., *A] of the steps with these indices [...], as the network takes them."""
+        dtype = torch.from_numpy(np.empty(0, self.spec.action_dtype)).dtype
+        return self.action.flatten(0, 1)[index].to(dtype)
 
-    def _stacks(self, index: Tensor, env: Tensor, age: Tensor) -> Tensor:
+    def observations(self, index: Tensor, age: Tensor) -> Tensor:
         """Returns the observations [K, *O] at these indices; age [K] determines which frames of a stack are blank."""
+        env = index // self.num_rows
         start = index + env * self.history  # in the frames of all environments, one environment after the other
         size = self.history + 1
         if self.device.type == "cpu":
@@ -282,7 +294,7 @@ class Ring:
 
 
 def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int) -> int:
-    """Returns the bytes that a ring allocates, without final frames of truncated episodes."""
+    """Returns the bytes that a ring allocates, without final frames."""
     frame = int(np.prod(spec.row_shape)) * spec.row_dtype.itemsize
     action = int(np.prod(spec.action_shape)) * _action_dtype(spec).itemsize
     # Age, action, reward, three flags, return, bootstrap, length, whether the return is valid, final index.

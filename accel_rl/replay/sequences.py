@@ -1,0 +1,265 @@
+"""Replay of sequences: the last steps of every environment, drawn as sequences of steps and as windows of three states.
+
+Auxiliary tasks learn from them. A sequence ends with the first step that ends an episode, and includes it, so that
+terminal steps are trained; no window reaches from one episode into the next.
+Source: Jaderberg et al. 2017 (UNREAL), section 3; Algorithm 2 of the GUNREAL paper.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.hardware.cumulative_sum import cumulative_sum
+from accel_rl.replay.replay import restore_generator, rows_per_env
+from accel_rl.replay.ring import Ring, ring_bytes
+from accel_rl.replay.transitions import DrawnRows
+from accel_rl.rollout import Rollout
+from accel_rl.stacks import blank
+
+
+class SequenceBatch(NamedTuple):
+    """b sequences of at most L steps, time first. What stands behind the end of a sequence may be anything.
+
+    frames [h + L + 1, b, *row]: what was seen before each step and after the last one, after h = frame_stack - 1 rows
+        of history; after the last step of an episode, its true last frame.
+    age [b]: rows since the first one of the episode, at the sequence's start; None: observations are no stacks.
+    action [L, b, *A], reward [L, b].
+    valid [L, b] bool: this step belongs to the sequence, which ends with the first step that ends an episode, before
+        the first one that is not valid, or after L steps. is_last [L, b] bool: its last step.
+    terminated [b] bool: its last step terminated an episode.
+    previous_action [L + 1, b, *A], previous_reward, is_first [L + 1, b]: as in `RecurrentInputs`; the start's are those
+        of the step before it, which is not part of the sequence, and zeros where a new game starts.
+    """
+
+    frames: Tensor
+    age: Tensor | None
+    action: Tensor
+    reward: Tensor
+    valid: Tensor
+    is_last: Tensor
+    terminated: Tensor
+    previous_action: Tensor
+    previous_reward: Tensor
+    is_first: Tensor
+
+    def observations(self) -> Tensor:
+        """Returns what the network sees at each row [L + 1, b, *O], stacks oldest first."""
+        if self.age is None:
+            return self.frames
+        num_rows = len(self.is_first)
+        history = len(self.frames) - num_rows
+        stacks = self.frames.unfold(0, history + 1, 1).movedim(-1, 2)
+        if self.age.device.type == "cpu" and int(self.age.min()) >= history:
+            return stacks  # a view: nothing to blank
+        return blank(stacks, self.age + torch.arange(num_rows, device=self.age.device).unsqueeze(1))
+
+
+class WindowBatch(NamedTuple):
+    """b windows of three consecutive states: observation [3, b, *O], and the reward of the step from the third [b]."""
+
+    observation: Tensor
+    reward: Tensor
+
+
+class SequenceReplay:
+    """Keeps the last `size` steps of each environment, each frame once, and draws from each environment by itself.
+
+    length: of sequences, in steps. generator: makes the draws; on `device`, as is the storage. Raises UsageError if
+    sequences are longer than the replay.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        size: int,
+        length: int,
+        generator: torch.Generator | None = None,
+        device: str | torch.device = "cpu",
+    ):
+        if not 1 <= length <= size:
+            raise UsageError(
+                f"sequences of {length} steps cannot be drawn from a replay of {size} steps per environment; make the "
+                "replay larger, or the sequences shorter"
+            )
+        self.size, self.length, self.device = size, length, torch.device(device)
+        self.ring = Ring(spec, num_envs, _num_rows(spec, size), n_step=1, discount=1.0, device=self.device)
+        self.reset = torch.zeros_like(self.ring.valid)  # a new game starts at this row
+        self.generator = generator or torch.Generator(self.device).manual_seed(0)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of steps that can be drawn."""
+        return self.ring.num_envs * self.ring.num_steps
+
+    @property
+    def num_appended(self) -> int:
+        """Number of steps ever appended."""
+        return self.ring.num_envs * max(0, self.ring.newest_row - self.ring.first_row_ever)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `size` steps of each environment can be drawn."""
+        return self.ring.num_steps == self.size
+
+    @property
+    def replaceable(self) -> tuple[Tensor, ...]:
+        """The tensors that gathering reads and that may be replaced by others; all else is changed in place."""
+        return (self.ring.final_frames,)
+
+    def append(self, rollout: Rollout) -> None:
+        """Stores the rollout that follows the last one; overwrites the oldest steps. Does not wait for a GPU.
+
+        Frames after terminated steps are the true last ones only of rollouts with `terminal_frames`. Raises ValueError
+        if the rollout is longer than the replay."""
+        is_first = self.ring.newest_row < 0
+        self.ring.append(rollout)
+        start = self.ring.newest_row - rollout.horizon
+        self.ring.write(self.reset, start, rollout.reset)
+        if is_first:  # of a run that was resumed without its replay, the step before is unknown
+            self.reset[:, start] = True
+
+    # ---- draws ----
+
+    def draw_noise(self) -> Tensor:
+        """Draws uniform numbers float64 [B, 2] in [0, 1), by which `choose_sequences` or `choose_windows` choose."""
+        shape = (self.ring.num_envs, 2)
+        return torch.rand(shape, dtype=torch.float64, generator=self.generator, device=self.device)
+
+    def choose_sequences(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor]:
+        """Chooses the start of a sequence in each environment: uniformly, among the valid steps that have `length` rows
+        after them.
+
+        noise [B, 2]: from `draw_noise`. rows: `ring.rows`. Returns indices [B] for `gather_sequences`, and whether the
+        environment has such a step [B] bool; where it has none, the index must not be learned from."""
+        has_rows = self._age_in_ring(rows) <= rows.num_steps - self.length
+        return self._choose(self.ring.valid & has_rows, noise[:, 1])
+
+    def choose_windows(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor]:
+        """Chooses a window of three valid steps of one episode in each environment, with probability 1/2 among those
+        whose last reward is zero, else among the others; where there is only one kind, among that one.
+
+        Arguments and results are those of `choose_sequences`; indices, of the third steps, are for `gather_windows`."""
+        ring, age_in_ring = self.ring, self._age_in_ring(rows)
+        is_window = (ring.age >= 2) & (age_in_ring >= 2) & (age_in_ring < rows.num_steps)
+        for back in range(3):
+            is_window &= ring.valid.roll(back, 1)
+        has_reward = ring.reward != 0
+        zero, non_zero = is_window & ~has_reward, is_window & has_reward
+        takes_zero = zero.any(1).where(noise[:, 0] < 0.5, ~non_zero.any(1))
+        return self._choose(zero.where(takes_zero.unsqueeze(1), non_zero), noise[:, 1])
+
+    def _age_in_ring(self, rows: DrawnRows) -> Tensor:
+        """Returns, for each slot [num_rows], how many rows after the oldest drawable one its row is."""
+        slot = torch.arange(self.ring.num_rows, device=self.device)
+        age: Tensor = (slot - rows.first_row) % self.ring.num_rows
+        return age
+
+    def _choose(self, is_candidate: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Chooses one of each environment's candidates [B, num_rows] by noise [B]: returns its index, and if it is."""
+        num_until = cumulative_sum(is_candidate.long())
+        count = num_until[:, -1]
+        number = (noise * count).long().unsqueeze(1)
+        slot = torch.searchsorted(num_until, number, right=True).squeeze(1).clamp(max=self.ring.num_rows - 1)
+        env = torch.arange(self.ring.num_envs, device=self.device)
+        return env * self.ring.num_rows + slot, count > 0
+
+    # ---- reading ----
+
+    def gather_sequences(self, index: Tensor) -> SequenceBatch:
+        """Returns the sequences that start at the steps with these indices [b], of any environments."""
+        ring, L = self.ring, self.length
+        rows = self._rows_around(index, -1, L + 1)  # [L + 2, b]
+        steps = rows[1:-1]
+        valid, terminated, truncated = (
+            flags.flatten()[steps] for flags in (ring.valid, ring.terminated, ring.truncated)
+        )
+        done = terminated | truncated
+        is_beyond = ~valid
+        is_beyond[1:] |= done[:-1]
+        valid = cumulative_sum(is_beyond.T.long()).T == 0
+        num_steps = valid.sum(0)
+        is_last = valid & (torch.arange(1, L + 1, device=self.device).unsqueeze(1) == num_steps)
+        frames = self._frames_around(index, -ring.history, L + 1)
+        last_step = steps.gather(0, (num_steps - 1).clamp(min=0).unsqueeze(0)).squeeze(0)
+        self._insert_finals(frames, ring.history + num_steps, last_step, (is_last & done).any(0))
+        # One array and two views of it: what is done at one row is what was done before the next.
+        action, reward = ring.actions(rows[:-1]), ring.reward.flatten()[rows[:-1]]
+        is_first = torch.zeros_like(rows[:-1], dtype=torch.bool)
+        is_first[0] = self.reset.flatten()[index]
+        action[0] *= _like(~is_first[0], action[0])
+        reward[0] *= ~is_first[0]
+        return SequenceBatch(
+            frames=frames,
+            age=ring.age.flatten()[index].long() if ring.spec.frame_stack else None,
+            action=action[1:],
+            reward=reward[1:],
+            valid=valid,
+            is_last=is_last,
+            terminated=(is_last & terminated).any(0),
+            previous_action=action,
+            previous_reward=reward,
+            is_first=is_first,
+        )
+
+    def gather_windows(self, index: Tensor) -> WindowBatch:
+        """Returns the windows whose third steps have these indices [b], of any environments."""
+        rows = self._rows_around(index, -2, 1).flatten()
+        observation = self.ring.observations(rows, self.ring.age.flatten()[rows])
+        return WindowBatch(observation.view(3, len(index), *observation.shape[1:]), self.ring.reward.flatten()[index])
+
+    def _rows_around(self, index: Tensor, start: int, stop: int) -> Tensor:
+        """Returns the indices of rows start ... stop - 1 [stop - start, b], counted from those with indices [b]."""
+        env, slot = index // self.ring.num_rows, index % self.ring.num_rows
+        distance = torch.arange(start, stop, device=self.device).unsqueeze(1)
+        return env * self.ring.num_rows + (slot + distance) % self.ring.num_rows
+
+    def _frames_around(self, index: Tensor, start: int, stop: int) -> Tensor:
+        """Returns the frames of rows start ... stop - 1 [stop - start, b, *row], in new memory."""
+        rows, env = self._rows_around(index, start, stop), index // self.ring.num_rows
+        position = rows + (env + 1) * self.ring.history  # in the frames of all environments, each behind its history
+        frames = self.ring.frames.flatten(0, 1).index_select(0, position.flatten())
+        return frames.view(*rows.shape, *frames.shape[1:])
+
+    def _insert_finals(self, frames: Tensor, row: Tensor, last_step: Tensor, ended: Tensor) -> None:
+        """Writes the true last frames of episodes into frames[row] [b] where they ended; last_step [b]: its index."""
+        final = self.ring.final_frames[self.ring.final_index.flatten()[last_step].long()]
+        sequence = torch.arange(len(row), device=self.device)
+        frames[row, sequence] = final.where(_like(ended, final), frames[row, sequence])
+
+    # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the live tensors, as `Ring.state_dict` does."""
+        return {"ring": self.ring.state_dict(), "reset": self.reset, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a state. Raises UsageError if it is that of a replay of another size."""
+        num_envs, num_rows = state["ring"]["size"]
+        if (num_envs, num_rows) != (self.ring.num_envs, self.ring.num_rows):
+            size = num_rows - (self.ring.num_rows - self.size)
+            raise UsageError(
+                f"the saved sequence replay has {size} steps of each of {num_envs} environments, but this one has "
+                f"{self.size} of each of {self.ring.num_envs}; resume with the saved sizes"
+            )
+        self.ring.load_state_dict(state["ring"])
+        self.reset.copy_(state["reset"])
+        restore_generator(self.generator, state["generator"])
+
+
+def sequence_bytes(spec: EnvSpec, num_envs: int, size: int) -> int:
+    """Returns the bytes that a sequence replay allocates, without final frames."""
+    num_rows = _num_rows(spec, size)
+    return ring_bytes(spec, num_envs, num_rows) + num_envs * num_rows
+
+
+def _num_rows(spec: EnvSpec, size: int) -> int:
+    return rows_per_env(spec, 1, size, n_step=1)
+
+
+def _like(flags: Tensor, values: Tensor) -> Tensor:
+    """Returns flags [b] with as many axes as values [b, ...], so that they broadcast."""
+    return flags.view(-1, *[1] * (values.dim() - 1))
