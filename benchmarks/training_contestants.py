@@ -11,6 +11,7 @@ from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
 from accel_rl.hardware.placement import Plan, pinned
+from accel_rl.replay import Replay
 from accel_rl.rollout import Rollout
 from accel_rl.training.build import build_algo, build_sampler, build_update
 from accel_rl.training.iteration import Iteration
@@ -121,7 +122,7 @@ class Training(Repeated):
         """Returns a contestant that repeats the updates of an algorithm with a replay, with one batch and a network of
         its own."""
         replay, config = self.algo.replay, self.config
-        assert replay
+        assert isinstance(replay, Replay)
         algo = build_algo(config)
         assert isinstance(algo, DQN)
         algo.target = frozen_copy(algo.policy)  # in place of `setup`, which would make a second replay

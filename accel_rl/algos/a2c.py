@@ -43,11 +43,15 @@ class A2C(ActorCriticAlgo):
     settings: A2CSettings
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rollout = self.store(rollout)
+        if self.is_filling:
+            return {}
         step, is_sliceable = rollout.first_step, rollout.recurrent_inputs is None
         rollout = add_final_values(self.policy, rollout, self.settings.discount)
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step), sliceable=is_sliceable)
+        rate, more = self.learning_rate(step), self.draw_auxiliary(update)
+        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, more=more)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""

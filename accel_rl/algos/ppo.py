@@ -52,6 +52,7 @@ class PPO(ActorCriticAlgo):
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches."""
+        super().validate(run)
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.policy.state_size and envs % count:
             raise UsageError(
@@ -64,6 +65,9 @@ class PPO(ActorCriticAlgo):
             )
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rollout = self.store(rollout)
+        if self.is_filling:
+            return {}
         settings, step = self.settings, rollout.first_step
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
         rate, is_sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
@@ -75,8 +79,10 @@ class PPO(ActorCriticAlgo):
         for order in random_orders(rollout, settings.epochs):
             for chosen in order.chunk(settings.minibatches):
                 batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
-                arguments = (batch, part, *coefficients)
-                stats.append(update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable))
+                arguments, more = (batch, part, *coefficients), self.draw_auxiliary(update)
+                stats.append(
+                    update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, more=more)
+                )
             if settings.target_kl is not None and self._is_too_far(stats[-settings.minibatches :], update):
                 break
         return stack_stats(stats)

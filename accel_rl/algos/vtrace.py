@@ -59,6 +59,7 @@ class VTrace(ActorCriticAlgo):
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the environments do not divide into batches, if c_bar is larger than rho_bar, or if the
         run ends before the first update."""
+        super().validate(run)
         settings = self.settings
         if self.local_envs % settings.batches:
             raise UsageError(
@@ -86,6 +87,8 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
+        if self.is_filling:
+            return {}
         step = recent.first_step
         recent = add_final_values(self.policy, recent, self.settings.discount)
         # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
@@ -93,14 +96,16 @@ class VTrace(ActorCriticAlgo):
         recent = replace(recent, reset=recent.reset[:0], policy_outputs=outputs)
         batch, targets, num_samples = update.graphed(self.prepare, recent)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step), sliceable=False)
+        rate, more = self.learning_rate(step), self.draw_auxiliary(update, self.envs_to_update(t) or slice(None))
+        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=False, more=more)
 
     def prepare(self, recent: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns what an update needs: sequences, their targets, and how many steps are valid."""
         return recent.sequences(), self.compute_targets(recent), recent.valid.sum()
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Does nothing more: `on_step` has learned from these steps, and will from the last ones."""
+        """Only stores these steps for the auxiliary tasks: `on_step` has learned from them, and will from the last."""
+        self.store(rollout)
         return {}
 
     def compute_targets(self, rollout: Rollout) -> VTraceTargets:
