@@ -34,6 +34,18 @@ PolicyStep = tuple[Tensor, dict[str, Tensor], Tensor | None]
 """What a policy returns when it acts: actions [b, *A], outputs to record {name: [b, ...]}, state [b, S] or None."""
 
 
+class TerminalFrames(NamedTuple):
+    """The true last frames of the K episodes that were terminated in a rollout, by step.
+
+    The row after a terminated step shows the next episode's first frame. step, env [K] int64: where the episodes ended;
+    frame [K, *row_shape]: the newest frame of the observation after that step, or all of it if there are no stacks.
+    """
+
+    step: Tensor
+    env: Tensor
+    frame: Tensor
+
+
 class Policy(Protocol):
     """What a sampler knows of a policy: something that acts.
 
@@ -86,6 +98,7 @@ class Rollout:
     games: those that ended in this rollout.
     first_step: agent steps of the whole run before this rollout.
     recurrent_inputs [T + 1, B, ...]: what a recurrent policy was given at each row; state[t + 1] is what step t left.
+    terminal_frames: None unless the sampler was asked for them (SamplerConfig.terminal_frames).
     """
 
     observation_rows: Tensor
@@ -104,6 +117,7 @@ class Rollout:
     games: list[Game]
     first_step: int
     recurrent_inputs: RecurrentInputs | None = None
+    terminal_frames: TerminalFrames | None = None
 
     def tensors(self) -> dict[str, Any]:
         """Returns all fields but frame_stack, games and first_step: tensors, or nested in dicts and tuples."""
@@ -116,9 +130,9 @@ class Rollout:
         return replace(self, **tensors, games=unreadable, first_step=unreadable)
 
     def without_finals(self) -> "Rollout":
-        """Returns the rollout without its final observations (K = 0)."""
+        """Returns the rollout without its final observations (K = 0) and its terminal frames (None)."""
         none = {name: getattr(self, name)[:0] for name in ("final_step", "final_env", "final_observation")}
-        return replace(self, **none)
+        return replace(self, **none, terminal_frames=None)
 
     @property
     def horizon(self) -> int:
