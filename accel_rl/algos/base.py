@@ -83,6 +83,8 @@ class Algo(ABC):
 
     window_steps: int = 0
     """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""
+    needs_terminal_frames: bool = False
+    """Whether rollouts hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
     statistics: RunningStatistics | None = None
     extra_eval_policies: dict[str, Any] = {}
     """Policies that are evaluated besides the one that acts, by name."""

@@ -178,6 +178,7 @@ class AtariSimulator:
         height, width = self.ale.getScreenDims()
         self._screen = np.zeros((height, width), np.uint8)
         self._screen_before = np.zeros_like(self._screen)
+        self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # of the life that was lost last
         frame_height, frame_width = options.frame_shape
         self._size = (frame_width, frame_height)
         halves = width == 2 * frame_width and 0 <= height - 2 * frame_height <= MAX_CROPPED_ROWS
@@ -242,13 +243,16 @@ class AtariSimulator:
         over = bool(ale.game_over())
         cut = self._steps >= self.options.max_episode_steps and not over
         terminated = over or (life_lost and self.options.episodic_lives)
+        last_frame = None
         if life_lost and not (over or cut):
             score += self._press_start()
             self._lives = ale.lives()
             if terminated:
+                last_frame = self._last_frame
+                np.copyto(last_frame, row)
                 self._write_first_frame(row)
             over = bool(ale.game_over())  # the button presses can lose a game, too
-        return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut)
+        return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut, last_frame)
 
     def _act(self, press: ale_py.Action) -> int:
         """Emulates one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from accel_rl.envs.atari import AtariSimulator, make_options
+from tests.helpers.outcomes import comparable
 
 # What the presets mean, written out once more: [height, width], no-ops, stickiness, a lost life ends the episode and
 # start buttons are pressed.
@@ -69,15 +70,16 @@ class Reference:
         for _ in range(4):
             score += self.act(self.actions[action])
         reward = np.sign(score)
-        frame = self.process(np.maximum(self.screens[-1], self.screens[-2]))
+        frame, last_frame = self.process(np.maximum(self.screens[-1], self.screens[-2])), None
         terminated = self.ale.game_over()
         if not terminated and self.ale.lives() < self.lives:
             score += self.press_start()
             if self.episodic:
                 terminated = True
+                last_frame = frame.astype(np.uint8).tobytes()
                 frame = self.process(self.screens[-1])
         self.lives = self.ale.lives()
-        return frame, (reward, score, terminated, False, self.ale.game_over())
+        return frame, (reward, score, terminated, False, self.ale.game_over(), last_frame)
 
     def process(self, picture):
         height, width = self.shape
@@ -99,7 +101,7 @@ def compare(game, preset, steps):
     for step in range(steps):
         action = rng.integers(len(reference.actions))
         frame, outcome = reference.step(action)
-        assert simulator.step(action, row) == outcome, step
+        assert comparable(simulator.step(action, row)) == outcome, step
         assert np.array_equal(row, frame), step
         assert simulator.ale.lives() == reference.lives, step
         ended, over = ended + outcome[2], over + outcome[4]

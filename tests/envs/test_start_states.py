@@ -19,6 +19,7 @@ from accel_rl.envs.atari import (
 )
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
 from accel_rl.envs.spec import EnvConfig
+from tests.helpers.outcomes import comparable
 
 NOOPS = [0, 3]  # of the starts whose courses are compared
 HISTORY_STEPS = 25
@@ -52,7 +53,7 @@ def course(simulator, actions):
     trace = []
     for action in actions:
         outcome = simulator.step(action, row)
-        trace.append((outcome, *seen(simulator, row)))
+        trace.append((comparable(outcome), *seen(simulator, row)))
         if outcome.game_over:
             break
     return trace
