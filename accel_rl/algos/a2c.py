@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import Stats, masked_sum
 from accel_rl.algos.minibatches import whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
@@ -19,7 +20,7 @@ REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's
 
 
 @dataclass(frozen=True)
-class A2CSettings(ActorCriticSettings):
+class A2CSettings(AuxiliarySettings, ActorCriticSettings):
     gae_lambda: float = setting(
         1.0, "1: n-step returns to the end of the rollout; less: generalized advantage", least=0, most=1
     )

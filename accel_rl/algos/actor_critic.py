@@ -19,7 +19,7 @@ from accel_rl.updates import LossPart, Update
 
 
 @dataclass(frozen=True)
-class ActorCriticSettings(AuxiliarySettings, AlgoSettings):
+class ActorCriticSettings(AlgoSettings):
     separate_value: bool = setting(False, "policy and value share no layers")
     core: str = setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
     core_size: int = setting(256, "units of the recurrent core", least=1)
@@ -35,7 +35,10 @@ class ActorCriticSettings(AuxiliarySettings, AlgoSettings):
 
 
 class ActorCriticAlgo(Algo):
-    """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together."""
+    """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together.
+
+    A subclass whose settings are AuxiliarySettings, too, calls `store` first in `learn`, learns nothing while
+    `is_filling`, and passes what `draw_auxiliary` returns to each `update.minimize`."""
 
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
@@ -48,7 +51,7 @@ class ActorCriticAlgo(Algo):
         scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
         self.statistics = ActorCriticStatistics(norm, scale) if norm or scale else None
         self.auxiliary = None
-        if settings.auxiliary_tasks:
+        if isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks:
             self.auxiliary = AuxiliaryTasks(self.spec, settings, self.local_envs, self.horizon)
             self.needs_terminal_frames, self.saves_replay = True, self.auxiliary.saves_replay
 
@@ -68,7 +71,8 @@ class ActorCriticAlgo(Algo):
             settings.gaussian,
             settings.normalize_observations,
         )
-        add_heads(policy, spec, settings)
+        if isinstance(settings, AuxiliarySettings):
+            add_heads(policy, spec, settings)
         return policy
 
     def validate(self, run: RunInfo) -> None:

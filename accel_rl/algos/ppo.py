@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
 from accel_rl.algos.minibatches import minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
@@ -19,7 +20,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class PPOSettings(ActorCriticSettings):
+class PPOSettings(AuxiliarySettings, ActorCriticSettings):
     epochs: int = setting(4, "passes over each rollout", least=1)
     minibatches: int = setting(4, "equal parts of a pass, one update each", least=1)
     clip: float = setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
@@ -22,7 +23,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class VTraceSettings(ActorCriticSettings):
+class VTraceSettings(AuxiliarySettings, ActorCriticSettings):
     batches: int = setting(20, "equal parts that the environments are divided into, one for each update", least=1)
     batch_steps: int = setting(20, "newest steps of these environments that an update learns from", least=1)
     steps_per_update: int = setting(1, "steps of all environments between two updates", least=1)
