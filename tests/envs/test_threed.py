@@ -152,9 +152,14 @@ def test_nothing_is_left(vizdoom: Any, ends: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_a_run(vizdoom: Any, tmp_path: Path) -> None:
-    """Would catch workers that cannot start engines, a resumed run that hangs on their states, and an evaluation."""
-    arguments = [*TINY, "--algo", "a2c", "--env", DOOM, "--env-options", "{size: 42x42}", "--normalize-returns"]
+@pytest.mark.parametrize("algo", ["a2c", "unreal"])
+def test_a_run(vizdoom: Any, tmp_path: Path, algo: str) -> None:
+    """Would catch workers that cannot start engines, a resumed run that hangs on their states, an evaluation, and
+    auxiliary tasks that these pictures do not suit."""
+    arguments = [*TINY, "--algo", algo, "--env", DOOM, "--env-options", "{size: 42x42}", "--normalize-returns"]
+    if algo == "unreal":
+        number = arguments.index("--device")
+        arguments[number : number + 2] = ["--devices", "cpu,cpu", "--auxiliary-replay-steps", 200]
     arguments += ["--log-interval-steps", 500, "--decorrelation-steps", 100, "--eval-episodes", 4]
     assert run("train", *arguments, "--steps", 2000, "--out", tmp_path / "run", within_s=300).status == 0
     resumed = run("train", "--resume", tmp_path / "run", "--steps", 4000, within_s=300)
@@ -162,6 +167,7 @@ def test_a_run(vizdoom: Any, tmp_path: Path) -> None:
     assert "no state to save and start a new episode" in (tmp_path / "run" / "log.txt").read_text()
     last = rows(tmp_path / "run")[-1]
     assert float(last["time/total_timesteps"]) >= 4000
+    assert algo == "a2c" or float(last["train/pixel_control_loss"]) > 0
     assert -500 < float(last["rollout/ep_rew_mean"]) <= 101  # 300 tics and bullets; a monster without either
     evaluated = run("eval", tmp_path / "run", "--episodes", 2, within_s=300)
     assert evaluated.status == 0 and '"episodes": 2' in evaluated.out, evaluated.err
