@@ -324,6 +324,7 @@ def test_without_chance_seeds_make_no_difference():
         ("pong", "v5", {"repeat_action_probability": 0.9}),
         ("breakout", "v5", {"repeat_action_probability": 0.9}),
         ("seaquest", "stooke", {"max_episode_steps": 50}),
+        ("breakout", "dqn84", {"color": True, "frame_stack": 1}),
     ],
 )
 def test_state_is_exact(game, preset, options):

@@ -120,6 +120,11 @@ def test_a_prepared_start_goes_on_in_other_presets(game, preset):
     assert_courses_equal(game, make_options(preset, {}), [0, 0] if preset == "v5" else NOOPS)
 
 
+def test_a_prepared_start_goes_on_in_color():
+    """Catches first frames in grey."""
+    assert_courses_equal("seaquest", make_options("stooke", {"noop_max": 3, "color": True, "frame_stack": 1}), NOOPS)
+
+
 def test_every_game_is_accepted_or_refused_for_a_reason():
     """Catches names in the lists of refused games that no game has."""
     refused = {game: why for game in games() if (why := why_no_reserve(game, make_options("stooke", {})))}
