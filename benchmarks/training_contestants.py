@@ -11,8 +11,9 @@ from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
 from accel_rl.hardware.placement import Plan, pinned
+from accel_rl.replay import Replay
 from accel_rl.rollout import Rollout
-from accel_rl.training.build import build_algo, build_sampler, build_update
+from accel_rl.training.build import build_algo, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
@@ -54,7 +55,7 @@ class Training(Repeated):
         self._counter = UpdateCounter(self._update)
         self.algo.setup(config.run.seed, partial(build_update, config))
         self.steps = self._steps_before = 0
-        self._sampler = build_sampler(config, self.algo.policy, window=self.algo.window_steps)
+        self._sampler = build_training_sampler(config, self.algo)
         self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan)
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
@@ -121,7 +122,7 @@ class Training(Repeated):
         """Returns a contestant that repeats the updates of an algorithm with a replay, with one batch and a network of
         its own."""
         replay, config = self.algo.replay, self.config
-        assert replay
+        assert isinstance(replay, Replay)
         algo = build_algo(config)
         assert isinstance(algo, DQN)
         algo.target = frozen_copy(algo.policy)  # in place of `setup`, which would make a second replay

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import Stats, masked_sum
 from accel_rl.algos.minibatches import whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
@@ -19,7 +20,7 @@ REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's
 
 
 @dataclass(frozen=True)
-class A2CSettings(ActorCriticSettings):
+class A2CSettings(AuxiliarySettings, ActorCriticSettings):
     gae_lambda: float = setting(
         1.0, "1: n-step returns to the end of the rollout; less: generalized advantage", least=0, most=1
     )
@@ -43,11 +44,15 @@ class A2C(ActorCriticAlgo):
     settings: A2CSettings
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rollout = self.store(rollout)
+        if self.is_filling:
+            return {}
         step, is_sliceable = rollout.first_step, rollout.recurrent_inputs is None
         rollout = add_final_values(self.policy, rollout, self.settings.discount)
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step), sliceable=is_sliceable)
+        rate, more = self.learning_rate(step), self.draw_auxiliary(update)
+        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, more=more)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""

@@ -7,13 +7,15 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate
+from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
+from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo
 from accel_rl.algos.running_statistics import ActorCriticStatistics
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.rollout import RecurrentInputs, Rollout
+from accel_rl.updates import LossPart, Update
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,25 @@ class ActorCriticSettings(AlgoSettings):
 
 
 class ActorCriticAlgo(Algo):
-    """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together."""
+    """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together.
+
+    A subclass whose settings are AuxiliarySettings, too, calls `store` first in `learn`, learns nothing while
+    `is_filling`, and passes what `draw_auxiliary` returns to each `update.minimize`."""
 
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
     statistics: ActorCriticStatistics | None
+    auxiliary: AuxiliaryTasks | None
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         settings, norm = self.settings, self.policy.norm
         scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
         self.statistics = ActorCriticStatistics(norm, scale) if norm or scale else None
+        self.auxiliary = None
+        if isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks:
+            self.auxiliary = AuxiliaryTasks(self.spec, settings, self.local_envs, self.horizon)
+            self.needs_terminal_frames, self.saves_replay = True, self.auxiliary.saves_replay
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
@@ -51,7 +61,7 @@ class ActorCriticAlgo(Algo):
             raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
         if settings.gaussian == "spherical" and not isinstance(spec.action_space, gymnasium.spaces.Box):
             raise UsageError(f"gaussian=spherical is for Box actions, but these are {spec.action_space}; omit it")
-        return ActorCritic(
+        policy = ActorCritic(
             spec,
             network,
             settings.separate_value,
@@ -61,10 +71,38 @@ class ActorCriticAlgo(Algo):
             settings.gaussian,
             settings.normalize_observations,
         )
+        if isinstance(settings, AuxiliarySettings):
+            add_heads(policy, spec, settings)
+        return policy
+
+    def validate(self, run: RunInfo) -> None:
+        if self.auxiliary:
+            self.auxiliary.validate(run, self.num_envs, self.horizon, self.device)
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         if self.statistics:
             self.statistics.to(self.device)
+        if self.auxiliary:
+            self.auxiliary.setup(self.policy, seed, self.device)
+            self.replay = self.auxiliary.replay
+
+    def store(self, rollout: Rollout) -> Rollout:
+        """Stores a complete rollout for the auxiliary tasks, if there are any; returns it without what only they need.
+
+        Call it first in `learn`."""
+        if not self.auxiliary:
+            return rollout
+        self.auxiliary.store(rollout)
+        return replace(rollout, terminal_frames=None)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether nothing is to be learned before the replay of the auxiliary tasks is full."""
+        return self.auxiliary is not None and self.auxiliary.is_filling
+
+    def draw_auxiliary(self, update: Update, envs: slice = slice(None)) -> list[LossPart]:
+        """Draws the auxiliary tasks' parts of the next update's loss; envs: those that the update learns from."""
+        return self.auxiliary.draw(update, envs) if self.auxiliary else []
 
     def state_dict(self) -> dict[str, Any]:
         return {"local": self.statistics.local_state_dict()} if self.statistics else {}

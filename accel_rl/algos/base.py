@@ -13,7 +13,6 @@ from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.config.fields import setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.replay import Replay
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
@@ -59,6 +58,14 @@ class RunningStatistics(Protocol):
         """Returns the moments' tensors by name, float64, which are the same for all learners."""
 
 
+class HasState(Protocol):
+    """What a checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class Algo(ABC):
     """A method: how it acts (`policy`) and how it learns (`learn`, `on_step`).
 
@@ -76,10 +83,12 @@ class Algo(ABC):
 
     window_steps: int = 0
     """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""
+    needs_terminal_frames: bool = False
+    """Whether rollouts hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
     statistics: RunningStatistics | None = None
     extra_eval_policies: dict[str, Any] = {}
     """Policies that are evaluated besides the one that acts, by name."""
-    replay: Replay | None = None
+    replay: HasState | None = None
     """What the algorithm learns from, if that is a replay; made by `setup`."""
     saves_replay: bool = False
     """Whether checkpoints hold the replay."""

@@ -17,6 +17,7 @@ from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
+from accel_rl.replay import Replay
 from accel_rl.replay.replay import importance_weights
 from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
@@ -46,6 +47,7 @@ class DQN(Algo):
     Settings = DQNSettings
     settings: DQNSettings
     policy: QNetwork
+    replay: Replay | None
     secondary: SecondaryNetwork | None = None
     _is_warm = False  # stays so when a run is resumed without its replay
     _step = 0  # agent steps of the run before the rollout that is being sampled

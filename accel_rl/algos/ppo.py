@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
 from accel_rl.algos.minibatches import minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
@@ -19,7 +20,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class PPOSettings(ActorCriticSettings):
+class PPOSettings(AuxiliarySettings, ActorCriticSettings):
     epochs: int = setting(4, "passes over each rollout", least=1)
     minibatches: int = setting(4, "equal parts of a pass, one update each", least=1)
     clip: float = setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
@@ -52,6 +53,7 @@ class PPO(ActorCriticAlgo):
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches."""
+        super().validate(run)
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
         if self.policy.state_size and envs % count:
             raise UsageError(
@@ -64,6 +66,9 @@ class PPO(ActorCriticAlgo):
             )
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rollout = self.store(rollout)
+        if self.is_filling:
+            return {}
         settings, step = self.settings, rollout.first_step
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
         rate, is_sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
@@ -75,8 +80,10 @@ class PPO(ActorCriticAlgo):
         for order in random_orders(rollout, settings.epochs):
             for chosen in order.chunk(settings.minibatches):
                 batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
-                arguments = (batch, part, *coefficients)
-                stats.append(update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable))
+                arguments, more = (batch, part, *coefficients), self.draw_auxiliary(update)
+                stats.append(
+                    update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, more=more)
+                )
             if settings.target_kl is not None and self._is_too_far(stats[-settings.minibatches :], update):
                 break
         return stack_stats(stats)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
@@ -22,7 +23,7 @@ from accel_rl.updates import Update
 
 
 @dataclass(frozen=True)
-class VTraceSettings(ActorCriticSettings):
+class VTraceSettings(AuxiliarySettings, ActorCriticSettings):
     batches: int = setting(20, "equal parts that the environments are divided into, one for each update", least=1)
     batch_steps: int = setting(20, "newest steps of these environments that an update learns from", least=1)
     steps_per_update: int = setting(1, "steps of all environments between two updates", least=1)
@@ -59,6 +60,7 @@ class VTrace(ActorCriticAlgo):
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the environments do not divide into batches, if c_bar is larger than rho_bar, or if the
         run ends before the first update."""
+        super().validate(run)
         settings = self.settings
         if self.local_envs % settings.batches:
             raise UsageError(
@@ -86,6 +88,8 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
+        if self.is_filling:
+            return {}
         step = recent.first_step
         recent = add_final_values(self.policy, recent, self.settings.discount)
         # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
@@ -93,14 +97,16 @@ class VTrace(ActorCriticAlgo):
         recent = replace(recent, reset=recent.reset[:0], policy_outputs=outputs)
         batch, targets, num_samples = update.graphed(self.prepare, recent)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        return update.minimize(self.loss, arguments, num_samples, self.learning_rate(step), sliceable=False)
+        rate, more = self.learning_rate(step), self.draw_auxiliary(update, self.envs_to_update(t) or slice(None))
+        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=False, more=more)
 
     def prepare(self, recent: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns what an update needs: sequences, their targets, and how many steps are valid."""
         return recent.sequences(), self.compute_targets(recent), recent.valid.sum()
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Does nothing more: `on_step` has learned from these steps, and will from the last ones."""
+        """Only stores these steps for the auxiliary tasks: `on_step` has learned from them, and will from the last."""
+        self.store(rollout)
         return {}
 
     def compute_targets(self, rollout: Rollout) -> VTraceTargets:

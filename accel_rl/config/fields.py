@@ -83,7 +83,8 @@ def _convert(name: str, value: Any, to: Any) -> Any:
 
 def _parse(text: str, is_tuple: bool) -> Any:
     if is_tuple:
-        text = f"[{text.strip('()[] ').replace('x', ',')}]"  # 84x84, 84,84 and (84, 84) are the same
+        numbers = re.sub(r"(?<=\d)\s*x\s*(?=\d)", ",", text.strip("()[] "))
+        text = f"[{numbers}]"  # 84x84, 84,84 and (84, 84) are the same
     try:
         return _number(yaml.safe_load(text))
     except yaml.YAMLError:

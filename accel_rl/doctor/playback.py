@@ -12,7 +12,7 @@ from accel_rl.algos import Algo
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers.base import EnvsToUpdate, OnStep
-from accel_rl.training.build import build_algo, build_sampler, build_update
+from accel_rl.training.build import build_algo, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.updates import CentralStore, Update
@@ -83,7 +83,7 @@ def record(settings: Settings, num_rollouts: int = NUM_ROLLOUTS) -> tuple[Record
 def _record(settings: "_Frozen", num_rollouts: int) -> tuple[Recorded, ...]:
     config = make_config(settings.values)
     algo, _ = build_parts(config)
-    sampler = build_sampler(config, algo.policy, window=algo.window_steps)
+    sampler = build_training_sampler(config, algo)
     found, step = [], 0
     for _ in range(num_rollouts):
         recent: dict[int, Rollout] = {}

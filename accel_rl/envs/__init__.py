@@ -18,7 +18,8 @@ def make_env(
     """Returns one environment: an Atari game ("pong" or "ALE/Pong-v5"), any gymnasium id, or "package.module:factory".
 
     For Atari games, preset is stooke | dqn84 | v5, options are fields of AtariOptions, and observations are stacks
-    [S, H, W] uint8, oldest frame first. Raises UsageError for an unknown name or option.
+    [S, H, W] uint8, oldest frame first (with color=True and frame_stack=1 single frames [3, H, W]). Raises UsageError
+    for an unknown name or option.
     """
     game = game_name(env_id)
     if game is not None:

@@ -1,8 +1,8 @@
 """Atari games on ale-py's emulator, with the frame processing of Stooke & Abbeel 2018 (section 5.1) and others.
 
 A step is one decision of the agent: `frame_skip` emulator frames with the same action. The newest observation frame is
-the pixel-wise maximum of the last two greyscale screens, downsized. A step allocates no memory, except for the changed
-tiles of 84x84 frames.
+the pixel-wise maximum of the last two screens, downsized. A step allocates no memory, except for the changed tiles of
+84x84 frames.
 """
 
 import functools
@@ -10,20 +10,17 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import ale_py
-import cv2
 import gymnasium
 import numpy as np
 
 from accel_rl.config.fields import build, setting
-from accel_rl.envs.resize import FRAME, SCREEN, ScreenResizer
+from accel_rl.envs.frames import FrameMaker
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
 from accel_rl.errors import UsageError, unknown
 
-cv2.setNumThreads(0)
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 NUM_STARTS = 93  # prepared starts of a game, three for each of 0 to 30 no-ops: 1.6 MB at 104x80
-MAX_CROPPED_ROWS = 8  # rows at the bottom that may be dropped so that the frame is an exact half of the screen
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ class AtariOptions:
     frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")
     frame_skip: int = setting(4, "emulator frames per step", least=1)
     frame_stack: int = setting(4, "number of newest frames that the network sees", least=1)
+    color: bool = setting(False, "frames in colour (RGB) instead of greyscale; takes --frame-stack 1")
     noop_max: int = setting(30, "most no-op frames at the start of a game; their number is drawn uniformly", least=0)
     repeat_action_probability: float = setting(
         0.0, "sticky actions: probability, per frame, that the last action is repeated", least=0, most=1
@@ -48,6 +46,10 @@ class AtariOptions:
     def __post_init__(self) -> None:
         if len(self.frame_shape) != 2 or not all(isinstance(n, int) and n > 0 for n in self.frame_shape):
             raise UsageError(f"frame_shape={self.frame_shape} must be two positive integers, as in 84x84")
+        if self.color and self.frame_stack > 1:
+            raise UsageError(
+                f"color takes single frames, but frame_stack={self.frame_stack}; set frame_stack=1 (--frame-stack 1)"
+            )
 
 
 PRESETS = {
@@ -171,18 +173,12 @@ class AtariSimulator:
         else:
             self._start_presses = []
         self.spec = EnvSpec(
-            gymnasium.spaces.Box(0, 255, options.frame_shape, np.uint8),
+            gymnasium.spaces.Box(0, 255, (3, *options.frame_shape) if options.color else options.frame_shape, np.uint8),
             gymnasium.spaces.Discrete(len(self._actions)),
-            options.frame_stack,
+            0 if options.color else options.frame_stack,
         )
-        height, width = self.ale.getScreenDims()
-        self._screen = np.zeros((height, width), np.uint8)
-        self._screen_before = np.zeros_like(self._screen)
-        frame_height, frame_width = options.frame_shape
-        self._size = (frame_width, frame_height)
-        halves = width == 2 * frame_width and 0 <= height - 2 * frame_height <= MAX_CROPPED_ROWS
-        self._cropped = self._screen[: 2 * frame_height if halves else height]
-        self._resizer = ScreenResizer() if (height, width) == SCREEN and options.frame_shape == FRAME else None
+        self._frames = FrameMaker(self.ale.getScreenDims(), options.frame_shape, options.color)
+        self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # of the life that was lost last
         self._skipped = range(options.frame_skip - 1)
         self._sticky = options.repeat_action_probability
         self._pressed = ale_py.Action.NOOP  # in the last frame
@@ -205,7 +201,7 @@ class AtariSimulator:
 
     def make_start(self, noops: int) -> Start:
         """Resets the game and returns the state that this has led to."""
-        frame = np.zeros(self.options.frame_shape, np.uint8)
+        frame = np.zeros(self.spec.row_shape, np.uint8)
         self._reset_game(noops, frame)
         return Start(self.ale.cloneState(include_rng=False), frame, self._pressed, self._lives)
 
@@ -219,7 +215,7 @@ class AtariSimulator:
             self.ale.reset_game()
             self._press_start()
         self._lives = self.ale.lives()
-        self._write_first_frame(row)
+        self._frames.write(self.ale, row)
 
     def step(self, action: Any, row: Array) -> Outcome:
         ale, press = self.ale, self._actions[action]
@@ -227,12 +223,9 @@ class AtariSimulator:
         for _ in self._skipped:
             score += self._act(press)
         if self._skipped:
-            ale.getScreenGrayscale(self._screen_before)
+            self._frames.keep(ale)
         score += self._act(press)
-        ale.getScreenGrayscale(self._screen)
-        if self._skipped:
-            np.maximum(self._screen, self._screen_before, out=self._screen)
-        self._write(row)
+        self._frames.write(ale, row, with_kept=bool(self._skipped))
 
         self._steps += 1
         reward = float((score > 0) - (score < 0)) if self.options.clip_reward else float(score)
@@ -242,13 +235,16 @@ class AtariSimulator:
         over = bool(ale.game_over())
         cut = self._steps >= self.options.max_episode_steps and not over
         terminated = over or (life_lost and self.options.episodic_lives)
+        last_frame = None
         if life_lost and not (over or cut):
             score += self._press_start()
             self._lives = ale.lives()
             if terminated:
-                self._write_first_frame(row)
+                last_frame = self._last_frame
+                np.copyto(last_frame, row)
+                self._frames.write(ale, row)  # the maximum with the screen before would mix two episodes
             over = bool(ale.game_over())  # the button presses can lose a game, too
-        return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut)
+        return Outcome(reward, float(score), terminated or over, cut and not terminated, over or cut, last_frame)
 
     def _act(self, press: ale_py.Action) -> int:
         """Emulates one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""
@@ -259,17 +255,6 @@ class AtariSimulator:
     def _press_start(self) -> int:
         """Presses each button that starts a game or a life for one frame; returns the reward of these frames."""
         return sum(self._act(press) for press in self._start_presses)
-
-    def _write_first_frame(self, row: Array) -> None:
-        """Writes the screen as it is: the maximum with the screen before would mix two episodes."""
-        self.ale.getScreenGrayscale(self._screen)
-        self._write(row)
-
-    def _write(self, row: Array) -> None:
-        if self._resizer:
-            self._resizer.resize(self._screen, row)
-        else:  # INTER_AREA at exactly one half is the rounded 2x2 mean (a + b + c + d + 2) >> 2.
-            cv2.resize(self._cropped, self._size, dst=row, interpolation=cv2.INTER_AREA)
 
     def render(self) -> Array:
         """Returns the screen in colour [210, 160, 3]."""
@@ -299,8 +284,9 @@ class AtariSimulator:
 
 
 class AtariEnv(gymnasium.Env[Array, int]):
-    """Presents the same simulator as a gymnasium environment: observations are stacks [S, H, W] uint8, oldest first.
+    """Presents the same simulator as a gymnasium environment.
 
+    Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W].
     `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.
     info: "score" (raw reward of the step), "lives", "game_over".
     """
@@ -314,7 +300,7 @@ class AtariEnv(gymnasium.Env[Array, int]):
         spec = self._simulator.spec
         self.observation_space = gymnasium.spaces.Box(0, 255, spec.observation_shape, np.uint8)
         self.action_space = spec.action_space
-        self._stack = np.zeros(spec.observation_shape, np.uint8)
+        self._observation = np.zeros(spec.observation_shape, np.uint8)
         self._frame = np.zeros(spec.row_shape, np.uint8)
         self._life_lost = False
 
@@ -326,18 +312,25 @@ class AtariEnv(gymnasium.Env[Array, int]):
         if not self._life_lost:
             self._simulator.reset(self._frame)
         self._life_lost = False
-        self._stack[:] = 0
-        self._stack[-1] = self._frame
-        return self._stack.copy(), {"lives": self._simulator.ale.lives()}
+        self._observation[:] = 0
+        self._show(self._frame)
+        return self._observation.copy(), {"lives": self._simulator.ale.lives()}
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         outcome = self._simulator.step(action, self._frame)
         if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
-            self._stack[:-1] = self._stack[1:]
-            self._stack[-1] = self._frame
+            self._show(self._frame)
         self._life_lost = outcome.terminated and not outcome.game_over
         info = {"score": outcome.score, "lives": self._simulator.ale.lives(), "game_over": outcome.game_over}
-        return self._stack.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
+        return self._observation.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def _show(self, frame: Array) -> None:
+        """Takes the newest frame into the observation."""
+        if self._simulator.spec.frame_stack:
+            self._observation[:-1] = self._observation[1:]
+            self._observation[-1] = frame
+        else:
+            np.copyto(self._observation, frame)
 
     def render(self) -> Any:
         return self._simulator.render()

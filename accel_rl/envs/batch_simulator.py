@@ -41,7 +41,8 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) 
         "valid": ((T, B), "|b1"),
         "reset": ((T + 1, B), "|b1"),
         "age": ((T + 1, B), "<i8"),  # rows since the first one of the learner's episode
-        "final_observation": ((T, B, *row), dtype),  # written where truncated; untouched pages cost no memory
+        # The true last row of each episode that ended, written there only: untouched pages cost no memory.
+        "final_observation": ((T, B, *row), dtype),
         "game_score": ((T, B), "<f8"),
         "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
         "restarts": ((B,), "<i8"),
@@ -235,7 +236,7 @@ class BatchSimulator:
     def _step_env(self, t: int, column: int) -> None:
         row = self._rows[t + 1][column]
         outcome = self.simulators[column].step(self._action[t, column], row)
-        reward, score, terminated, truncated, game_over = outcome
+        reward, score, terminated, truncated, game_over, _ = outcome
         if reward:
             self._reward[t, column] = reward
         self._score[column] += score
@@ -252,9 +253,8 @@ class BatchSimulator:
         arrays, row = self.arrays, self._rows[t + 1][column]
         arrays["terminated"][t, column] = outcome.terminated
         arrays["truncated"][t, column] = outcome.truncated
-        if outcome.truncated:
-            arrays["final_observation"][t, column] = row
         if outcome.terminated or outcome.truncated:
+            arrays["final_observation"][t, column] = row if outcome.last_frame is None else outcome.last_frame
             self._age[column] = 0
         if outcome.game_over:
             self._finish_game(t, column)

@@ -141,16 +141,15 @@ class GymSimulator:
 
     def get_state(self) -> Any:
         """Returns None if the environment's state cannot be saved (see envs/states.py)."""
+        is_hook = has_hook(self._env)
         try:
-            if has_hook(self._env) or self._state_is_exact:
-                return {"steps": self._steps, "reset_seed": self._reset_seed, **capture(self._env)}
-        except (
-            pickle.PicklingError,
-            AttributeError,
-            TypeError,
-        ):  # it could be pickled when that was tried, but not now
-            pass
-        return None
+            # Before the test of exactness, which builds a second environment: some can't be pickled at all.
+            state = {"steps": self._steps, "reset_seed": self._reset_seed, **capture(self._env)}
+        except Exception as error:  # pickling may raise anything, but a hook's own failure is one
+            if is_hook and not isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+                raise
+            return None
+        return state if is_hook or self._state_is_exact else None
 
     def set_state(self, state: Any) -> None:
         self._steps, self._reset_seed = state["steps"], state["reset_seed"]

@@ -80,6 +80,8 @@ class Outcome(NamedTuple):
 
     reward: what the learner sees. score: the raw reward. terminated: the learner's episode is over (a lost life may be
         enough). truncated: a limit cut it; the observation is the true last one. game_over: the next call is `reset`.
+    last_frame: the episode's true last frame, where the row already shows the next life's first one; it may change with
+    the next step. None: the row is the true last one.
     """
 
     reward: float
@@ -87,6 +89,7 @@ class Outcome(NamedTuple):
     terminated: bool
     truncated: bool
     game_over: bool
+    last_frame: Array | None = None
 
 
 class Simulator(Protocol):

@@ -29,7 +29,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.trunk = (network or make_trunk)(spec)
         accelerate(self.trunk)
-        num_features = getattr(self.trunk, "num_features", None) or _count_features(self.trunk, spec)
+        num_features = getattr(self.trunk, "num_features", None) or _count_outputs(self.trunk, spec)
         self.core = CORES[core](num_features + num_extra_inputs, core_size) if core != "none" else None
         self.num_outputs: int = core_size if self.core else num_features
         self.state_size: int = self.core.state_size if self.core else 0
@@ -37,6 +37,13 @@ class Encoder(nn.Module):
     def features(self, observation: Tensor) -> Tensor:
         """Returns the trunk's features float32 [N, F] of observation [N, *O]."""
         return self.trunk(observation).float()  # type: ignore[no-any-return]
+
+    def convolve(self, observation: Tensor) -> Tensor:
+        """Returns the output of the trunk's convolutions float32 [N, F'] of observation [N, *O].
+
+        These are the trunk's attribute `convolutions`; of a trunk without it, its features."""
+        layers = getattr(self.trunk, "convolutions", self.trunk)
+        return layers(observation).flatten(1).float()  # type: ignore[no-any-return]
 
 
 class ActorCritic(nn.Module):
@@ -78,6 +85,8 @@ class ActorCritic(nn.Module):
         """Floats of recurrent state per environment; 0 without a core."""
         self.policy_head = linear(self.encoder.num_outputs, self.distribution.num_outputs, norm=0.01)
         self.value_head = linear(self.encoder.num_outputs, 1)
+        self.auxiliary = nn.ModuleDict()
+        """Heads of auxiliary tasks, by the task's name; they do not act."""
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the action distribution's parameters [..., P] and the value [...] of observation [..., *O].
@@ -90,15 +99,8 @@ class ActorCritic(nn.Module):
 
         recurrent_inputs: the state [B, S] before the first step; all other fields [T, B, ...].
         Returns parameters [T, B, P], value [T, B], and the state [B, S] after the last step."""
-        outputs, states = [], []
-        initial_states = torch.split(recurrent_inputs.state, self._state_sizes, -1)
-        extra_inputs = self._extra_inputs(recurrent_inputs)
-        for encoder, features, state in zip(self._encoders, self._features(observation), initial_states, strict=True):
-            assert encoder.core is not None
-            output, state = encoder.core(torch.cat([features, *extra_inputs], -1), state, recurrent_inputs.is_first)
-            outputs.append(output)
-            states.append(state)
-        return *self._heads(outputs), torch.cat(states, -1)
+        outputs, state = self._unroll(observation, recurrent_inputs)
+        return *self._heads(outputs), state
 
     def step(
         self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
@@ -116,10 +118,28 @@ class ActorCritic(nn.Module):
         """Returns the parameters and the value of each step, for learning.
 
         observation: [T, B, *O] with the recurrent inputs that `unroll` takes, or [..., *O] without a core."""
+        return self._heads(self.encode(observation, recurrent_inputs))
+
+    def encode(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> list[Tensor]:
+        """Returns what the heads see of each step [..., F], of arguments as `evaluate` takes them: of the policy, and
+        of the value if they are separate."""
         if recurrent_inputs is None:
-            return self._heads(self._features(observation))
-        parameters, value, _ = self.unroll(observation, recurrent_inputs)
-        return parameters, value
+            return self._features(observation)
+        return self._unroll(observation, recurrent_inputs)[0]
+
+    def value(self, encoded: list[Tensor]) -> Tensor:
+        """Returns the value [...] of what `encode` has returned."""
+        return self.value_head(encoded[-1]).squeeze(-1)  # type: ignore[no-any-return]
+
+    def convolve(self, observation: Tensor) -> Tensor:
+        """Returns the output float32 [..., F'] of the policy trunk's convolutions, see `Encoder.convolve`."""
+        x, leading = self._flattened(observation)
+        with precision(self.bf16, x.device):
+            return self.encoder.convolve(x).reshape(*leading, -1)
+
+    def count_convolved(self, spec: EnvSpec) -> int:
+        """Returns how many numbers `convolve` makes of an observation."""
+        return _count_outputs(self.encoder.convolve, spec)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draws the noise [T, B, ...] from which `act` samples the actions of every step and environment."""
@@ -137,14 +157,30 @@ class ActorCritic(nn.Module):
         action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
         return action.reshape(-1, *self.action_shape), {"distribution": parameters, "value": value}, state
 
+    def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[list[Tensor], Tensor]:
+        """Returns each core's output [T, B, F], and the state [B, S] after the last step."""
+        outputs, states = [], []
+        initial_states = torch.split(recurrent_inputs.state, self._state_sizes, -1)
+        extra_inputs = self._extra_inputs(recurrent_inputs)
+        for encoder, features, state in zip(self._encoders, self._features(observation), initial_states, strict=True):
+            assert encoder.core is not None
+            output, state = encoder.core(torch.cat([features, *extra_inputs], -1), state, recurrent_inputs.is_first)
+            outputs.append(output)
+            states.append(state)
+        return outputs, torch.cat(states, -1)
+
     def _features(self, observation: Tensor) -> list[Tensor]:
         """Returns each trunk's features [..., F]."""
-        leading = observation.shape[: observation.dim() - len(self.observation_shape)]
-        x = interleaved(observation).flatten(0, len(leading) - 1)
-        x = self.norm(x) if self.norm is not None else x
+        x, leading = self._flattened(observation)
         with precision(self.bf16, x.device):
             features = [encoder.features(x) for encoder in self._encoders]
         return features if len(leading) == 1 else [each.reshape(*leading, -1) for each in features]
+
+    def _flattened(self, observation: Tensor) -> tuple[Tensor, torch.Size]:
+        """Returns normalized observations as the trunks take them [N, *O], and the leading dimensions."""
+        leading = observation.shape[: observation.dim() - len(self.observation_shape)]
+        x = interleaved(observation).flatten(0, len(leading) - 1)
+        return x if self.norm is None else self.norm(x), leading
 
     def _extra_inputs(self, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, ...]:
         """Returns the previous step's encoded action and reward [T, B, ...], zeros where a new game starts."""
@@ -158,10 +194,11 @@ class ActorCritic(nn.Module):
 
     def _heads(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
         parameters = self.distribution.to_parameters(self.policy_head(features[0]))
-        return parameters, self.value_head(features[-1]).squeeze(-1)
+        return parameters, self.value(features)
 
 
 @torch.no_grad()
-def _count_features(trunk: nn.Module, spec: EnvSpec) -> int:
+def _count_outputs(function: Callable[[Tensor], Tensor], spec: EnvSpec) -> int:
+    """Returns how many numbers a function of observations [N, *O] makes of each: the size of its last dimension."""
     dtype = torch.from_numpy(torch.zeros(()).numpy().astype(spec.row_dtype)).dtype
-    return int(trunk(torch.zeros(1, *spec.observation_shape, dtype=dtype)).shape[-1])
+    return int(function(torch.zeros(1, *spec.observation_shape, dtype=dtype)).shape[-1])

@@ -45,6 +45,11 @@ class SequenceBatch(NamedTuple):
     previous_reward: Tensor
     is_first: Tensor
 
+    @property
+    def rows(self) -> Tensor:
+        """The newest frames, or whole observations, without the history [L + 1, b, *row]."""
+        return self.frames[len(self.frames) - len(self.is_first) :]
+
     def observations(self) -> Tensor:
         """Returns what the network sees at each row [L + 1, b, *O], stacks oldest first; a view of the frames."""
         if self.age is None:
@@ -54,10 +59,12 @@ class SequenceBatch(NamedTuple):
 
 
 class WindowBatch(NamedTuple):
-    """b windows of three consecutive states: observation [3, b, *O], and the reward of the step from the third [b]."""
+    """b windows of three consecutive states: observation [3, b, *O], the reward of the step from the third [b], and
+    whether there is such a window, valid [b] bool."""
 
     observation: Tensor
     reward: Tensor
+    valid: Tensor
 
 
 class SequenceReplay:
@@ -165,8 +172,9 @@ class SequenceReplay:
 
     # ---- reading ----
 
-    def gather_sequences(self, index: Tensor) -> SequenceBatch:
-        """Returns the sequences that start at the steps with these indices [b], of any environments."""
+    def gather_sequences(self, index: Tensor, found: Tensor) -> SequenceBatch:
+        """Returns the sequences that start at the steps with these indices [b], of any environments; found [b] bool: no
+        step of the others is valid."""
         ring, L = self.ring, self.length
         rows = self._rows_around(index, -1, L + 1)  # [L + 2, b]
         steps = rows[1:-1]
@@ -174,7 +182,7 @@ class SequenceReplay:
             flags.flatten()[steps] for flags in (ring.valid, ring.terminated, ring.truncated)
         )
         done = terminated | truncated
-        is_beyond = ~valid
+        is_beyond = ~(valid & found)
         is_beyond[1:] |= done[:-1]
         valid = cumulative_sum(is_beyond.T.long()).T == 0
         num_steps = valid.sum(0)
@@ -204,11 +212,13 @@ class SequenceReplay:
             is_first=is_first,
         )
 
-    def gather_windows(self, index: Tensor) -> WindowBatch:
-        """Returns the windows whose third steps have these indices [b], of any environments."""
+    def gather_windows(self, index: Tensor, found: Tensor) -> WindowBatch:
+        """Returns the windows whose third steps have these indices [b], of any environments; found [b] bool: the others
+        are not valid."""
         rows = self._rows_around(index, -2, 1).flatten()
         observation = self.ring.observations(rows, self.ring.age.flatten()[rows])
-        return WindowBatch(observation.view(3, len(index), *observation.shape[1:]), self.ring.reward.flatten()[index])
+        observation = observation.view(3, len(index), *observation.shape[1:])
+        return WindowBatch(observation, self.ring.reward.flatten()[index], found)
 
     def _rows_around(self, index: Tensor, start: int, stop: int) -> Tensor:
         """Returns the indices of rows start ... stop - 1 [stop - start, b], counted from those with indices [b]."""

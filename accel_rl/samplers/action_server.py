@@ -12,12 +12,12 @@ from torch import Tensor
 
 from accel_rl.envs.batch_simulator import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout
+from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, TerminalFrames
 from accel_rl.stacks import blank
 
 logger = logging.getLogger("accel_rl")
 
-# The arrays that every rollout shows whole; final_observation is read only where an episode was truncated.
+# The arrays that every rollout shows whole; final_observation is read only where an episode ended.
 PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "truncated", "valid")
 
 
@@ -28,7 +28,7 @@ class ActionServer:
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
     rollout is the shared memory itself. window: rows in front of the rollout's, which keep the last steps of earlier
     rollouts for `recent`; `arrays` has them, self.arrays does not. num_learners: of the run, each with B environments;
-    steps are counted over all of them.
+    steps are counted over all of them. terminal_frames: complete rollouts hold them, those of `recent` never do.
     """
 
     device = torch.device("cpu")
@@ -40,8 +40,10 @@ class ActionServer:
         generator: torch.Generator,
         window: int = 0,
         num_learners: int = 1,
+        terminal_frames: bool = False,
     ):
         self.spec, self.generator, self.window = spec, generator, window
+        self._keeps_terminal_frames = terminal_frames
         self.arrays = select_envs(arrays, slice(None), window)
         self.horizon, self.num_envs = self.arrays["reward"].shape
         self._steps_per_row = self.num_envs * num_learners  # of the run
@@ -108,7 +110,8 @@ class ActionServer:
         """Returns the whole rollout on the learner's device, once both groups' last rows have been received."""
         self._truncate_before_lost_steps(self.horizon)
         self._restarts = self.arrays["restarts"].copy()
-        rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games())
+        terminal_frames = self._terminal_frames() if self._keeps_terminal_frames else None
+        rollout = self._rollout(self.window, self.horizon, slice(None), self._finished_games(), terminal_frames)
         self.steps_done += self.horizon * self._steps_per_row
         return rollout
 
@@ -146,7 +149,14 @@ class ActionServer:
 
     # ---- parts ----
 
-    def _rollout(self, first: int, num_steps: int, envs: slice, games: list[Game]) -> Rollout:
+    def _rollout(
+        self,
+        first: int,
+        num_steps: int,
+        envs: slice,
+        games: list[Game],
+        terminal_frames: TerminalFrames | None = None,
+    ) -> Rollout:
         """Returns num_steps steps from row `first` on, where row 0 is the window's first."""
         steps, here = slice(first, first + num_steps), {}
         for name in PER_STEP:
@@ -168,6 +178,7 @@ class ActionServer:
             games=games,
             first_step=self.steps_done + (first - self.window) * self._steps_per_row,
             recurrent_inputs=recurrent_inputs,
+            terminal_frames=terminal_frames,
             **{name: here[name] for name in PER_STEP if name != "observation"},
         )
 
@@ -201,6 +212,12 @@ class ActionServer:
             return newest
         before = [here["observation"][steps + 1 + k, envs] for k in range(self.history)]
         return blank(torch.stack([*before, newest], 1), here["age"][steps, envs] + 1)
+
+    def _terminal_frames(self) -> TerminalFrames:
+        """Returns the true last frames of the episodes that were terminated in this rollout."""
+        step, env = self.shared["terminated"].nonzero(as_tuple=True)
+        frame = self.shared["final_observation"][step, env]
+        return TerminalFrames(self._send(step), self._send(env), self._send(frame))
 
     def _finished_games(self) -> list[Game]:
         steps, envs = np.nonzero(self.arrays["game_length"])

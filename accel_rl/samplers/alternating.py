@@ -52,7 +52,7 @@ class AlternatingSampler:
         train = EnvArrays(layout, config.num_workers, config.window)
         evaluation = EnvArrays(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
         self._evaluation = evaluation
-        self._server = self._make_server(train, noise_generator(batch, self.device))
+        self._server = self._make_server(train, noise_generator(batch, self.device), config.terminal_frames)
         self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
@@ -69,10 +69,17 @@ class AlternatingSampler:
             config.spin,
         )
 
-    def _make_server(self, stage: EnvArrays, generator: torch.Generator) -> ActionServer:
-        graphs, num_learners = self.config.cuda_graphs, self.config.num_learners
+    def _make_server(self, stage: EnvArrays, generator: torch.Generator, terminal_frames: bool = False) -> ActionServer:
         return make_server(
-            self.spec, stage.arrays, generator, self.device, stage.window, stage.memory, graphs, num_learners
+            self.spec,
+            stage.arrays,
+            generator,
+            self.device,
+            stage.window,
+            stage.memory,
+            self.config.cuda_graphs,
+            self.config.num_learners,
+            terminal_frames,
         )
 
     @property

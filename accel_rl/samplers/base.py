@@ -67,6 +67,7 @@ class SamplerConfig:
     window: int = 0  # steps of earlier rollouts that are kept for `recent`
     num_learners: int = 1  # of the whole run, each with num_envs environments
     worker_cpus: tuple[int | None, ...] | None = None  # logical CPU of each worker; None: the default placement
+    terminal_frames: bool = False  # rollouts hold the true last frames of terminated episodes
 
     def __post_init__(self) -> None:
         for name, least in (("num_envs", 1), ("horizon", 1), ("num_workers", 0), ("num_learners", 1)):

@@ -4,7 +4,8 @@ The rollout lives on the GPU. For each step of a group there are two uploads, fr
 everything else that the environments have written (PACKED), 16 bytes for each of them. The rest is one CUDA graph: it
 assembles the stacks of frames, runs the network, chooses actions, and stores all of this into the rollout at the
 group's own step counter, which it increments, so that one graph serves all steps. The actions come back in one copy,
-for which the server waits. Nothing is uploaded a second time for learning, except what is rare: final observations.
+for which the server waits. Nothing is uploaded a second time for learning, except what is rare: the last frames of
+episodes.
 
 Each group has its own stream; the learner uses the current one. A group waits for the learner's stream when a rollout
 begins and after each hook, the learner for the groups' streams before it is shown a rollout. What a graph reads or
@@ -78,8 +79,9 @@ class GpuActionServer(ActionServer):
         shared_memory: SharedArrays | None = None,
         graphs: bool = True,
         num_learners: int = 1,
+        terminal_frames: bool = False,
     ):
-        super().__init__(spec, arrays, generator, window, num_learners)
+        super().__init__(spec, arrays, generator, window, num_learners, terminal_frames)
         self.device = device
         self._pinned = pin(shared_memory) if shared_memory and device.type == "cuda" else None
         self._use_graphs = graphs and device.type == "cuda"
@@ -315,8 +317,11 @@ def make_server(
     shared_memory: SharedArrays | None = None,
     graphs: bool = True,
     num_learners: int = 1,
+    terminal_frames: bool = False,
 ) -> ActionServer:
     """Returns the action server for this device."""
     if device.type == "cpu":
-        return ActionServer(spec, arrays, generator, window, num_learners)
-    return GpuActionServer(spec, arrays, generator, device, window, shared_memory, graphs, num_learners)
+        return ActionServer(spec, arrays, generator, window, num_learners, terminal_frames)
+    return GpuActionServer(
+        spec, arrays, generator, device, window, shared_memory, graphs, num_learners, terminal_frames
+    )

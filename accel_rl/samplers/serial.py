@@ -37,14 +37,25 @@ class SerialSampler:
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         arrays = _arrays(spec, config.horizon, config.num_envs, config.window)
-        self._server = self._make_server(arrays, noise_generator(batch, self.device), config.window)
+        generator = noise_generator(batch, self.device)
+        self._server = self._make_server(arrays, generator, config.window, config.terminal_frames)
         self._envs = BatchSimulator(batch, select_envs(arrays, slice(None), config.window), first_env=0)
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 
-    def _make_server(self, arrays: dict[str, Array], generator: torch.Generator, window: int = 0) -> ActionServer:
-        graphs, num_learners = self.config.cuda_graphs, self.config.num_learners
-        return make_server(self.spec, arrays, generator, self.device, window, graphs=graphs, num_learners=num_learners)
+    def _make_server(
+        self, arrays: dict[str, Array], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
+    ) -> ActionServer:
+        return make_server(
+            self.spec,
+            arrays,
+            generator,
+            self.device,
+            window,
+            graphs=self.config.cuda_graphs,
+            num_learners=self.config.num_learners,
+            terminal_frames=terminal_frames,
+        )
 
     @property
     def bytes_moved(self) -> int:

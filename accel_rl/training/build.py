@@ -142,6 +142,11 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
     return store
 
 
+def build_training_sampler(config: Config, algo: Algo) -> Sampler:
+    """Makes the sampler whose rollouts hold what the algorithm learns from."""
+    return build_sampler(config, algo.policy, window=algo.window_steps, terminal_frames=algo.needs_terminal_frames)
+
+
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
     """Makes the run's sampler. changes: fields of SamplerConfig that differ from the run's."""
     sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler

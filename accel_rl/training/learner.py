@@ -10,7 +10,7 @@ import torch
 
 from accel_rl.algos.base import Algo
 from accel_rl.samplers.base import Sampler
-from accel_rl.training.build import build_algo, build_sampler, build_update
+from accel_rl.training.build import build_algo, build_training_sampler, build_update
 from accel_rl.training.coordinator import Coordinator
 from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import MetricsBuffer
@@ -67,7 +67,7 @@ def build_learner(
     if rank:  # learners draw different numbers, but start with the same parameters
         torch.manual_seed(seed)
     algo.setup(seed, make_update)
-    sampler = build_sampler(config, algo.policy, window=algo.window_steps)
+    sampler = build_training_sampler(config, algo)
     try:
         progress = Progress(folder, steps, run.steps, run.tensorboard, show) if rank == 0 else None
         metrics = MetricsBuffer()

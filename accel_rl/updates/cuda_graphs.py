@@ -23,6 +23,14 @@ Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 """loss(*batch) -> the sum of the loss over the valid samples, and its terms, detached: sums to log [], or an entry for
 each sample [N, ...]."""
 
+
+class LossPart(NamedTuple):
+    """A loss and its batch, the arguments that it takes."""
+
+    loss: Loss
+    batch: tuple[Any, ...]
+
+
 Terms = dict[str, Tensor]
 
 Work = Callable[..., Any]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.hardware.allocator import LARGEST_KEPT
-from accel_rl.updates.cuda_graphs import CudaGraphs, Loss, PackedTerms, Terms, pack, unpack
+from accel_rl.updates.cuda_graphs import CudaGraphs, Loss, LossPart, PackedTerms, Terms, pack, unpack
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
@@ -97,6 +97,7 @@ class Update:
         learning_rate: float,
         *,
         sliceable: bool = True,
+        more: Sequence[LossPart] = (),
     ) -> Terms:
         """Makes one update: descends the gradient of loss(*batch)[0] / num_samples, both summed over all learners that
         update together.
@@ -104,35 +105,40 @@ class Update:
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees the whole batch at once. Numbers
         are settings that change (clip range, entropy weight): they arrive as 0-d tensors. num_samples: how many valid
-        samples it has.
+        samples it has. more: further losses with batches of their own, of any order; their sums are added.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
         values_before = self.parameters.values.clone() if self.layer_norms else None
+        losses, batches = (loss, *(part.loss for part in more)), (batch, *(part.batch for part in more))
         if self._graphs:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
-            terms = unpack(self._graphs(("minimize", loss), partial(self._in_graph, loss), (batch, num_samples, rate)))
+            work = partial(self._in_graph, losses)
+            terms = unpack(self._graphs(("minimize", *losses), work, (batches, num_samples, rate)))
         else:
-            batch = to_device(batch, self.device)
+            batch, *others = to_device(batches, self.device)
             parts = slices(batch, self.slice_elements) if sliceable and self._on_cpu else [batch]
-            terms = self._gradient(loss, parts, num_samples)
+            pieces = [LossPart(loss, part) for part in parts] + [*map(LossPart, losses[1:], others)]
+            terms = self._gradient(pieces, num_samples)
         if not (self._graphs and self._graph_is_all):
             terms = self.exchange.apply(terms, num_samples, learning_rate)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
 
-    def _in_graph(self, loss: Loss, batch: tuple[Any, ...], num_samples: Tensor, learning_rate: Tensor) -> PackedTerms:
+    def _in_graph(
+        self, losses: Sequence[Loss], batches: Sequence[Any], num_samples: Tensor, learning_rate: Tensor
+    ) -> PackedTerms:
         """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
-        terms = self._gradient(loss, [batch], num_samples)
+        terms = self._gradient([*map(LossPart, losses, batches)], num_samples)
         return pack(self.exchange.apply(terms, num_samples, learning_rate) if self._graph_is_all else terms)
 
-    def _gradient(self, loss: Loss, parts: list[tuple[Any, ...]], num_samples: Tensor) -> Terms:
-        """Leaves the gradient of this learner's batch in `parameters`; returns the terms of the loss, as sums."""
+    def _gradient(self, parts: list[LossPart], num_samples: Tensor) -> Terms:
+        """Leaves the gradient of all parts' sum in `parameters`; returns the terms of their losses, as sums."""
         self.parameters.zero_gradient()
         sums: Terms = {}
-        for part in parts:
-            loss_sum, terms = loss(*part)
+        for loss, batch in parts:
+            loss_sum, terms = loss(*batch)
             self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
-            sums = {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
+            sums |= {name: _merge(sums[name], term) if name in sums else term for name, term in terms.items()}
         return sums
 
     def _scale(self, loss_sum: Tensor, num_samples: Tensor) -> Tensor:

@@ -193,6 +193,34 @@ A3C_CPU16 = (
         gae_lambda=1.0,
     )
 )
+UNREAL, UNREAL_CODE = "Jaderberg et al. 2017 (UNREAL), appendix", "miyosuda/unreal"
+GUNREAL = "Shirahata et al. 2018 (GUNREAL), sections 2 and 4"
+UNREAL_RUN = (
+    numbers(UNREAL, core="lstm", core_size=256, previous_inputs=True, network="a3c", horizon=20)
+    | numbers(f"{UNREAL}; {GUNREAL}", frame_shape=(84, 84), color=True, frame_stack=1, frame_skip=4, discount=0.99)
+    | numbers(f"{GUNREAL}: Algorithm 2", auxiliary_start="all_when_full", update="central_store")
+    | numbers(f"{GUNREAL}: Algorithm 2", auxiliary=("pixel_control", "value_replay", "reward_prediction"))
+    | numbers(UNREAL, auxiliary_replay_steps=2000, pixel_control_discount=0.9, pixel_control_cell=4)
+    | numbers(UNREAL, value_replay_weight=1.0, reward_prediction_weight=1.0, reward_prediction_units=128)
+    | numbers(
+        f"{UNREAL_CODE}, options.py, train/rmsprop_applier.py (its losses are sums over 20 steps)",
+        devices=",".join(["cpu"] * 8),
+        envs=8,
+        locks="none",
+        rule_state="shared",
+        episodic_lives=False,
+        learning_rate=7.07e-4,
+        learning_rate_schedule="linear",
+        optimizer="rmsprop",
+        optimizer_options={"decay": 0.99, "epsilon": 0.1, "initial_square": 1.0},
+        clip_grad_norm=40.0,
+        value_weight=0.25,
+        entropy_weight=0.001,
+        pixel_control_weight=0.05,
+        gae_lambda=1.0,
+        clip_reward=False,
+    )
+)
 
 
 def vtrace_of(num_envs: int, batches: int, batch_steps: int, steps_per_update: int) -> dict[str, Paper]:
@@ -253,6 +281,7 @@ PAPERS = {
     "vtrace_1200": vtrace_of(1200, 20, 20, 1),
     "vtrace_1200_1_5_5": vtrace_of(1200, 1, 5, 5),
     "vtrace_1200_5_5_1": vtrace_of(1200, 5, 5, 1),
+    "unreal": UNREAL_RUN,
 }
 NOT_IN_PAPERS = {"ppo_lstm", "vtrace_lstm"}
 
@@ -269,6 +298,11 @@ DEVIATIONS: dict[str, dict[str, Any]] = {
     },
     **dict.fromkeys(("n_step_q", "one_step_q", "one_step_sarsa"), ONLINE_Q_DEVIATIONS),
     **{f"async_{name}": {"learning_rate": 7e-4} for name in ("n_step_q", "one_step_q", "one_step_sarsa")},
+    "unreal": {
+        "optimizer_options": {"decay": 0.99, "epsilon": 0.1 / 20**2, "initial_square": 1 / 20**2},
+        "clip_grad_norm": 40 / 20,
+        "clip_reward": True,
+    },
     "vtrace": {"frame_shape": (104, 80), "episodic_lives": True, "max_episode_steps": 27_000},
 }
 
@@ -302,7 +336,7 @@ def test_a_preset_has_its_papers_numbers(preset: str) -> None:
     expected = {name: paper.value for name, paper in PAPERS[preset].items()}
     for name in lineage(preset):
         expected |= DEVIATIONS.get(name, {})
-    if "devices" in expected:
+    if "devices" in expected and "color" not in expected:
         expected["frame_shape"] = (84, 84)  # as in the paper again, unlike their bases
     wrong = {
         name: (value, expected[name], PAPERS[preset][name].source)
@@ -312,7 +346,8 @@ def test_a_preset_has_its_papers_numbers(preset: str) -> None:
     assert not wrong
     options = config.env.options
     assert all(options[name] == _as_tuple(settings[name]) for name in options)
-    assert config.spec.observation_shape == (options["frame_stack"], *options["frame_shape"])
+    num_channels = 3 if options["color"] else options["frame_stack"]
+    assert config.spec.observation_shape == (num_channels, *options["frame_shape"])
 
 
 def _as_tuple(value: Any) -> Any:
@@ -345,6 +380,7 @@ NUM_PARAMETERS = {
     "categorical_dqn": 3_774_418,
     "eps_rainbow": 7_340_037,
     "a3c_cpu16": 677_943,  # on 4x84x84
+    "unreal": 2_874_977,  # on 3x84x84, with the heads of its tasks
 }
 
 

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 }
 SMALL_BATCHES = {"epochs": 2, "minibatches": 2, "batches": 2, "batch_steps": 4, "core_size": 8}
 SMALL_BATCHES |= {"warmup_steps": 24, "batch_size": 8, "replay_size": 400, "training_intensity": 2}
-SMALL_BATCHES |= {"target_interval_steps": 16, "n_step": 2}
+SMALL_BATCHES |= {"target_interval_steps": 16, "n_step": 2, "auxiliary_replay_steps": 4}
 
 
 def named(preset: str) -> dict[str, str]:

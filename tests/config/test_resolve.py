@@ -33,7 +33,7 @@ def test_the_environment_is_the_one_that_config_yaml_describes(preset: str) -> N
         vars(options)
     )
     assert config.env.options == vars(options)
-    assert config.spec.observation_shape == (options.frame_stack, *options.frame_shape)
+    assert config.spec.observation_shape == (3 if options.color else options.frame_stack, *options.frame_shape)
 
 
 @pytest.mark.parametrize(

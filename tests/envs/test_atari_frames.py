@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from accel_rl.envs.atari import AtariSimulator, make_options
+from tests.helpers.outcomes import comparable
 
 # What the presets mean, written out once more: [height, width], no-ops, stickiness, a lost life ends the episode and
 # start buttons are pressed.
@@ -28,7 +29,8 @@ SEED = 5
 class Reference:
     """One game, one frame after the other; every screen is kept."""
 
-    def __init__(self, game, preset, seed):
+    def __init__(self, game, preset, seed, color=False):
+        self.color = color
         self.shape, self.noop_max, self.stickiness, self.episodic = PRESETS[preset]
         self.rng = np.random.default_rng(np.random.SeedSequence(seed))
         self.ale = ale_py.ALEInterface()
@@ -43,8 +45,11 @@ class Reference:
             action = self.last_action
         self.last_action = action
         reward = self.ale.act(action)
-        self.screens.append(self.ale.getScreenGrayscale().copy())
+        self.screens.append(self.screen())
         return reward
+
+    def screen(self):
+        return self.ale.getScreenRGB().copy() if self.color else self.ale.getScreenGrayscale().copy()
 
     def press_start(self):
         reward = 0
@@ -57,7 +62,7 @@ class Reference:
     def reset(self):
         self.ale.reset_game()
         self.last_action = ale_py.Action.NOOP
-        self.screens = [self.ale.getScreenGrayscale().copy()]
+        self.screens = [self.screen()]
         self.press_start()
         for _ in range(self.rng.integers(self.noop_max + 1)):
             self.act(ale_py.Action.NOOP)
@@ -69,17 +74,20 @@ class Reference:
         for _ in range(4):
             score += self.act(self.actions[action])
         reward = np.sign(score)
-        frame = self.process(np.maximum(self.screens[-1], self.screens[-2]))
+        frame, last_frame = self.process(np.maximum(self.screens[-1], self.screens[-2])), None
         terminated = self.ale.game_over()
         if not terminated and self.ale.lives() < self.lives:
             score += self.press_start()
             if self.episodic:
                 terminated = True
+                last_frame = frame.astype(np.uint8).tobytes()
                 frame = self.process(self.screens[-1])
         self.lives = self.ale.lives()
-        return frame, (reward, score, terminated, False, self.ale.game_over())
+        return frame, (reward, score, terminated, False, self.ale.game_over(), last_frame)
 
     def process(self, picture):
+        if picture.ndim == 3:
+            return np.stack([self.process(picture[..., channel].copy()) for channel in range(3)])
         height, width = self.shape
         if self.shape == (84, 84) or picture.shape[0] == 250:
             return cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
@@ -87,11 +95,11 @@ class Reference:
         return (p[0::2, 0::2] + p[0::2, 1::2] + p[1::2, 0::2] + p[1::2, 1::2] + 2) // 4
 
 
-def compare(game, preset, steps):
+def compare(game, preset, steps, options=None):
     """Plays both with the same random actions; returns how often the learner's episode and the game ended."""
-    reference = Reference(game, preset, SEED)
-    simulator = AtariSimulator(game, make_options(preset, {}), np.random.SeedSequence(SEED))
-    row = np.full(PRESETS[preset][0], 77, np.uint8)
+    simulator = AtariSimulator(game, make_options(preset, options or {}), np.random.SeedSequence(SEED))
+    reference = Reference(game, preset, SEED, simulator.options.color)
+    row = np.full(simulator.spec.row_shape, 77, np.uint8)
     rng = np.random.default_rng(1)
     ended, over = 0, 0
     simulator.reset(row)
@@ -99,7 +107,7 @@ def compare(game, preset, steps):
     for step in range(steps):
         action = rng.integers(len(reference.actions))
         frame, outcome = reference.step(action)
-        assert simulator.step(action, row) == outcome, step
+        assert comparable(simulator.step(action, row)) == outcome, step
         assert np.array_equal(row, frame), step
         assert simulator.ale.lives() == reference.lives, step
         ended, over = ended + outcome[2], over + outcome[4]
@@ -127,6 +135,33 @@ def test_frames_and_outcomes(game, preset):
     compare(game, preset, 250)
 
 
+COLOR = {"color": True, "frame_stack": 1}
+
+
+@pytest.mark.parametrize(
+    ("game", "preset"),
+    [
+        ("breakout", "stooke"),
+        ("space_invaders", "dqn84"),
+        ("carnival", "dqn84"),
+        pytest.param("seaquest", "v5", marks=pytest.mark.slow),
+        pytest.param("carnival", "stooke", marks=pytest.mark.slow),
+        pytest.param("adventure", "stooke", marks=pytest.mark.slow),
+    ],
+)
+def test_frames_in_color(game, preset):
+    """Catches channels in another order or place, and a maximum or a resize that mixes them."""
+    ended, _ = compare(game, preset, 150, COLOR)
+    assert ended > 0 or game != "breakout"  # lives are lost
+
+
+def test_spec_in_color():
+    """Catches colours that are taken for a stack, by networks or by replay."""
+    spec = AtariSimulator("pong", make_options("dqn84", COLOR), np.random.SeedSequence(0)).spec
+    assert (spec.row_shape, spec.frame_stack, spec.observation_shape) == ((3, 84, 84), 0, (3, 84, 84))
+    assert spec.is_pixels
+
+
 @pytest.mark.parametrize("preset", ["stooke", pytest.param("v5", marks=pytest.mark.slow)])
 def test_whole_games(preset):
     """Catches what goes wrong only after lives are lost and games are over: both happen several times here."""
@@ -142,17 +177,18 @@ def test_screen_size(game):
     assert simulator.ale.getScreenDims() == (GAMES[game], 160)
 
 
+@pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize("frame_shape", [(84, 84), (42, 42), (104, 80), (210, 160)])
-def test_resize_is_an_area_mean(frame_shape):
+def test_resize_is_an_area_mean(frame_shape, color):
     """Catches an interpolation flag that does not reach OpenCV: the picture is then bilinear and off by much more."""
-    options = make_options("dqn84", {"frame_shape": frame_shape, "frame_skip": 1})
-    simulator = AtariSimulator("seaquest", options, np.random.SeedSequence(0))
-    row = np.zeros(frame_shape, np.uint8)
+    options = {"frame_shape": frame_shape, "frame_skip": 1, "color": color, "frame_stack": 1}
+    simulator = AtariSimulator("seaquest", make_options("dqn84", options), np.random.SeedSequence(0))
+    row = np.zeros(simulator.spec.row_shape, np.uint8)
     simulator.reset(row)
-    screen = simulator.ale.getScreenGrayscale().astype(float)
-    if frame_shape == (104, 80):
-        screen = screen[:208]
-    exact = overlaps(frame_shape[0], screen.shape[0]) @ screen @ overlaps(frame_shape[1], screen.shape[1]).T
+    ale = simulator.ale
+    screen = ale.getScreenRGB().transpose(2, 0, 1) if color else ale.getScreenGrayscale()
+    screen = screen[..., :208, :].astype(float) if frame_shape == (104, 80) else screen.astype(float)
+    exact = overlaps(frame_shape[0], screen.shape[-2]) @ screen @ overlaps(frame_shape[1], screen.shape[-1]).T
     assert screen.std() > 5
     assert np.abs(row - exact).max() <= 0.5 + 1e-3
 

@@ -11,6 +11,7 @@ from accel_rl.envs import make_env
 from accel_rl.envs.atari import AtariSimulator, make_options
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import EnvConfig
+from tests.helpers.outcomes import comparable
 
 
 class Script:
@@ -87,7 +88,7 @@ def test_v5_presses_nothing():
     script = Script(lives={0: 3, 3: 2})
     simulator, row = play(script, preset="v5", noop_max=make_options("v5", {}).noop_max)
     assert script.take_pressed() == ["RESET"]
-    assert simulator.step(1, row) == (0, 0, False, False, False)  # a life is lost here
+    assert simulator.step(1, row) == (0, 0, False, False, False, None)  # a life is lost here
     assert len(script.take_pressed()) == 4
 
 
@@ -133,9 +134,9 @@ def test_first_frames_are_single_screens():
     script = Script(lives={0: 3, 6: 2, 13: 1}, over=[14, 15, 16, 17])
     simulator, row = play(script)
     assert shown(row) == 3
-    assert simulator.step(0, row) == (0, 0, True, False, False)
+    assert simulator.step(0, row)[:5] == (0, 0, True, False, False)
     assert shown(row) == 10  # frames 4 to 7, then the presses
-    assert simulator.step(0, row) == (0, 0, True, False, True)
+    assert simulator.step(0, row) == (0, 0, True, False, True, None)
     simulator.reset(row)
     assert shown(row) == script.frame
 
@@ -146,10 +147,29 @@ def test_lost_life_is_terminated_but_not_over():
     simulator, row = play(script)
     script.take_pressed()
     # Rewards of the presses (frames 8 and 9) belong to the score, but not to what the agent did.
-    assert simulator.step(1, row) == (1, 12, True, False, False)
+    assert simulator.step(1, row)[:5] == (1, 12, True, False, False)
     assert script.pressed == [*["FIRE"] * 4, *START]
     assert shown(row) == 10
-    assert simulator.step(1, row) == (0, 0, False, False, False)
+    assert simulator.step(1, row) == (0, 0, False, False, False, None)
+
+
+@pytest.mark.parametrize(("fire_on_start", "first"), [(True, 10), (False, 4)])
+def test_last_frame_of_a_lost_life(fire_on_start, first):
+    """Catches a last frame that is the next life's first one, or the maximum's newer screen alone, or an older life's;
+    and one that is given where the row itself is the last one."""
+    pressed = 3 if fire_on_start else 0
+    script = Script(lives={0: 4, pressed + 2: 3, 2 * pressed + 10: 2}, over=range(100, 110))
+    simulator, row = play(script, fire_on_start=fire_on_start)
+    outcome = simulator.step(0, row)
+    assert outcome[:5] == (0, 0, True, False, False)
+    assert shown(outcome.last_frame) == pressed + 3  # the older screen of frames 3 and 4
+    assert shown(row) == first
+    assert simulator.step(0, row).last_frame is None
+    last = shown(row)
+    outcome = simulator.step(0, row)
+    assert outcome.terminated and shown(outcome.last_frame) == last + 4
+    assert shown(row) == last + 5 + pressed
+    assert simulator.step(0, row) == (0, 0, False, False, False, None)
 
 
 def test_lost_life_without_episodic_lives():
@@ -157,7 +177,7 @@ def test_lost_life_without_episodic_lives():
     script = Script(lives={0: 3, 5: 2})
     simulator, row = play(script, episodic_lives=False)
     script.take_pressed()
-    assert simulator.step(1, row) == (0, 0, False, False, False)
+    assert simulator.step(1, row) == (0, 0, False, False, False, None)
     assert script.pressed == [*["FIRE"] * 4, *START]
     assert shown(row) == 6  # the maximum of frames 6 and 7
 
@@ -166,14 +186,14 @@ def test_bonus_life_then_loss():
     """Catches stored lives that never grow: the loss of a bonus life would go unnoticed (as in the original)."""
     simulator, row = play(Script(lives={0: 3, 4: 4, 9: 3}))
     assert not simulator.step(0, row).terminated
-    assert simulator.step(0, row) == (0, 0, True, False, False)
+    assert simulator.step(0, row)[:5] == (0, 0, True, False, False)
 
 
 def test_life_lost_by_the_presses():
     """Catches a life that is lost in the presses, and ends the next life's first step."""
     simulator, row = play(Script(lives={0: 3, 5: 2, 9: 1}))
-    assert simulator.step(0, row) == (0, 0, True, False, False)
-    assert simulator.step(0, row) == (0, 0, False, False, False)
+    assert simulator.step(0, row)[:5] == (0, 0, True, False, False)
+    assert simulator.step(0, row) == (0, 0, False, False, False, None)
 
 
 def test_no_lives_left_is_no_lost_life():
@@ -181,8 +201,8 @@ def test_no_lives_left_is_no_lost_life():
     script = Script(lives={0: 1, 5: 0}, over=[11])
     simulator, row = play(script)
     script.take_pressed()
-    assert simulator.step(0, row) == (0, 0, False, False, False)
-    assert simulator.step(0, row) == (0, 0, True, False, True)
+    assert simulator.step(0, row) == (0, 0, False, False, False, None)
+    assert simulator.step(0, row) == (0, 0, True, False, True, None)
     assert script.pressed == ["NOOP"] * 8
     assert shown(row) == 10
 
@@ -190,9 +210,10 @@ def test_no_lives_left_is_no_lost_life():
 def test_game_lost_by_the_presses():
     """Catches a game that ends in the presses after a lost life, and would go on."""
     simulator, row = play(Script(lives={0: 3, 5: 2}, over=[10]))
-    assert simulator.step(0, row) == (0, 0, True, False, True)
+    outcome = simulator.step(0, row)
+    assert outcome[:5] == (0, 0, True, False, True) and shown(outcome.last_frame) == 6
     simulator, row = play(Script(lives={0: 3, 5: 2}, over=[10]), episodic_lives=False)
-    assert simulator.step(0, row) == (0, 0, True, False, True)
+    assert simulator.step(0, row) == (0, 0, True, False, True, None) and shown(row) == 6
 
 
 @pytest.mark.parametrize(
@@ -211,22 +232,22 @@ def test_max_episode_steps():
     script = Script(lives={0: 3, 5: 2})
     simulator, row = play(script, max_episode_steps=3)
     for _ in range(2):
-        assert [simulator.step(0, row)[2:] for _ in range(2)][1] == (False, False, False)
-        assert simulator.step(0, row)[2:] == (False, True, True)
+        assert [simulator.step(0, row)[2:] for _ in range(2)][1] == (False, False, False, None)
+        assert simulator.step(0, row)[2:] == (False, True, True, None)
         simulator.reset(row)
 
 
 def test_limit_meets_other_ends():
     """Catches a step that is both terminated and truncated, and presses after the last step of a game."""
     simulator, row = play(Script(over=[7]), max_episode_steps=1)
-    assert simulator.step(0, row)[2:] == (True, False, True)
+    assert simulator.step(0, row)[2:] == (True, False, True, None)
     script = Script(lives={0: 3, 5: 2})
     simulator, row = play(script, max_episode_steps=1)
     script.take_pressed()
-    assert simulator.step(0, row)[2:] == (True, False, True)
+    assert simulator.step(0, row)[2:] == (True, False, True, None)
     assert len(script.pressed) == 4 and shown(row) == 6
     simulator, row = play(Script(lives={0: 3, 5: 2}), max_episode_steps=1, episodic_lives=False)
-    assert simulator.step(0, row)[2:] == (False, True, True)
+    assert simulator.step(0, row)[2:] == (False, True, True, None)
 
 
 def test_last_observation_of_a_game():
@@ -274,7 +295,7 @@ def record(game, preset, seed, steps=60, **options):
     trace = [row.tobytes()]
     for step in range(steps):
         outcome = simulator.step(step // 3 % simulator.spec.action_space.n, row)
-        trace += [outcome, row.tobytes(), simulator.ale.getRAM().tobytes()]
+        trace += [comparable(outcome), row.tobytes(), simulator.ale.getRAM().tobytes()]
         if outcome.game_over:
             simulator.reset(row)
     return trace
@@ -303,6 +324,7 @@ def test_without_chance_seeds_make_no_difference():
         ("pong", "v5", {"repeat_action_probability": 0.9}),
         ("breakout", "v5", {"repeat_action_probability": 0.9}),
         ("seaquest", "stooke", {"max_episode_steps": 50}),
+        ("breakout", "dqn84", {"color": True, "frame_stack": 1}),
     ],
 )
 def test_state_is_exact(game, preset, options):
@@ -322,7 +344,7 @@ def test_state_is_exact(game, preset, options):
         for _ in range(40):
             action = rng.integers(original.spec.action_space.n)
             outcomes = [simulator.step(action, row) for simulator, row in zip((original, copy), rows, strict=True)]
-            assert outcomes[0] == outcomes[1]
+            assert comparable(outcomes[0]) == comparable(outcomes[1])
             if outcomes[0].game_over:
                 original.reset(rows[0])
                 copy.reset(rows[1])

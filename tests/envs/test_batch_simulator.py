@@ -201,6 +201,57 @@ def test_lost_life_is_no_reset(reset_mode):
     assert all(rollout["valid"].all() and not rollout["game_length"].any() for rollout in found)
 
 
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_true_last_row_of_every_episode(reset_mode):
+    """Catches a last row that a reset has overwritten, also one that the next rollout begins with."""
+    lengths = [3, -2, 4]  # a truncated one, and one that ends with the first rollout or (wait) begins the second
+    batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": lengths}, reset_mode=reset_mode).start()
+    found = [batch.rollout() for _ in range(6)]
+    ends = [
+        rollout["final_observation"][t, column].tolist()
+        for column in range(2)
+        for rollout in found
+        for t in np.flatnonzero(rollout["terminated"][:, column] | rollout["truncated"][:, column])
+    ]
+    num_games = len(ends) // 2
+    assert num_games >= 6 and ends == [[game, abs(lengths[game % 3])] for game in range(num_games)] * 2
+
+
+@pytest.mark.parametrize(
+    ("reset_mode", "fire_on_start"),
+    [
+        ("reserve", True),
+        ("wait", False),
+        pytest.param("immediate", True, marks=pytest.mark.slow),
+        pytest.param("wait", True, marks=pytest.mark.slow),
+    ],
+)
+def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start):
+    """Catches a last frame of a life or a game that the next one's first frame has overwritten."""
+    options = {"frame_shape": (20, 16), "fire_on_start": fire_on_start, "max_episode_steps": 280, "noop_max": 0}
+    batch = Batch("breakout", 250, options=options, reset_mode=reset_mode).start()
+    game = make_simulator(batch.simulator.config.env, batch.simulator._seed(0, 0), reset_mode == "reserve")
+    row = np.zeros((20, 16), np.uint8)
+    game.reset(row)
+    lives_lost, endings = 0, []
+    for _ in range(2):
+        found = batch.rollout(batch.random_actions(np.random.default_rng(5)))
+        for t in np.flatnonzero(found["valid"][:, 0]):
+            before = row.copy()
+            outcome = game.step(found["action"][t, 0], row)
+            if outcome.terminated or outcome.truncated:
+                last = found["final_observation"][t, 0]
+                assert np.array_equal(last, row if outcome.last_frame is None else outcome.last_frame)
+                if not outcome.game_over:
+                    assert not (fire_on_start and np.array_equal(last, row))
+                    assert np.abs(last - before.astype(int)).mean() < 10
+                    lives_lost += 1
+            if outcome.game_over:
+                endings.append("terminated" if outcome.terminated else "truncated")
+                game.reset(row)
+    assert lives_lost >= 4 and endings
+
+
 def test_true_final_observation_of_an_atari_game():
     """Catches a final observation that is the first frame of the next game."""
     batch = Batch("pong", horizon=4, options={"max_episode_steps": 3, "noop_max": 0}).start()
@@ -344,6 +395,7 @@ def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
         games={2: (6, 3)},
     )
     assert batch.arrays["restarts"].tolist() == [1]
+    assert found["final_observation"][2, 0].tolist() == [0, 3]
     found = batch.rollout()
     assert found["reset"][0, 0] and found["valid"][:3, 0].all() and found["observation"][0, 0].tolist() == [0, 0]
     assert batch.rollout()["valid"][:3, 0].all()

@@ -27,12 +27,12 @@ def test_counting():
     simulator, row = make("Counting", lengths=(2, -1))
     simulator.reset(row)
     assert row.tolist() == [0, 0]
-    assert simulator.step(np.int64(1), row) == (11, 11, False, False, False)
+    assert simulator.step(np.int64(1), row) == (11, 11, False, False, False, None)
     assert row.tolist() == [0, 1]
-    assert simulator.step(np.int64(0), row) == (2, 2, True, False, True)
+    assert simulator.step(np.int64(0), row) == (2, 2, True, False, True, None)
     simulator.reset(row)
     assert row.tolist() == [1, 0]
-    assert simulator.step(np.int64(0), row) == (1, 1, False, True, True)
+    assert simulator.step(np.int64(0), row) == (1, 1, False, True, True, None)
 
 
 def test_spec():

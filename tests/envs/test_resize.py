@@ -67,6 +67,6 @@ def test_games():
         for step in range(12):
             if simulator.step(rng.integers(simulator.spec.action_space.n), row).game_over:
                 simulator.reset(row)
-            assert np.array_equal(row, whole(simulator._screen)), game
-            if step % 4 == 3 and simulator._screen.shape == (210, 160):
-                assert np.array_equal(resized(shared, simulator._screen), row), game
+            assert np.array_equal(row, whole(simulator._frames._screen)), game
+            if step % 4 == 3 and simulator._frames._screen.shape == (210, 160):
+                assert np.array_equal(resized(shared, simulator._frames._screen), row), game

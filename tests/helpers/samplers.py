@@ -11,7 +11,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import GpuActionServer
@@ -72,7 +72,14 @@ def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = No
     sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
     if kind == "device":
         server, arrays = sampler._server, sampler.pool._train.arrays
-        sampler._server = GpuActionServer(sampler.spec, arrays, server.generator, torch.device("cpu"), config.window)
+        sampler._server = GpuActionServer(
+            sampler.spec,
+            arrays,
+            server.generator,
+            torch.device("cpu"),
+            config.window,
+            terminal_frames=config.terminal_frames,
+        )
     return sampler
 
 
@@ -99,11 +106,11 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
     for name in first.policy_outputs:
         assert torch.equal(first.policy_outputs[name], second.policy_outputs[name]), f"{what}: policy_outputs {name}"
     assert (first.games, first.first_step) == (second.games, second.first_step), what
-    assert (first.recurrent_inputs is None) == (second.recurrent_inputs is None), what
-    for name, one, other in zip(
-        RecurrentInputs._fields, first.recurrent_inputs or (), second.recurrent_inputs or (), strict=False
-    ):
-        assert torch.equal(one, other), f"{what}: recurrent_inputs's {name}"
+    for part, names in (("recurrent_inputs", RecurrentInputs._fields), ("terminal_frames", TerminalFrames._fields)):
+        of_first, of_second = getattr(first, part), getattr(second, part)
+        assert (of_first is None) == (of_second is None), f"{what}: {part}"
+        for name, one, other in zip(names, of_first or (), of_second or (), strict=False):
+            assert torch.equal(one, other), f"{what}: {part}'s {name}"
 
 
 def copy(rollout: Any) -> Any:
@@ -112,8 +119,8 @@ def copy(rollout: Any) -> Any:
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
             return value.clone() if isinstance(value, Tensor) else value.copy()
-        if isinstance(value, RecurrentInputs):
-            return RecurrentInputs(*map(clone, value))
+        if isinstance(value, RecurrentInputs | TerminalFrames):
+            return type(value)(*map(clone, value))
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})

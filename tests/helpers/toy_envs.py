@@ -51,6 +51,14 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.full((16, 16, 3), self.steps % 256, np.uint8)
 
 
+class EndsTwice(Counting):
+    """Counting whose last steps are both terminated and truncated."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, terminated or truncated, info
+
+
 class Broken(Counting):
     """Counting that breaks at one moment: while it is built, or at step at_step (0: reset) of game at_game.
 

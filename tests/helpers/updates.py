@@ -1,11 +1,12 @@
 """An update that records what algorithms ask of it."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from accel_rl.updates import Loss, Update
+from accel_rl.updates import Loss, LossPart, Update
 from accel_rl.updates.exchange import means
 from accel_rl.updates.optimizers import SGD, Optimizer
 from accel_rl.updates.trees import map_leaves, to_device
@@ -42,13 +43,14 @@ class RecordingUpdate(Update):
         learning_rate: float,
         *,
         sliceable: bool = True,
+        more: Sequence[LossPart] = (),
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
         self.calls.append(
             Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable)
         )
         if self.learns:
-            return super().minimize(loss, batch, num_samples, learning_rate, sliceable=sliceable)
+            return super().minimize(loss, batch, num_samples, learning_rate, sliceable=sliceable, more=more)
         return means(loss(*batch)[1], num_samples)
 
     def _record_maximum(self, value: Tensor) -> Tensor:

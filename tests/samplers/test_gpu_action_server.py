@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from accel_rl.envs import EnvConfig
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import GpuActionServer
@@ -21,7 +21,7 @@ from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
 COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
-CONFIG = SamplerConfig(4, 5, 2)
+CONFIG = SamplerConfig(4, 5, 2, terminal_frames=True)
 pytestmark = pytest.mark.multiprocess
 DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
 
@@ -98,6 +98,7 @@ def on_device(
         config.window,
         sampler.pool._train.memory,
         graphs,
+        terminal_frames=config.terminal_frames,
     )
     return sampler
 
@@ -110,6 +111,8 @@ def to_cpu(rollout: Any) -> Any:
     rollout.policy_outputs = {name: value.cpu() for name, value in rollout.policy_outputs.items()}
     if rollout.recurrent_inputs is not None:
         rollout.recurrent_inputs = RecurrentInputs(*(rows.cpu() for rows in rollout.recurrent_inputs))
+    if rollout.terminal_frames is not None:
+        rollout.terminal_frames = TerminalFrames(*(each.cpu() for each in rollout.terminal_frames))
     return rollout
 
 
@@ -128,12 +131,16 @@ def to_cpu(rollout: Any) -> Any:
 def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
     """Would catch a frame, age, noise or action in the wrong row, and anything that a graph has frozen at capture."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
-    num_actions = 4 if env is COUNTING else 6
+    num_actions, num_terminated = 4 if env is COUNTING else 6, 0
     cpu = make(AlternatingSampler, env, CONFIG, SameNoise(num_actions), **batch)
     gpu = on_device(env, device, SameNoise(num_actions), **batch)
     try:
         for index in range(8):
-            assert_equal(cpu.collect(), to_cpu(gpu.collect()), f"rollout {index}")
+            first, second = cpu.collect(), gpu.collect()
+            assert {each.device for each in second.terminal_frames} == {device}
+            assert_equal(first, to_cpu(second), f"rollout {index}")
+            num_terminated += len(first.terminal_frames.step)
+        assert (num_terminated > 0) == (env is COUNTING)
         state = gpu.get_state()
         cpu.set_state(cpu.get_state())
         gpu.set_state(state)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from accel_rl.rollout import TerminalFrames
 from accel_rl.updates.trees import leaves, map_leaves, slices, structure, to_device
 from tests.helpers.random_rollouts import FRAMES, random_rollout
 
@@ -132,5 +133,8 @@ def test_rollouts_are_batches() -> None:
     assert torch.equal(doubled.reward, 2 * rollout.reward) and doubled.horizon == 3 and doubled.frame_stack == 4
     assert torch.equal(doubled.recurrent_inputs.state, 2 * rollout.recurrent_inputs.state)
     assert structure(doubled) != structure(rollout.without_finals())
+    ended = replace(rollout, terminal_frames=TerminalFrames(*(torch.zeros(4) for _ in range(3))))
+    assert len(leaves(ended)) == 17 + 3
+    assert structure(ended.without_finals()) == structure(rollout.without_finals())  # so that they share a graph
     assert structure(replace(rollout, first_step=7)) == structure(rollout)
     assert structure(replace(rollout, frame_stack=2)) != structure(rollout)

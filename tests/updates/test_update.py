@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_rl.updates import Update
+from accel_rl.updates import LossPart, Update
 from accel_rl.updates.cuda_graphs import MAX_GRAPHED_CALLS, CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
 
@@ -120,6 +120,30 @@ def test_what_is_not_sliceable_stays_whole() -> None:
     stats = learner.update.minimize(loss, batch, torch.tensor(12), 1e-2, sliceable=False)
     assert seen == [((3, 4, 2, 6, 6), (4,))]
     assert list(stats) == ["grad_norm"]
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_further_losses_are_added(buffers: bool) -> None:
+    """Would catch a loss without its gradient, one that is divided by its own count, cut, or whose terms are lost."""
+    expected, actual = Learner(), Learner(slice_elements=500)
+    if buffers:
+        actual.replay()
+
+    def other(x: Tensor, factor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss_sum = factor * actual.network(x).square().sum()
+        return loss_sum, {"other": loss_sum.detach()}
+
+    for index in range(5):  # other samples than the loss's own, and another number of them
+        batch, x = make_batch(index), make_batch(100 + index, num_samples=7).x
+        num_samples = batch.valid.sum()
+        loss_sum, terms = expected.loss(*batch)
+        other_sum = (0.3 + index) * expected.network(x).square().sum()
+        norm = expected.update.step(loss_sum + other_sum, num_samples, 1e-2)
+        more = [LossPart(other, (x, 0.3 + index))]
+        stats = actual.update.minimize(actual.loss, batch, num_samples, 1e-2, more=more)
+        means = {name: term / num_samples for name, term in {**terms, "other": other_sum.detach()}.items()}
+        assert_close(stats, means | {"grad_norm": norm})
+    torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("buffers", [False, True])

@@ -1,0 +1,196 @@
+"""The auxiliary tasks of UNREAL: pixel control, value replay, reward prediction (Jaderberg et al. 2017).
+
+Each draws from a replay of sequences and has a loss beside the actor-critic's, on the same network. Losses are sums
+over environments, steps and cells, one sequence (or window) for each environment; the update divides them by the number
+of samples of the actor-critic's loss, so that one weight fits all sizes of batches. Equations are those of Shirahata et
+al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
+Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
+"""
+
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from accel_rl.algos.base import Stats, masked_sum
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.auxiliary import PixelControlHead, RewardPredictionHead
+from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch
+from accel_rl.replay.transitions import DrawnRows
+from accel_rl.rollout import RecurrentInputs
+
+
+class AuxiliaryTask:
+    """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss."""
+
+    name: ClassVar[str]
+
+    def __init__(self, policy: ActorCritic, replay: SequenceReplay, settings: Any):
+        self.policy, self.replay, self.settings = policy, replay, settings
+        self.weight: float = getattr(settings, f"{self.name}_weight")
+
+    @staticmethod
+    def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module | None:
+        """Returns the task's own layers, if it has any. Raises UsageError where the task is impossible."""
+        return None
+
+    def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> SequenceBatch | WindowBatch:
+        """Draws for some environments [b] by noise of all of them [B, 2]; enqueues the same operations each time."""
+        start, found = self.replay.choose_sequences(noise, rows)
+        return self.replay.gather_sequences(start[envs], found[envs])
+
+    def loss(self, batch: Any) -> tuple[Tensor, Stats]:
+        """Returns the weighted loss, a sum, and itself as a term to log."""
+        loss_sum = self.weight * self.loss_sum(batch)
+        return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
+
+    def loss_sum(self, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+    def encode(self, batch: SequenceBatch) -> list[Tensor]:
+        """Returns what the heads see at all L + 1 rows of the sequences, see `ActorCritic.encode`.
+
+        Recurrent cores start from a zero state, as in UNREAL."""
+        inputs = None
+        if self.policy.state_size:
+            state = batch.reward.new_zeros(batch.reward.shape[1], self.policy.state_size)
+            inputs = RecurrentInputs(state, batch.previous_action, batch.previous_reward, batch.is_first)
+        return self.policy.encode(batch.observations(), inputs)
+
+
+class PixelControl(AuxiliaryTask):
+    """Learns how each action changes each part of the picture from now on: n-step Q-learning for each cell."""
+
+    name = "pixel_control"
+
+    @staticmethod
+    def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module:
+        if not spec.is_pixels:
+            raise UsageError(
+                f"pixel_control needs pictures, but observations are {spec.nested_space or spec.observation_space}; "
+                "take it out of --auxiliary"
+            )
+        if not isinstance(spec.action_space, gymnasium.spaces.Discrete):
+            raise UsageError(
+                f"pixel_control needs Discrete actions, but these are {spec.action_space}; take it out of --auxiliary"
+            )
+        cells = cell_grid(spec.observation_shape[1:], settings.pixel_control_cell)
+        return PixelControlHead(policy.encoder.num_outputs, int(spec.action_space.n), cells)
+
+    def loss_sum(self, batch: SequenceBatch) -> Tensor:
+        """Computes  1/2 sum over steps and cells of (R_i - Q(s_i, a_i))^2,
+
+            R_i = c_i + gamma R_{i+1};  behind the last step 0 if it terminated, else max_a Q(s_n, a), for each cell
+
+        with the pixel change c_i that action a_i has made (Algorithm 2, lines 17 to 23)."""
+        L, b = batch.reward.shape
+        q = self.policy.auxiliary[self.name](self.encode(batch)[0].flatten(0, 1))
+        q = q.view(L + 1, b, *q.shape[1:])  # [L + 1, b, A, h, w]
+        change = pixel_change(batch.rows, self.settings.pixel_control_cell)
+        last_value = at_end(q.detach(), batch).amax(1)
+        return_ = replayed_return(change, batch, last_value, self.settings.pixel_control_discount)
+        action = batch.action.view(L, b, 1, 1, 1).expand(L, b, 1, *q.shape[3:])
+        error = return_ - q[:L].gather(2, action).squeeze(2)
+        return 0.5 * masked_sum(error.square(), batch.valid[..., None, None])
+
+
+class ValueReplay(AuxiliaryTask):
+    """Learns the value a second time, from replayed sequences."""
+
+    name = "value_replay"
+
+    def loss_sum(self, batch: SequenceBatch) -> Tensor:
+        """Computes  1/2 sum over steps of (R_i - V(s_i))^2,
+
+            R_i = r_i + gamma R_{i+1};  behind the last step 0 if it terminated, else V(s_n)
+
+        (Algorithm 2, lines 25 to 31)."""
+        value = self.policy.value(self.encode(batch))  # [L + 1, b]
+        return_ = replayed_return(batch.reward, batch, at_end(value.detach(), batch), self.settings.discount)
+        return 0.5 * masked_sum((return_ - value[:-1]).square(), batch.valid)
+
+
+class RewardPrediction(AuxiliaryTask):
+    """Learns to predict the sign of the next reward from three consecutive states."""
+
+    name = "reward_prediction"
+
+    @staticmethod
+    def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module:
+        return RewardPredictionHead(policy.count_convolved(spec), settings.reward_prediction_units)
+
+    def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> WindowBatch:
+        """Draws as many windows with a reward as without one, on average."""
+        third, found = self.replay.choose_windows(noise, rows)
+        return self.replay.gather_windows(third[envs], found[envs])
+
+    def loss_sum(self, batch: WindowBatch) -> Tensor:
+        """Computes  - sum over windows of log p(c),  c = 0 if r = 0, 1 if r > 0, 2 if r < 0
+
+        (Algorithm 2, lines 33 to 38: once for each window, not once for each of its states)."""
+        states = self.policy.convolve(batch.observation)  # [3, b, F]
+        logits = self.policy.auxiliary[self.name](states.transpose(0, 1).flatten(1))
+        losses = nn.functional.cross_entropy(logits, reward_class(batch.reward), reduction="none")
+        return masked_sum(losses, batch.valid)
+
+
+TASKS: dict[str, type[AuxiliaryTask]] = {task.name: task for task in (PixelControl, ValueReplay, RewardPrediction)}
+
+
+def reward_class(reward: Tensor) -> Tensor:
+    """Returns 0 for a zero reward, 1 for a positive, 2 for a negative one; int64, of the same shape."""
+    return (reward > 0).long() + 2 * (reward < 0).long()
+
+
+def cell_grid(frame: tuple[int, ...], cell: int) -> tuple[int, int]:
+    """Returns how many cells (h, w) of cell x cell pixels pixel control divides a frame (H, W) into.
+
+    Both are even, for the deconvolution; of what remains, half is cropped at each side, the odd pixel at the bottom or
+    right. 84x84 pixels: 2 are cropped at each side, 20x20 cells remain; 104x80: 26x20. Raises UsageError for frames
+    with less than 4x4 cells."""
+    cells = tuple(size // (2 * cell) * 2 for size in frame)
+    if min(cells) < 4:
+        raise UsageError(
+            f"pixel_control needs frames of at least {4 * cell}x{4 * cell} pixels, 4x4 cells of pixel_control_cell="
+            f"{cell}, but these have {frame[0]}x{frame[1]}; take it out of --auxiliary"
+        )
+    return cells[0], cells[1]
+
+
+def pixel_change(frames: Tensor, cell: int) -> Tensor:
+    """Returns the mean absolute difference of consecutive frames in each cell, float32 [L, b, h, w], in [0, 1].
+
+    frames: uint8 [L + 1, b, ..., H, W]; over channels, too, the mean is taken. Cells as `cell_grid` says.
+    Source: Jaderberg et al. 2017, section 3.1; Shirahata et al. 2018, section 2.2."""
+    H, W = frames.shape[-2:]
+    h, w = cell_grid((H, W), cell)
+    top, left = (H - h * cell) // 2, (W - w * cell) // 2
+    cropped = frames[..., top : top + h * cell, left : left + w * cell]
+    before, after = cropped[:-1], cropped[1:]
+    change = torch.maximum(before, after) - torch.minimum(before, after)  # bytes would wrap below 0
+    L, b = change.shape[:2]
+    pooled = nn.functional.avg_pool2d(change.view(L * b, -1, h * cell, w * cell).float(), cell)  # [L b, C, h, w]
+    return pooled.mean(1).view(L, b, h, w) / 255
+
+
+def at_end(values: Tensor, batch: SequenceBatch) -> Tensor:
+    """Returns what is behind the last step of each sequence [b, ...], of values [L + 1, b, ...] at all rows."""
+    return values[batch.valid.sum(0), torch.arange(values.shape[1], device=values.device)]
+
+
+@torch.no_grad()
+def replayed_return(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
+    """Computes  R_i = r_i + discount R_{i+1}  of replayed sequences, with last_value behind the last step, or 0 if it
+    terminated.
+
+    reward [L, b, ...], last_value [b, ...]; returns R [L, b, ...], which means nothing behind the end."""
+    more = (1,) * (reward.dim() - 2)
+    following = return_ = last_value.masked_fill(batch.terminated.view(-1, *more), 0.0)
+    returns = []
+    for reward_i, is_last in zip(reward.flip(0).unbind(), batch.is_last.flip(0).unbind(), strict=True):
+        return_ = reward_i + discount * following.where(is_last.view(-1, *more), return_)
+        returns.append(return_)
+    return torch.stack(returns[::-1])

@@ -1,0 +1,61 @@
+"""Heads of the auxiliary tasks that need one: pixel control and reward prediction (Jaderberg et al. 2017, UNREAL).
+
+They share the layers below with policy and value, and so train these, too. Value replay has no head of its own. Like
+those of policy and value, heads compute in float32.
+"""
+
+import math
+
+from torch import Tensor, nn
+
+from accel_rl.models.layers import Linear
+from accel_rl.models.trunks import initialize, linear
+
+NUM_MAPS = 32
+KERNEL, STRIDE = 4, 2  # of the deconvolutions
+
+
+class PixelControlHead(nn.Module):
+    """Maps a step's features [N, F] to Q [N, A, h, w]: for each cell of the picture, how much each action changes it
+    from now on.
+
+    A hidden layer makes 32 maps of (h / 2 - 1) x (w / 2 - 1), deconvolutions of 4x4 with stride 2 make h x w values V
+    and advantages A of them, as in a dueling network:  Q_a = V + A_a - mean_a A.  No ReLU follows the deconvolutions:
+    it would keep V and A from being negative.
+    cells: (h, w), even numbers of at least 4.
+    Source: Jaderberg et al. 2017, appendix; Shirahata et al. 2018 (GUNREAL), section 3 and figure 6.
+    """
+
+    def __init__(self, num_features: int, num_actions: int, cells: tuple[int, int]):
+        super().__init__()
+        h, w = cells
+        self.maps_shape = (NUM_MAPS, h // STRIDE - 1, w // STRIDE - 1)
+        self.hidden = Linear(num_features, math.prod(self.maps_shape))
+        initialize(self.hidden)
+        # Value and advantages in one deconvolution, the value first.
+        self.deconvolution = nn.ConvTranspose2d(NUM_MAPS, 1 + num_actions, KERNEL, STRIDE)
+        nn.init.xavier_uniform_(self.deconvolution.weight[:, :1])
+        nn.init.xavier_uniform_(self.deconvolution.weight[:, 1:])
+        assert self.deconvolution.bias is not None
+        nn.init.zeros_(self.deconvolution.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        maps = self.hidden(features, relu=True).view(-1, *self.maps_shape)
+        value, advantage = self.deconvolution(maps).tensor_split((1,), 1)
+        return value + advantage - advantage.mean(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class RewardPredictionHead(nn.Module):
+    """Maps the convolutions' outputs for three consecutive states [N, 3 F] to logits [N, 3] of the next reward's sign:
+    zero, positive, negative.
+
+    Source: Shirahata et al. 2018 (GUNREAL), section 3: two fully connected layers; num_units is 128 in UNREAL."""
+
+    def __init__(self, num_features: int, num_units: int):
+        super().__init__()
+        self.hidden = Linear(3 * num_features, num_units)
+        initialize(self.hidden)
+        self.logits = linear(num_units, 3)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.logits(self.hidden(states, relu=True))  # type: ignore[no-any-return]

@@ -1,0 +1,116 @@
+"""Auxiliary tasks as a part of an algorithm: when they learn, what they leave alone, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.algos.a2c import A2C
+from accel_rl.algos.auxiliary_tasks import TASKS
+from accel_rl.envs import EnvConfig
+from accel_rl.errors import UsageError
+from accel_rl.training.build import build_algo, check
+from accel_rl.training.resolve import resolve
+from tests.helpers.runs import rows
+from tests.helpers.samplers import spec_of
+
+ALL = "pixel_control,value_replay,reward_prediction"
+SMALL: dict[str, Any] = {
+    "env": "pong",
+    "device": "cpu",
+    "envs": 4,
+    "sampler": "serial",
+    "horizon": 4,
+    "steps": 96,
+    "frame_shape": (36, 36),
+    "frame_stack": 2,
+    "decorrelation_steps": 2,
+    "log_interval_steps": 16,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "auxiliary_replay_steps": 12,
+}
+CARTPOLE = {**SMALL, "env": "CartPole-v1"}
+for name in ("frame_shape", "frame_stack"):
+    del CARTPOLE[name]
+
+
+def build(**settings: Any) -> A2C:
+    algo = build_algo(resolve({**SMALL, **settings}))
+    assert isinstance(algo, A2C)
+    return algo
+
+
+def test_heads_change_nothing_else() -> None:
+    """Would catch heads that use up random numbers: runs with and without tasks would start from other policies."""
+    base = build()
+    after_base = torch.rand(3)
+    algo = build(auxiliary=ALL)
+    torch.testing.assert_close(torch.rand(3), after_base, rtol=0, atol=0)
+    for name, value in base.policy.state_dict().items():
+        assert torch.equal(algo.policy.state_dict()[name], value), name
+    assert {*algo.policy.auxiliary} == {"pixel_control", "reward_prediction"}
+
+
+def checkpoint_of(run: Path) -> Any:
+    return torch.load(run / "checkpoint.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("algo", ["a2c", "ppo", "vtrace"])
+def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
+    """Would catch tasks that draw from the run's random numbers, cut its batches or scale its loss."""
+    numbers = {"ppo": {"epochs": 2, "minibatches": 2}, "vtrace": {"batches": 2, "batch_steps": 4}}.get(algo, {})
+    settings = {**SMALL, **numbers, "algo": algo}
+    base = accel_rl.train(**settings, out=tmp_path / "base")
+    weights = {f"{name}_weight": 0.0 for name in TASKS}
+    other = accel_rl.train(**settings, auxiliary=ALL, **weights, out=tmp_path / "other")
+    first, second = (checkpoint_of(run)["policy"] for run in (base, other))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("start", ["at_once", "when_full", "all_when_full"])
+def test_when_tasks_start(tmp_path: Path, start: str) -> None:
+    """Would catch a start that is counted over all environments, or a policy that learns while it should wait."""
+    run = accel_rl.train(**SMALL, auxiliary=ALL, auxiliary_start=start, out=tmp_path / "run")
+    # A row for each rollout of 16 steps. The replay of 12 steps per environment is full with the third; `at_once` needs
+    # one sequence of 4 steps and what follows it.
+    table = rows(run)
+    learns = [bool(row.get("train/policy_loss")) for row in table]
+    helps = [bool(row.get("train/pixel_control_loss")) for row in table]
+    first = {"at_once": (0, 0), "when_full": (0, 2), "all_when_full": (2, 2)}[start]
+    assert (learns.index(True), helps.index(True)) == first
+    assert all(learns[first[0] :]) and all(helps[first[1] :])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"auxiliary": "pixel_contol"}, "unknown auxiliary task 'pixel_contol'.*pixel_control"),
+        ({"auxiliary": ALL, "auxiliary_sequence_steps": 13}, "auxiliary_sequence_steps=13 .*auxiliary_replay_steps=12"),
+        ({"auxiliary": ALL, "horizon": 16}, "horizon=16 is more than auxiliary_replay_steps=12"),
+        ({"auxiliary": ALL, "pixel_control_weight": float("nan")}, "pixel_control_weight=nan must be a finite number"),
+        ({"auxiliary": ALL, "value_replay_weight": float("inf")}, "value_replay_weight=inf must be a finite number"),
+        ({"auxiliary": ALL, "reward_prediction_weight": -1}, "reward_prediction_weight=-1.0 must be a finite number"),
+        ({"auxiliary": ALL, "frame_shape": (24, 12), "network": "accel_rl.models.trunks:MLP"}, "at least 16x16 pixels"),
+        ({"auxiliary": ALL, "auxiliary_start": "when_full", "steps": 40}, "waits for 12 steps of each of 4"),
+        ({"auxiliary": ALL, "auxiliary_replay_steps": 10**12}, "auxiliary_replay_steps=10+ needs .* GB"),
+        ({"auxiliary": "pixel_control", "env": "CartPole-v1"}, "pixel_control needs pictures"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+    """Would catch settings that fail later, or never."""
+    base = CARTPOLE if settings.get("env") == "CartPole-v1" else SMALL
+    spec = spec_of(EnvConfig("CartPole-v1")) if base is CARTPOLE else None
+    with pytest.raises(UsageError, match=message) as error:
+        check(resolve({**base, **settings}, spec=spec))
+    assert "\n" not in str(error.value)
+
+
+def test_no_tasks_by_name() -> None:
+    """Would catch a preset whose tasks cannot be switched off."""
+    assert build(auxiliary="none").auxiliary is None

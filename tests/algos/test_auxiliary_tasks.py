@@ -1,0 +1,233 @@
+"""The three tasks' targets and losses against plain arithmetic, and the layers that each of them trains."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.auxiliary_tasks import (
+    TASKS,
+    AuxiliaryTask,
+    cell_grid,
+    pixel_change,
+    replayed_return,
+    reward_class,
+)
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.auxiliary import PixelControlHead
+from accel_rl.replay.sequences import SequenceBatch, WindowBatch
+
+NAMES = tuple(TASKS)
+STACKS = EnvSpec(Box(0, 255, (36, 44), np.uint8), Discrete(3), 4)
+COLOUR = EnvSpec(Box(0, 255, (3, 36, 44), np.uint8), Discrete(3))
+
+
+def make_algo(spec: EnvSpec = STACKS, **settings: Any) -> A2C:
+    torch.manual_seed(0)
+    return A2C(spec, A2CSettings(**{"auxiliary": NAMES, **settings}), 1000, num_envs=2, horizon=5)
+
+
+def make_task(name: str, algo: A2C) -> AuxiliaryTask:
+    return TASKS[name](algo.policy, None, algo.settings)  # type: ignore[arg-type]
+
+
+LENGTHS = [5, 3, 1, 4, 0]  # of five sequences of at most five steps; 0: nothing was found
+ENDS = ["full", "terminated", "truncated", "invalid", "none"]
+
+
+def make_batch(spec: EnvSpec, seed: int = 0) -> SequenceBatch:
+    """Returns five sequences that end in every way."""
+    generator = torch.Generator().manual_seed(seed)
+    L, b, history = 5, len(LENGTHS), max(spec.frame_stack - 1, 0)
+    length = torch.tensor(LENGTHS)
+    step = torch.arange(L).unsqueeze(1)
+    shape = (history + L + 1, b, *spec.row_shape)
+    return SequenceBatch(
+        frames=torch.randint(256, shape, generator=generator, dtype=torch.uint8),
+        age=torch.tensor([9, 0, 1, 5, 2]) if spec.frame_stack else None,
+        action=torch.randint(3, (L, b), generator=generator),
+        reward=torch.randn(L, b, generator=generator),
+        valid=step < length,
+        is_last=step == length - 1,
+        terminated=torch.tensor([end == "terminated" for end in ENDS]),
+        previous_action=torch.randint(3, (L + 1, b), generator=generator),
+        previous_reward=torch.randn(L + 1, b, generator=generator),
+        is_first=torch.zeros(L + 1, b, dtype=torch.bool),
+    )
+
+
+def make_windows(spec: EnvSpec) -> WindowBatch:
+    generator = torch.Generator().manual_seed(1)
+    observation = torch.randint(256, (3, 5, *spec.observation_shape), generator=generator, dtype=torch.uint8)
+    valid = torch.tensor([True, True, True, True, False])
+    return WindowBatch(observation, torch.tensor([0.0, 2.5, -0.5, 1.0, 1.0]), valid)
+
+
+def batch_of(name: str, spec: EnvSpec) -> Any:
+    return make_windows(spec) if name == "reward_prediction" else make_batch(spec)
+
+
+@pytest.mark.parametrize(
+    ("frame", "cell", "cells"),
+    [
+        ((84, 84), 4, (20, 20)),
+        ((104, 80), 4, (26, 20)),
+        ((96, 96), 4, (24, 24)),
+        ((16, 23), 4, (4, 4)),
+        ((85, 90), 4, (20, 22)),
+        ((84, 84), 2, (42, 42)),
+        ((84, 84), 8, (10, 10)),
+    ],
+)
+def test_cells_of_a_frame(frame: tuple[int, int], cell: int, cells: tuple[int, int]) -> None:
+    """Would catch another crop than the papers' and an output of the deconvolutions of another size than the target."""
+    assert cell_grid(frame, cell) == cells
+    frames = torch.randint(256, (2, 1, *frame), dtype=torch.uint8)
+    assert pixel_change(frames, cell).shape == (1, 1, *cells)
+    assert PixelControlHead(8, 3, cells)(torch.zeros(2, 8)).shape == (2, 3, *cells)
+
+
+@pytest.mark.parametrize("frame", [(15, 84), (84, 3), (7, 7)])
+def test_frames_that_are_too_small(frame: tuple[int, int]) -> None:
+    """Would catch a deconvolution of nothing."""
+    with pytest.raises(UsageError, match=f"at least 16x16 pixels.* {frame[0]}x{frame[1]}"):
+        cell_grid(frame, 4)
+
+
+@pytest.mark.parametrize("channels", [(), (3,)])
+@pytest.mark.parametrize("frame", [(84, 84), (104, 80), (37, 45)])
+def test_pixel_change_of_random_frames(frame: tuple[int, int], channels: tuple[int, ...]) -> None:
+    """Would catch differences of bytes that wrap, sums in place of means, cells in a wrong place, a wrong scale."""
+    frames = np.random.default_rng(0).integers(256, size=(3, 2, *channels, *frame), dtype=np.uint8)
+    h, w = cell_grid(frame, 4)
+    top, left = (frame[0] - 4 * h) // 2, (frame[1] - 4 * w) // 2
+    as_floats = frames.astype(float) / 255
+    change = np.abs(as_floats[1:] - as_floats[:-1])
+    if channels:
+        change = change.mean(2)
+    found = pixel_change(torch.from_numpy(frames), 4)
+    assert found.shape == (2, 2, h, w)
+    for i, j in ((0, 0), (h - 1, w - 1), (h // 2, 1)):
+        cell = change[:, :, top + 4 * i : top + 4 * i + 4, left + 4 * j : left + 4 * j + 4]
+        np.testing.assert_allclose(found[:, :, i, j], cell.mean((2, 3)), rtol=1e-5)
+
+
+def test_pixel_change_by_hand() -> None:
+    """One pixel of 84x84 that goes from 255 to 0: a sixteenth of its cell; the outermost two are cropped."""
+    frames = torch.zeros(3, 1, 84, 84, dtype=torch.uint8)
+    frames[0, 0, 2, 81] = 255  # in the first cell from the top, the last one from the left
+    frames[0, 0, 1, 40] = frames[0, 0, 40, 82] = 255
+    change = pixel_change(frames, 4)
+    assert change[0, 0, 0, 19] == 1 / 16
+    assert change.sum() == 1 / 16
+
+
+def slow_returns(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
+    """Of each sequence on its own, backwards from its end; 0 behind it."""
+    returns = torch.zeros_like(reward)
+    for env, length in enumerate(LENGTHS):
+        after = torch.zeros_like(last_value[env]) if batch.terminated[env] else last_value[env]
+        for i in reversed(range(length)):
+            after = returns[i, env] = reward[i, env] + discount * after
+    return returns
+
+
+@pytest.mark.parametrize("cells", [(), (2, 3)])
+def test_returns_of_replayed_sequences(cells: tuple[int, ...]) -> None:
+    """Would catch a value behind a termination, none behind a truncation, and steps behind the end that count."""
+    batch = make_batch(STACKS)
+    reward, last_value = torch.randn(5, 5, *cells), torch.randn(5, *cells)
+    reward[~batch.valid] = torch.nan
+    found = replayed_return(reward, batch, last_value, 0.9)
+    torch.testing.assert_close(found[batch.valid], slow_returns(reward, batch, last_value, 0.9)[batch.valid])
+
+
+@pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
+def test_pixel_control_loss(spec: EnvSpec) -> None:
+    """Would catch a mean, a missing half, Q of other actions, and a maximum over cells in place of actions."""
+    algo, batch = make_algo(spec), make_batch(spec)
+    loss_sum, terms = make_task("pixel_control", algo).loss(batch)
+    head, observations = algo.policy.auxiliary["pixel_control"], batch.observations()
+    with torch.no_grad():
+        q = torch.stack([head(algo.policy.encode(row)[0]) for row in observations])  # [L + 1, b, A, h, w]
+        change = pixel_change(batch.rows, 4)
+        last = torch.stack([q[n, env].max(0).values for env, n in enumerate(LENGTHS)])
+        returns = slow_returns(change, batch, last, 0.9)
+        expected = sum(
+            0.5 * (returns[i, env] - q[i, env, batch.action[i, env]]).square().sum()
+            for env, n in enumerate(LENGTHS)
+            for i in range(n)
+        )
+    torch.testing.assert_close(loss_sum.detach(), 0.05 * expected, rtol=1e-4, atol=1e-6)
+    assert terms["pixel_control_loss"] == loss_sum
+
+
+def test_value_replay_loss() -> None:
+    """Would catch a gradient through the target, a wrong discount, and steps behind the end that count."""
+    algo, batch = make_algo(discount=0.8, value_replay_weight=0.5), make_batch(STACKS)
+    loss_sum, _ = make_task("value_replay", algo).loss(batch)
+    value = torch.stack([algo.policy(row)[1] for row in batch.observations()])
+    last = torch.stack([value[n, env] for env, n in enumerate(LENGTHS)]).detach()
+    error = slow_returns(batch.reward, batch, last, 0.8) - value[:5]
+    expected = 0.25 * error[batch.valid].square().sum()
+    torch.testing.assert_close(loss_sum, expected, rtol=1e-4, atol=1e-6)
+    parameters = [*algo.policy.value_head.parameters()]
+    for found, wanted in zip(*(torch.autograd.grad(each, parameters) for each in (loss_sum, expected)), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_reward_prediction_loss() -> None:
+    """Would catch classes in another order, states in another order, and a window that was not found."""
+    algo, windows = make_algo(reward_prediction_weight=2.0), make_windows(STACKS)
+    loss_sum, _ = make_task("reward_prediction", algo).loss(windows)
+    with torch.no_grad():
+        trunk, head = algo.policy.encoder.trunk, algo.policy.auxiliary["reward_prediction"]
+        expected = 0.0
+        for env, label in enumerate([0, 1, 2, 1]):
+            states = [trunk.convolutions(windows.observation[k, env : env + 1]) for k in range(3)]
+            expected -= 2 * head(torch.cat(states, 1)).log_softmax(-1)[0, label].item()
+    assert loss_sum.item() == pytest.approx(expected, rel=1e-4)
+    assert reward_class(torch.tensor([0.0, 3.0, -0.1])).tolist() == [0, 1, 2]
+
+
+CONVOLUTIONS, HIDDEN, CORE = "encoder.trunk.convolutions", "encoder.trunk.hidden", "encoder.core"
+TRAINS = {
+    "pixel_control": {CONVOLUTIONS, HIDDEN, CORE, "auxiliary.pixel_control"},
+    "value_replay": {CONVOLUTIONS, HIDDEN, CORE, "value_head"},
+    "reward_prediction": {CONVOLUTIONS, "auxiliary.reward_prediction"},
+}
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_loss_trains_exactly_its_layers(name: str, core: str) -> None:
+    """Would catch a task that trains the policy's head, or reward prediction behind the hidden layer."""
+    algo = make_algo(COLOUR, core=core, core_size=8, previous_inputs=core != "none")
+    make_task(name, algo).loss(batch_of(name, COLOUR))[0].backward()
+    expected = {layer for layer in TRAINS[name] if core != "none" or layer != CORE}
+    trained = {key for key, p in algo.policy.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    groups = {CONVOLUTIONS, HIDDEN, CORE, "auxiliary.pixel_control", "auxiliary.reward_prediction"}
+    found = {next((g for g in groups if key.startswith(g)), key.rpartition(".")[0]) for key in trained}
+    assert found == expected
+    untrained = {key for key, _ in algo.policy.named_parameters()} - trained
+    assert not [key for key in untrained if any(key.startswith(layer) for layer in expected)]
+
+
+@pytest.mark.parametrize("name", ["pixel_control", "value_replay"])
+def test_a_core_starts_from_zero(name: str) -> None:
+    """Would catch a state from elsewhere, inputs of a wrong row, and a sequence that is not unrolled."""
+    algo, batch = make_algo(COLOUR, core="lstm", core_size=8, previous_inputs=True), make_batch(COLOUR)
+    encoded = make_task(name, algo).encode(batch)[0]
+    state = torch.zeros(5, algo.policy.state_size)
+    for i, observation in enumerate(batch.observations()):
+        features = algo.policy.encoder.trunk(observation)
+        action = torch.nn.functional.one_hot(batch.previous_action[i], 3)
+        x = torch.cat([features, action, batch.previous_reward[i].unsqueeze(1)], 1)
+        assert algo.policy.encoder.core is not None
+        output, state = algo.policy.encoder.core(x.unsqueeze(0), state, batch.is_first[i : i + 1])
+        torch.testing.assert_close(encoded[i], output[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,132 @@
+"""The true last frames of terminated episodes, in the rollouts of all samplers."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from accel_rl.envs import EnvConfig
+from accel_rl.rollout import Rollout
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.base import SamplerConfig
+from tests.helpers.samplers import TOYS, assert_equal, copy, make, make_kind
+
+pytestmark = pytest.mark.multiprocess
+
+LENGTHS = [3, -4, 2, -1, 7]
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": LENGTHS})  # observes [game, step]
+BREAKOUT = EnvConfig("breakout", options={"frame_shape": (20, 16), "noop_max": 3, "frame_stack": 2})
+COLOR = EnvConfig("breakout", options={**BREAKOUT.options, "frame_stack": 1, "color": True})
+
+
+def assert_right(rollout: Rollout, length_of: Any) -> int:
+    """Compares with what Counting has shown; returns how many episodes were terminated."""
+    frames = rollout.terminal_frames
+    assert frames is not None and frames.step.dtype == frames.env.dtype == torch.int64
+    step, env = rollout.terminated.nonzero(as_tuple=True)
+    assert torch.equal(frames.step, step) and torch.equal(frames.env, env)
+    game = rollout.observation_rows[step, env, 0]
+    length = torch.tensor([length_of(int(each)) for each in game])
+    assert torch.equal(frames.frame, torch.stack([game, length], 1))
+    return len(step)
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_of_a_toy(reset_mode: str) -> None:
+    """Would catch frames of truncated episodes among them, and those of the games that begin then."""
+    config = SamplerConfig(3, 4, 0, terminal_frames=True)
+    sampler = make(SerialSampler, COUNTING, config, reset_mode=reset_mode, decorrelation_steps=5)
+    num_truncated = num_terminated = 0
+    for _ in range(12):
+        rollout = sampler.collect()
+        num_terminated += assert_right(rollout, lambda game: float(abs(LENGTHS[game % 5])))
+        num_truncated += len(rollout.final_step)
+    assert num_truncated > 5 and num_terminated > 5
+
+
+def test_terminated_and_truncated_is_terminated() -> None:
+    """Would catch an episode that counts twice, or not at all."""
+    sampler = make(
+        SerialSampler,
+        EnvConfig(f"{TOYS}:EndsTwice"),
+        SamplerConfig(2, 7, 0, terminal_frames=True),
+        decorrelation_steps=2,
+    )
+    for _ in range(3):
+        rollout = sampler.collect()
+        assert assert_right(rollout, lambda _: 3.0) >= 2
+        assert rollout.terminated[rollout.truncated].all() and not len(rollout.final_step)
+
+
+class LooksAtRollouts:
+    """Games to play that none are played of: only the rollouts are of interest."""
+
+    def play(self, collect: Any, num_envs: int) -> list[Any]:
+        assert all(collect().terminal_frames is None for _ in range(2))
+        return []
+
+
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        (COUNTING, "alternating"),
+        (COUNTING, "device"),
+        (BREAKOUT, "alternating"),
+        (COLOR, "device"),
+        pytest.param(BREAKOUT, "device", marks=pytest.mark.slow),
+        pytest.param(COLOR, "alternating", marks=pytest.mark.slow),
+    ],
+    ids=lambda each: each if isinstance(each, str) else f"{each.env_id[-8:]}-{each.options.get('color', False)}",
+)
+def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvConfig, kind: str) -> None:
+    """Would catch frames that are read before or after they are there, that a window or an evaluation shows, too, or
+    that are lost with a state; and any other difference that they make."""
+    without, with_frames = (SamplerConfig(2, 30, 1, window=3, terminal_frames=each) for each in (False, True))
+    samplers = [
+        make_kind("serial", env, without),
+        make_kind("serial", env, with_frames),
+        make_kind(kind, env, with_frames),
+    ]
+    num_terminated = 0
+
+    def collect(sampler: Any) -> Rollout:
+        def on_step(t: int) -> None:
+            assert sampler.recent(t, 3, slice(0, 2)).terminal_frames is None
+
+        return copy(sampler.collect(on_step))  # type: ignore[no-any-return]
+
+    try:
+        for index in range(4):
+            plain, serial, other = map(collect, samplers)
+            assert_equal(serial, other, f"rollout {index}")
+            assert plain.terminal_frames is None
+            assert serial.terminal_frames is not None
+            num_terminated += len(serial.terminal_frames.step)
+            serial.terminal_frames = None
+            assert_equal(plain, serial, f"rollout {index}")
+            if index == 1:
+                for sampler in samplers[1:]:
+                    if env is COUNTING:  # building games costs time
+                        sampler.evaluate(LooksAtRollouts(), 0, False)
+                    assert sampler.set_state(samplers[0].get_state()) == []
+        assert num_terminated >= 4
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.parametrize("reset_mode", ["wait", "reserve", pytest.param("immediate", marks=pytest.mark.slow)])
+def test_of_a_game(reset_mode: str) -> None:
+    """Would catch a frame that belongs to another episode: the ball and the bricks change little in one step."""
+    config = SamplerConfig(2, 250, 0, terminal_frames=True)
+    sampler = make(SerialSampler, BREAKOUT, config, reset_mode=reset_mode, decorrelation_steps=20)
+    rollout = sampler.collect()
+    frames = rollout.terminal_frames
+    assert torch.equal(torch.stack([frames.step, frames.env], 1), rollout.terminated.nonzero())
+    before, after = (rollout.observation_rows[1:][rows, frames.env].int() for rows in (frames.step, frames.step + 1))
+    waits = ~rollout.valid[(frames.step + 1).clamp(max=249), frames.env]
+    game_over = waits | rollout.reset[frames.step + 1, frames.env]
+    assert game_over.any() and not game_over.all()
+    is_shown = (frames.frame == after).flatten(1).all(1)
+    assert torch.equal(is_shown, waits)
+    assert (frames.frame.int() - before).abs().flatten(1).float().mean(1).max() < 10
