@@ -27,8 +27,7 @@ CPU = torch.device("cpu")
 
 def assert_sequences_equal(batch: SequenceBatch, references: list[tuple[ListReplay, int]]) -> None:
     """Compares each sequence of a batch with that of a list from a row, up to the row after its last step."""
-    history = len(batch.frames) - len(batch.is_first)
-    batch_and_stacks = {**batch._asdict(), "frames": batch.frames[history:], "observation": batch.observations()}
+    batch_and_stacks = {**batch._asdict(), "frames": batch.rows, "observation": batch.observations()}
     found = {name: value.numpy() for name, value in batch_and_stacks.items() if value is not None}
     for column, (reference, start) in enumerate(references):
         for name, value in reference.sequence(start).items():
@@ -89,10 +88,12 @@ def assert_all_equal(replay: SequenceReplay, references: list[ListReplay]) -> No
     windows = [each.windows(False) + each.windows(True) for each in references]
     if any(starts):
         pairs = [(reference, row) for reference, rows in zip(references, starts, strict=True) for row in rows]
-        assert_sequences_equal(replay.gather_sequences(indices(starts)), pairs)
+        index = indices(starts)
+        assert_sequences_equal(replay.gather_sequences(index, torch.ones_like(index, dtype=torch.bool)), pairs)
     if any(windows):
         pairs = [(reference, row) for reference, rows in zip(references, windows, strict=True) for row in rows]
-        assert_windows_equal(replay.gather_windows(indices(windows)), pairs)
+        index = indices(windows)
+        assert_windows_equal(replay.gather_windows(index, torch.ones_like(index, dtype=torch.bool)), pairs)
 
 
 def spec_of(frame_stack: int) -> EnvSpec:
@@ -163,7 +164,7 @@ def test_what_was_done_before_the_first_step_is_unknown() -> None:
     rollout = play(envs, 10, spec)
     assert lost.reset[0].all() and not rollout.reset[0].any()
     replay.append(rollout)
-    batch = replay.gather_sequences(torch.arange(3) * replay.ring.num_rows)
+    batch = replay.gather_sequences(torch.arange(3) * replay.ring.num_rows, torch.ones(3, dtype=torch.bool))
     assert batch.is_first.tolist() == [[True] * 3, *[[False] * 3] * 4]
     assert not batch.previous_action[0].any() and not batch.previous_reward[0].any()
     assert torch.equal(batch.previous_action[1:], rollout.action[:4]) and batch.previous_action[1:].any()
@@ -177,8 +178,21 @@ def test_an_empty_replay_finds_nothing() -> None:
         (replay.choose_windows, replay.gather_windows),
     ):
         index, found = choose(replay.draw_noise(), replay.ring.rows)
-        assert not found.any()
-        gather(index)
+        assert not found.any() and not gather(index, found).valid.any()
+
+
+def test_what_is_not_found_is_not_valid() -> None:
+    """Would catch a sequence or window that is learned from although an environment has none to draw."""
+    spec = make_spec(4)
+    envs = make_envs(spec, 3, 10**9, seed=1)
+    replay = SequenceReplay(spec, 3, 20, 4)
+    replay.append(play(envs, 20, spec))
+    index, found = replay.choose_sequences(replay.draw_noise(), replay.ring.rows)
+    assert found.all() and replay.gather_sequences(index, found).valid[0].all()
+    some = torch.tensor([True, False, True])
+    batch = replay.gather_sequences(index, some)
+    assert batch.valid.any(0).tolist() == batch.is_last.any(0).tolist() == some.tolist()
+    assert replay.gather_windows(index, some).valid.tolist() == some.tolist()
 
 
 def test_observations_are_views() -> None:
@@ -188,7 +202,7 @@ def test_observations_are_views() -> None:
     replay = SequenceReplay(spec, 1, 20, 5)
     replay.append(play(envs, 15, spec))
     for row in (0, 1, 3):
-        batch = replay.gather_sequences(torch.tensor([row + replay.ring.history]))
+        batch = replay.gather_sequences(torch.tensor([row + replay.ring.history]), torch.tensor([True]))
         assert batch.observations().data_ptr() == batch.frames.data_ptr()
 
 
@@ -231,9 +245,9 @@ def test_a_restored_replay_continues_identically(num_before: int) -> None:
         batches = []
         for each in (replay, other):
             each.append(rollout)
-            starts, found = each.choose_sequences(each.draw_noise(), each.ring.rows)
-            rows, is_window = each.choose_windows(each.draw_noise(), each.ring.rows)
-            batches.append((starts, found, each.gather_sequences(starts), rows, is_window, each.gather_windows(rows)))
+            start = each.choose_sequences(each.draw_noise(), each.ring.rows)
+            window = each.choose_windows(each.draw_noise(), each.ring.rows)
+            batches.append((start, window, each.gather_sequences(*start), each.gather_windows(*window)))
         assert all(map(torch.equal, *(leaves(batch) for batch in batches)))
 
 
@@ -274,7 +288,8 @@ def test_graphs_draw_what_the_cpu_does(frame_stack: int) -> None:
     def draw(replay: SequenceReplay) -> Any:
         def batches(noise: Tensor, rows: DrawnRows) -> Any:
             start, window = replay.choose_sequences(noise, rows), replay.choose_windows(noise, rows)
-            return start, window, replay.gather_sequences(start[0][1:]), replay.gather_windows(window[0])
+            of_some = replay.gather_sequences(start[0][1:], start[1][1:])
+            return start, window, of_some, replay.gather_windows(*window)
 
         return batches
 
