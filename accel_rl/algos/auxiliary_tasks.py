@@ -7,6 +7,7 @@ al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import gymnasium
@@ -23,7 +24,7 @@ from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import RecurrentInputs
 
 
-class AuxiliaryTask:
+class AuxiliaryTask(ABC):
     """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss."""
 
     name: ClassVar[str]
@@ -47,8 +48,9 @@ class AuxiliaryTask:
         loss_sum = self.weight * self.loss_sum(batch)
         return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
 
+    @abstractmethod
     def loss_sum(self, batch: Any) -> Tensor:
-        raise NotImplementedError
+        """Returns the sum of the loss, without its weight."""
 
     def encode(self, batch: SequenceBatch) -> list[Tensor]:
         """Returns what the heads see at all L + 1 rows of the sequences, see `ActorCritic.encode`.

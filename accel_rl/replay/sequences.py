@@ -17,15 +17,15 @@ from accel_rl.replay.replay import restore_generator, rows_per_env
 from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
-from accel_rl.stacks import blank
 
 
 class SequenceBatch(NamedTuple):
     """b sequences of at most L steps, time first. What stands behind the end of a sequence may be anything.
 
     frames [h + L + 1, b, *row]: what was seen before each step and after the last one, after h = frame_stack - 1 rows
-        of history; after the last step of an episode, its true last frame.
-    age [b]: rows since the first one of the episode, at the sequence's start; None: observations are no stacks.
+        of history, which are blank where they are older than the episode; after the last step of an episode, its true
+        last frame.
+    age [b]: rows since the first one of the episode, at the sequence's start; None: observations are not stacks.
     action [L, b, *A], reward [L, b].
     valid [L, b] bool: this step belongs to the sequence, which ends with the first step that ends an episode, before
         the first one that is not valid, or after L steps. is_last [L, b] bool: its last step.
@@ -51,15 +51,11 @@ class SequenceBatch(NamedTuple):
         return self.frames[len(self.frames) - len(self.is_first) :]
 
     def observations(self) -> Tensor:
-        """Returns what the network sees at each row [L + 1, b, *O], stacks oldest first."""
+        """Returns what the network sees at each row [L + 1, b, *O], stacks oldest first; a view of the frames."""
         if self.age is None:
             return self.frames
-        num_rows = len(self.is_first)
-        history = len(self.frames) - num_rows
-        stacks = self.frames.unfold(0, history + 1, 1).movedim(-1, 2)
-        if self.age.device.type == "cpu" and int(self.age.min()) >= history:
-            return stacks  # a view: nothing to blank
-        return blank(stacks, self.age + torch.arange(num_rows, device=self.age.device).unsqueeze(1))
+        frame_stack = len(self.frames) - len(self.is_first) + 1
+        return self.frames.unfold(0, frame_stack, 1).movedim(-1, 2)
 
 
 class WindowBatch(NamedTuple):
@@ -191,7 +187,10 @@ class SequenceReplay:
         valid = cumulative_sum(is_beyond.T.long()).T == 0
         num_steps = valid.sum(0)
         is_last = valid & (torch.arange(1, L + 1, device=self.device).unsqueeze(1) == num_steps)
+        age = ring.age.flatten()[index].long()
         frames = self._frames_around(index, -ring.history, L + 1)
+        distance = torch.arange(ring.history, 0, -1, device=self.device).unsqueeze(1)  # of the history from the start
+        frames[: ring.history] *= _like(age >= distance, frames)
         last_step = steps.gather(0, (num_steps - 1).clamp(min=0).unsqueeze(0)).squeeze(0)
         self._insert_finals(frames, ring.history + num_steps, last_step, (is_last & done).any(0))
         # One array and two views of it: what is done at one row is what was done before the next.
@@ -202,7 +201,7 @@ class SequenceReplay:
         reward[0] *= ~is_first[0]
         return SequenceBatch(
             frames=frames,
-            age=ring.age.flatten()[index].long() if ring.spec.frame_stack else None,
+            age=age if ring.spec.frame_stack else None,
             action=action[1:],
             reward=reward[1:],
             valid=valid,
@@ -236,9 +235,13 @@ class SequenceReplay:
 
     def _insert_finals(self, frames: Tensor, row: Tensor, last_step: Tensor, ended: Tensor) -> None:
         """Writes the true last frames of episodes into frames[row] [b] where they ended; last_step [b]: its index."""
-        final = self.ring.final_frames[self.ring.final_index.flatten()[last_step].long()]
+        final = self.ring.final_index.flatten()[last_step].long()
         sequence = torch.arange(len(row), device=self.device)
-        frames[row, sequence] = final.where(_like(ended, final), frames[row, sequence])
+        if self.device.type == "cpu":
+            frames[row[ended], sequence[ended]] = self.ring.final_frames[final[ended]]
+        else:  # of all, with or without an end: to count those that have one would wait for the GPU
+            last_frame = self.ring.final_frames[final]
+            frames[row, sequence] = last_frame.where(_like(ended, last_frame), frames[row, sequence])
 
     # ---- checkpoints ----
 
@@ -271,5 +274,5 @@ def _num_rows(spec: EnvSpec, size: int) -> int:
 
 
 def _like(flags: Tensor, values: Tensor) -> Tensor:
-    """Returns flags [b] with as many axes as values [b, ...], so that they broadcast."""
-    return flags.view(-1, *[1] * (values.dim() - 1))
+    """Returns flags with as many axes as values, so that they broadcast over the last ones."""
+    return flags.view(*flags.shape, *[1] * (values.dim() - flags.dim()))

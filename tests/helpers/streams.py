@@ -84,7 +84,7 @@ def rollout_of(envs: list[Env], first: int, horizon: int, spec: EnvSpec) -> Roll
     def steps(name: str) -> torch.Tensor:
         return torch.tensor([[env.steps[first + t][name] for env in envs] for t in range(horizon)])
 
-    cut = steps("truncated")
+    cut = steps("truncated") & ~steps("terminated")
     final_step, final_env = cut.nonzero(as_tuple=True)
     finals = [
         envs[e].seen(first + t + 1, envs[e].steps[first + t]["final"], envs[e].ages[first + t] + 1)
@@ -98,7 +98,7 @@ def rollout_of(envs: list[Env], first: int, horizon: int, spec: EnvSpec) -> Roll
         action=steps("action"),
         reward=steps("reward"),
         terminated=steps("terminated"),
-        truncated=cut,
+        truncated=steps("truncated"),
         valid=steps("valid"),
         reset=rows("resets", first, first + horizon + 1),
         policy_outputs={},

@@ -103,6 +103,21 @@ def test_every_transition_is_that_of_a_list(
     assert replay.num_samples == steps_kept * num_envs
 
 
+def test_long_episodes_keep_their_frames() -> None:
+    """Would catch ages that overflow: the last frames of a long episode would be blank."""
+    spec = make_spec(4)
+    envs = streams(spec, 4, 0, 1, seed=2)
+    for env, length in zip(envs, (254, 255, 256, 257), strict=True):
+        env.left = length
+        for _ in range(270):
+            env.step()
+        env.steps[length - 1] |= {"terminated": False, "truncated": True}
+    replay = Replay(spec, 4, 4 * 300, 1, DISCOUNT)
+    for k in range(27):
+        replay.append(rollout_of(envs, k * 10, 10, spec))
+    assert_all_equal(replay, ListReplay(envs, 1), shift=3)
+
+
 def test_uniform_draws_are_uniform() -> None:
     """Would catch steps at either end of the ring drawn too often or never."""
     spec = make_spec(2)

@@ -1,0 +1,352 @@
+"""The sequence replay against lists of steps, over streams with every kind of episode edge."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.replay import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes
+from accel_rl.replay.transitions import DrawnRows
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.base import SamplerConfig
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import SGD
+from accel_rl.updates.trees import leaves, map_leaves
+from tests.helpers.eventful import ListReplay, make_envs, play
+from tests.helpers.samplers import TOYS, make
+from tests.helpers.streams import make_spec
+
+CPU = torch.device("cpu")
+
+
+def assert_sequences_equal(batch: SequenceBatch, references: list[tuple[ListReplay, int]]) -> None:
+    """Compares each sequence of a batch with that of a list from a row, up to the row after its last step."""
+    batch_and_stacks = {**batch._asdict(), "frames": batch.rows, "observation": batch.observations()}
+    found = {name: value.numpy() for name, value in batch_and_stacks.items() if value is not None}
+    for column, (reference, start) in enumerate(references):
+        for name, value in reference.sequence(start).items():
+            expected = np.asarray(value, found[name].dtype)
+            column_of = found[name][..., column] if name == "terminated" else found[name][: len(expected), column]
+            assert np.array_equal(column_of, expected), f"{name} from row {start}"
+
+
+def assert_windows_equal(batch: WindowBatch, references: list[tuple[ListReplay, int]]) -> None:
+    for column, (reference, row) in enumerate(references):
+        env = reference.env
+        seen = np.stack([env.seen(each) for each in range(row - 2, row + 1)])
+        assert np.array_equal(batch.observation[:, column].numpy(), seen), f"window of row {row}"
+        assert batch.reward[column] == env.steps[row]["reward"]
+
+
+def drawn(choose: Any, replay: SequenceReplay, counts: list[int], which: float, per_candidate: int) -> list[Counter]:
+    """Draws by a grid of noise that should give each of an environment's candidates as often; returns rows drawn."""
+    ring = replay.ring
+    rows: list[Counter] = [Counter() for _ in counts]
+    for k in range(max(1, per_candidate * max(counts))):
+        total = np.maximum(1, per_candidate * np.array(counts))
+        noise = torch.from_numpy(np.stack([np.full(len(counts), which), (k % total + 0.5) / total], 1))
+        index, found = choose(noise, ring.rows)
+        assert found.tolist() == [count > 0 for count in counts]
+        for env, count in enumerate(counts):
+            assert index[env] // ring.num_rows == env, "an index within the environment, whether found or not"
+            if k < per_candidate * count:
+                slot = int(index[env]) % ring.num_rows
+                rows[env][ring.first_row + (slot - ring.first_row) % ring.num_rows - ring.history] += 1
+    return rows
+
+
+def assert_draws_equal(replay: SequenceReplay, references: list[ListReplay], per_candidate: int = 1) -> None:
+    """Compares what is drawn, and how often, with lists."""
+
+    def check(choose: Any, candidates: list[list[int]], which: float) -> None:
+        rows = drawn(choose, replay, [len(each) for each in candidates], which, per_candidate)
+        assert rows == [Counter(dict.fromkeys(each, per_candidate)) for each in candidates]
+
+    check(replay.choose_sequences, [reference.starts() for reference in references], 0.5)
+    kinds = [(each.windows(has_reward=False), each.windows(has_reward=True)) for each in references]
+    for below_half in (0.0, 0.49999):
+        check(replay.choose_windows, [zero or non_zero for zero, non_zero in kinds], below_half)
+    for other in (0.5, 0.99999):
+        check(replay.choose_windows, [non_zero or zero for zero, non_zero in kinds], other)
+
+
+def assert_all_equal(replay: SequenceReplay, references: list[ListReplay]) -> None:
+    """Compares every sequence and every window that can be drawn."""
+    ring = replay.ring
+
+    def indices(rows: list[list[int]]) -> Tensor:
+        flat = [env * ring.num_rows + (row + ring.history) % ring.num_rows for env, of in enumerate(rows) for row in of]
+        return torch.tensor(flat, dtype=torch.int64)
+
+    starts = [reference.starts() for reference in references]
+    windows = [each.windows(False) + each.windows(True) for each in references]
+    if any(starts):
+        pairs = [(reference, row) for reference, rows in zip(references, starts, strict=True) for row in rows]
+        index = indices(starts)
+        assert_sequences_equal(replay.gather_sequences(index, torch.ones_like(index, dtype=torch.bool)), pairs)
+    if any(windows):
+        pairs = [(reference, row) for reference, rows in zip(references, windows, strict=True) for row in rows]
+        index = indices(windows)
+        assert_windows_equal(replay.gather_windows(index, torch.ones_like(index, dtype=torch.bool)), pairs)
+
+
+def spec_of(frame_stack: int) -> EnvSpec:
+    """Frames, stacked or not, with discrete actions; or vectors with continuous ones."""
+    spec = make_spec(frame_stack)
+    return spec if frame_stack else replace(spec, action_space=gymnasium.spaces.Box(-1, 1, (2,)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    frame_stack=st.sampled_from([0, 1, 2, 4]),
+    num_envs=st.integers(1, 3),
+    size=st.integers(8, 16),
+    length=st.integers(1, 8),
+    longest=st.integers(1, 12),
+    waits=st.booleans(),
+    largest_reward=st.integers(0, 2),
+    seed=st.integers(0, 2**20),
+)
+def test_every_sequence_and_window_is_that_of_a_list(
+    frame_stack: int,
+    num_envs: int,
+    size: int,
+    length: int,
+    longest: int,
+    waits: bool,
+    largest_reward: int,
+    seed: int,
+) -> None:
+    """Would catch frames of another step or game, an episode's last step left out or followed by another episode's
+    frame, windows across episodes, steps that are not valid, and rows drawn that have been overwritten."""
+    spec, rng = spec_of(frame_stack), np.random.default_rng(seed)
+    envs = make_envs(spec, num_envs, longest, seed, waits=waits, largest_reward=largest_reward)
+    replay = SequenceReplay(spec, num_envs, size, length)
+    while len(envs[0].steps) < 3 * size:  # several times around
+        replay.append(play(envs, int(rng.integers(1, 8)), spec))
+        references = [ListReplay(env, size, length) for env in envs]
+        num_steps = len(envs[0].steps)
+        assert replay.num_appended == num_steps * num_envs
+        assert replay.num_samples == min(num_steps, size) * num_envs
+        assert replay.is_full == (num_steps >= size)
+        assert_all_equal(replay, references)
+        if num_steps < 4 or num_steps >= 3 * size:
+            assert_draws_equal(replay, references)
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("Counting", {"reset_mode": "immediate"}),
+        ("Counting", {"reset_mode": "wait"}),
+        ("Broken", {"restart_on_error": True}),  # at step 2 of game 1
+    ],
+)
+def test_what_samplers_give_is_counted_on(env: str, options: dict[str, Any]) -> None:
+    """Would catch a row of another game behind the last step of one, as samplers write them, and lost steps."""
+    lengths = {"lengths": [3, -4, 2, -1, 7]}
+    config = EnvConfig(f"{TOYS}:{env}", options=lengths | ({"at_game": 1} if env == "Broken" else {}))
+    sampler = make(SerialSampler, config, SamplerConfig(4, 3, terminal_frames=True), **options)
+    replay, num_last = SequenceReplay(sampler.spec, 4, 24, 5), 0
+    for _ in range(20):
+        replay.append(sampler.collect())
+        batch = replay.gather_sequences(*replay.choose_sequences(replay.draw_noise(), replay.ring.rows))
+        game, step = batch.observations().unbind(-1)
+        assert (game[1:] == game[:-1])[batch.valid].all() and (step[1:] == step[:-1] + 1)[batch.valid].all()
+        assert (batch.reward == 10 * batch.action + step[1:])[batch.valid].all()
+        told = 10 * batch.previous_action[0] + step[0]  # by a policy of what was done before a sequence
+        assert (batch.previous_reward[0] == told.where(~batch.is_first[0], 0))[batch.valid[0]].all()
+        assert (batch.is_first[0] == (step[0] == 0))[batch.valid[0]].all()
+        num_last += int((batch.is_last & batch.valid).sum())
+        window = replay.gather_windows(*replay.choose_windows(replay.draw_noise(), replay.ring.rows))
+        steps = window.observation.diff(dim=0)[:, window.valid]
+        assert torch.equal(steps, torch.tensor([0.0, 1.0]).expand_as(steps))
+    assert num_last > 40
+
+
+def test_draws_are_uniform_and_windows_are_balanced() -> None:
+    """Would catch a start or window that is drawn more often than others, or never."""
+    spec = make_spec(2)
+    envs = make_envs(spec, 3, 12, seed=1)
+    replay = SequenceReplay(spec, 3, 60, 10)
+    for _ in range(20):
+        replay.append(play(envs, 7, spec))
+    references = [ListReplay(env, 60, 10) for env in envs]
+    assert all(reference.starts() and reference.windows(True) and reference.windows(False) for reference in references)
+    assert_draws_equal(replay, references, per_candidate=4)
+    noise = torch.stack([replay.draw_noise() for _ in range(400)])
+    assert noise.shape == (400, 3, 2) and noise.dtype == torch.float64
+    assert noise.min() >= 0 and noise.max() < 1
+    assert len(noise.unique()) == noise.numel(), "each environment and each choice has noise of its own"
+
+
+def test_what_was_done_before_the_first_step_is_unknown() -> None:
+    """Would catch inputs of a recurrent policy from an empty slot, in a run that was resumed without its replay."""
+    spec = make_spec(0)
+    envs = make_envs(spec, 3, 10**9, seed=1)
+    lost, replay = play(envs, 5, spec), SequenceReplay(spec, 3, 20, 4)
+    rollout = play(envs, 10, spec)
+    assert lost.reset[0].all() and not rollout.reset[0].any()
+    replay.append(rollout)
+    batch = replay.gather_sequences(torch.arange(3) * replay.ring.num_rows, torch.ones(3, dtype=torch.bool))
+    assert batch.is_first.tolist() == [[True] * 3, *[[False] * 3] * 4]
+    assert not batch.previous_action[0].any() and not batch.previous_reward[0].any()
+    assert torch.equal(batch.previous_action[1:], rollout.action[:4]) and batch.previous_action[1:].any()
+
+
+def test_an_empty_replay_finds_nothing() -> None:
+    """Would catch an index outside of the storage before there is anything to draw."""
+    replay = SequenceReplay(make_spec(4), 2, 10, 3)
+    for choose, gather in (
+        (replay.choose_sequences, replay.gather_sequences),
+        (replay.choose_windows, replay.gather_windows),
+    ):
+        index, found = choose(replay.draw_noise(), replay.ring.rows)
+        assert not found.any() and not gather(index, found).valid.any()
+
+
+def test_what_is_not_found_is_not_valid() -> None:
+    """Would catch a sequence or window that is learned from although an environment has none to draw."""
+    spec = make_spec(4)
+    envs = make_envs(spec, 3, 10**9, seed=1)
+    replay = SequenceReplay(spec, 3, 20, 4)
+    replay.append(play(envs, 20, spec))
+    index, found = replay.choose_sequences(replay.draw_noise(), replay.ring.rows)
+    assert found.all() and replay.gather_sequences(index, found).valid[0].all()
+    some = torch.tensor([True, False, True])
+    batch = replay.gather_sequences(index, some)
+    assert batch.valid.any(0).tolist() == batch.is_last.any(0).tolist() == some.tolist()
+    assert replay.gather_windows(index, some).valid.tolist() == some.tolist()
+
+
+def test_observations_are_views() -> None:
+    """Would catch a copy of every frame of a stack, of which there are four times as many as frames."""
+    spec = make_spec(4)
+    envs = make_envs(spec, 1, 10**9, seed=0)
+    replay = SequenceReplay(spec, 1, 20, 5)
+    replay.append(play(envs, 15, spec))
+    for row in (0, 1, 3):
+        batch = replay.gather_sequences(torch.tensor([row + replay.ring.history]), torch.tensor([True]))
+        assert batch.observations().data_ptr() == batch.frames.data_ptr()
+
+
+@pytest.mark.parametrize(("shape", "frame_stack"), [((84, 84), 4), ((3, 84, 84), 0)])
+def test_memory(shape: tuple[int, ...], frame_stack: int) -> None:
+    """Would catch frames that are stored more than once, and memory that is not counted."""
+    box = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    spec = EnvSpec(box, gymnasium.spaces.Discrete(6), frame_stack)
+    replay = SequenceReplay(spec, 2, 2000, 20)
+    tensors = {**vars(replay), **vars(replay.ring)}
+    allocated = {name: value.nbytes for name, value in tensors.items() if isinstance(value, Tensor)}
+    assert sum(allocated.values()) <= 1.05 * 2 * 2000 * np.prod(shape)
+    final_frames, offsets = allocated.pop("final_frames"), allocated.pop("_offsets")
+    assert sum(allocated.values()) == sequence_bytes(spec, 2, 2000)
+    assert final_frames == np.prod(shape) and offsets == 16
+
+
+def test_final_frames_are_dropped_with_their_steps() -> None:
+    """Would catch final frames that pile up during a run."""
+    spec = make_spec(1)
+    envs = make_envs(spec, 2, 2, seed=3)
+    replay = SequenceReplay(spec, 2, 10, 3)
+    for _ in range(100):
+        replay.append(play(envs, 5, spec))
+    assert len(replay.ring.final_frames) <= 2 * 2 * (10 + 5)
+
+
+@pytest.mark.parametrize("num_before", [2, 30])
+def test_a_restored_replay_continues_identically(num_before: int) -> None:
+    """Would catch anything missing from a checkpoint, before the replay is full and after."""
+    spec = make_spec(4)
+    envs = make_envs(spec, 2, 8, seed=5)
+    replay, other = (SequenceReplay(spec, 2, 40, 6) for _ in range(2))
+    for _ in range(num_before):
+        replay.append(play(envs, 3, spec))
+        replay.draw_noise()
+    other.load_state_dict(map_leaves(torch.clone, replay.state_dict() | {"ring": None}) | copied_ring(replay))
+    for _ in range(20):
+        rollout = play(envs, 3, spec)
+        batches = []
+        for each in (replay, other):
+            each.append(rollout)
+            start = each.choose_sequences(each.draw_noise(), each.ring.rows)
+            window = each.choose_windows(each.draw_noise(), each.ring.rows)
+            batches.append((start, window, each.gather_sequences(*start), each.gather_windows(*window)))
+        assert all(map(torch.equal, *(leaves(batch) for batch in batches)))
+
+
+def copied_ring(replay: SequenceReplay) -> dict[str, Any]:
+    """The ring's part of a state, as a file would hold it: it does not change with the replay."""
+    state = replay.ring.state_dict()
+    arrays = {name: value.clone() for name, value in state["arrays"].items()}
+    return {"ring": state | {"arrays": arrays, "final_frames": state["final_frames"].clone()}}
+
+
+@pytest.mark.parametrize(("num_envs", "size"), [(2, 30), (4, 40)])
+def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
+    """Would catch steps restored to the wrong rows, or an error about tensors."""
+    spec = make_spec(4)
+    other = SequenceReplay(spec, num_envs, size, 5)
+    message = f"has 40 steps of each of 2 environments, but this one has {size} of each of {num_envs}"
+    with pytest.raises(UsageError, match=message):
+        other.load_state_dict(SequenceReplay(spec, 2, 40, 5).state_dict())
+
+
+def test_sequences_longer_than_the_replay_are_refused() -> None:
+    """Would catch a replay from which nothing can ever be drawn."""
+    with pytest.raises(UsageError, match="sequences of 21 steps cannot be drawn from a replay of 20 steps"):
+        SequenceReplay(make_spec(0), 2, 20, 21)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("frame_stack", [0, 4])
+def test_graphs_draw_what_the_cpu_does(frame_stack: int) -> None:
+    """Would catch a value that a graph has frozen or that the GPU is waited for, final frames from before there was
+    more room for them, and operations that deterministic runs do not have."""
+    device = torch.device("cuda:0")
+    spec = spec_of(frame_stack)
+    envs = make_envs(spec, 3, 5, seed=7)
+    on_cpu, on_gpu = (SequenceReplay(spec, 3, 30, 4, device=each) for each in (CPU, device))
+    update = Update(nn.Linear(1, 1).to(device), SGD())
+
+    def draw(replay: SequenceReplay) -> Any:
+        def batches(noise: Tensor, rows: DrawnRows) -> Any:
+            start, window = replay.choose_sequences(noise, rows), replay.choose_windows(noise, rows)
+            of_some = replay.gather_sequences(start[0][1:], start[1][1:])
+            return start, window, of_some, replay.gather_windows(*window)
+
+        return batches
+
+    draw_here, draw_there, rooms = draw(on_cpu), draw(on_gpu), set()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(18):
+            rollout = play(envs, 4, spec)
+            there = replace(map_leaves(lambda leaf: leaf.to(device), rollout), games=[], first_step=0)
+            noise = on_cpu.draw_noise()
+            noise_there = noise.to(device)
+            on_cpu.append(rollout)
+            expected = draw_here(noise, on_cpu.ring.rows)
+            torch.cuda.set_sync_debug_mode("error")
+            on_gpu.append(there)
+            found = update.graphed(draw_there, noise_there, on_gpu.ring.rows, uses=on_gpu.replaceable)
+            torch.cuda.set_sync_debug_mode("default")
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(leaves(found), leaves(expected), strict=True))
+            rooms.add(len(on_gpu.ring.final_frames))
+        observation = found[2].observations().cpu()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(observation, expected[2].observations())
+    assert len(rooms) > 2, "the room for final frames grows"
+    assert update._graphs and update._graphs.is_enabled and not update._graphs._not_capturable
+    assert on_gpu.draw_noise().device == device
