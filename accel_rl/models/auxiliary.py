@@ -29,7 +29,7 @@ class PixelControlHead(nn.Module):
     def __init__(self, num_features: int, num_actions: int, cells: tuple[int, int]):
         super().__init__()
         h, w = cells
-        self.maps_shape = (NUM_MAPS, h // STRIDE - 1, w // STRIDE - 1)
+        self.maps_shape = (h // STRIDE - 1, w // STRIDE - 1, NUM_MAPS)  # channels-last, as convolutions want them
         self.hidden = Linear(num_features, math.prod(self.maps_shape))
         initialize(self.hidden)
         # Value and advantages in one deconvolution, the value first.
@@ -40,9 +40,17 @@ class PixelControlHead(nn.Module):
         nn.init.zeros_(self.deconvolution.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        maps = self.hidden(features, relu=True).view(-1, *self.maps_shape)
-        value, advantage = self.deconvolution(maps).tensor_split((1,), 1)
-        return value + advantage - advantage.mean(1, keepdim=True)  # type: ignore[no-any-return]
+        maps = self.hidden(features, relu=True).view(-1, *self.maps_shape).permute(0, 3, 1, 2)
+        weight, bias = self.deconvolution.weight, self.deconvolution.bias
+        assert bias is not None
+        # Deconvolutions are linear, so the few weights are combined in place of the many values.
+        return nn.functional.conv_transpose2d(maps, _dueling(weight, 1), _dueling(bias, 0), STRIDE)
+
+
+def _dueling(parameter: Tensor, axis: int) -> Tensor:
+    """Returns  V + A - mean A  of a parameter whose first entry along an axis belongs to V, the others to A."""
+    value, advantage = parameter.tensor_split((1,), axis)
+    return value + advantage - advantage.mean(axis, keepdim=True)
 
 
 class RewardPredictionHead(nn.Module):
