@@ -51,8 +51,8 @@ class A2C(ActorCriticAlgo):
         rollout = add_final_values(self.policy, rollout, self.settings.discount)
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        rate, more = self.learning_rate(step), self.draw_auxiliary(update)
-        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, more=more)
+        rate, extra = self.learning_rate(step), self.draw_auxiliary(update)
+        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, extra_losses=extra)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""

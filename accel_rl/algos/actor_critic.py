@@ -52,8 +52,15 @@ class ActorCriticAlgo(Algo):
         self.statistics = ActorCriticStatistics(norm, scale) if norm or scale else None
         self.auxiliary = None
         if isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks:
-            self.auxiliary = AuxiliaryTasks(self.spec, settings, self.local_envs, self.horizon)
-            self.needs_terminal_frames, self.saves_replay = True, self.auxiliary.saves_replay
+            is_recurrent = self.policy.state_size > 0
+            self.auxiliary = AuxiliaryTasks(self.spec, settings, self.local_envs, self.segment, is_recurrent)
+            self.needs_terminal_frames = self.auxiliary.needs_terminal_frames
+            self.saves_replay = self.auxiliary.saves_replay
+
+    @property
+    def segment(self) -> int:
+        """Steps of each environment that an update learns from."""
+        return self.horizon
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
@@ -77,7 +84,8 @@ class ActorCriticAlgo(Algo):
 
     def validate(self, run: RunInfo) -> None:
         if self.auxiliary:
-            self.auxiliary.validate(run, self.num_envs, self.horizon, self.device)
+            run_envs = max(self.num_envs, self.local_envs * len(run.devices))  # asynchronous learners update alone
+            self.auxiliary.validate(run, run_envs, self.horizon, self.device)
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         if self.statistics:
@@ -89,7 +97,7 @@ class ActorCriticAlgo(Algo):
     def store(self, rollout: Rollout) -> Rollout:
         """Stores a complete rollout for the auxiliary tasks, if there are any; returns it without what only they need.
 
-        Call it first in `learn`."""
+        Call it first in `learn`: terminal frames, of which each rollout has another number, are not for CUDA graphs."""
         if not self.auxiliary:
             return rollout
         self.auxiliary.store(rollout)

@@ -39,7 +39,9 @@ class AuxiliarySettings:
     )
     auxiliary_replay_steps: int = setting(2000, "steps of each environment that their replay keeps (UNREAL)", least=4)
     auxiliary_sequence_steps: int | None = setting(
-        None, "steps of a replayed sequence; null: those of a rollout, at most 20 (UNREAL's t_max)", least=1
+        None,
+        "steps of a replayed sequence; null: those of each environment in an update, at most 20 (UNREAL's t_max)",
+        least=1,
     )
     auxiliary_start: str = setting(
         "at_once",
@@ -77,37 +79,42 @@ def add_heads(policy: ActorCritic, spec: EnvSpec, settings: AuxiliarySettings) -
     with torch.random.fork_rng(devices=[]):
         for name, task in settings.auxiliary_tasks.items():
             if head := task.make_head(spec, policy, settings):
-                policy.auxiliary[name] = head
+                policy.auxiliary_heads[name] = head
 
 
 class AuxiliaryTasks:
     """Keeps what the environments have shown, and draws what each task learns from.
 
-    settings: of the algorithm. num_envs: of this learner; horizon: of a rollout."""
+    settings: of the algorithm. num_envs: of this learner. segment: steps of each environment that an update of the
+    algorithm learns from. is_recurrent: whether the policy is."""
 
-    def __init__(self, spec: EnvSpec, settings: Any, num_envs: int, horizon: int):
-        self.spec, self.settings, self.num_envs = spec, settings, num_envs
+    def __init__(self, spec: EnvSpec, settings: Any, num_envs: int, segment: int, is_recurrent: bool):
+        self.spec, self.settings, self.num_envs, self.is_recurrent = spec, settings, num_envs, is_recurrent
         steps = settings.auxiliary_sequence_steps
-        self.sequence_steps: int = min(horizon, MAX_STEPS) if steps is None else steps
-        self.num_bytes = sequence_bytes(spec, num_envs, settings.auxiliary_replay_steps)
-        self.tasks: list[AuxiliaryTask] = []
+        self.sequence_steps: int = min(segment, MAX_STEPS) if steps is None else steps
+        self.num_bytes = sequence_bytes(spec, num_envs, settings.auxiliary_replay_steps, is_recurrent)
+        self.tasks: list[AuxiliaryTask] = []  # made by `setup`
+
+    @property
+    def needs_terminal_frames(self) -> bool:
+        return any(task.needs_terminal_frames for task in self.settings.auxiliary_tasks.values())
 
     @property
     def saves_replay(self) -> bool:
         wanted: bool | None = self.settings.checkpoint_replay
         return self.num_bytes <= MAX_SAVED_BYTES if wanted is None else wanted
 
-    def validate(self, run: RunInfo, num_envs: int, horizon: int, device: torch.device) -> None:
+    def validate(self, run: RunInfo, run_envs: int, horizon: int, device: torch.device) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory.
 
-        num_envs: of the learners that update together; device: where the policy is now."""
+        run_envs: environments of the whole run; horizon: of a rollout; device: where the policy is now."""
         settings, size = self.settings, self.settings.auxiliary_replay_steps
         for name, steps in (("horizon", horizon), ("auxiliary_sequence_steps", self.sequence_steps)):
             if steps > size:
                 raise UsageError(f"{name}={steps} is more than auxiliary_replay_steps={size} keeps; change one of them")
-        if settings.auxiliary_start != "at_once" and size * num_envs >= run.steps:
+        if settings.auxiliary_start != "at_once" and size * run_envs >= run.steps:
             raise UsageError(
-                f"auxiliary_start={settings.auxiliary_start} waits for {size} steps of each of {num_envs} "
+                f"auxiliary_start={settings.auxiliary_start} waits for {size} steps of each of {run_envs} "
                 f"environments, but the run has {run.steps} steps: make it longer or auxiliary_replay_steps smaller"
             )
         untouched = device.type == "cpu" and any(each != "cpu" for each in run.devices)
@@ -125,10 +132,16 @@ class AuxiliaryTasks:
         """Allocates the replay."""
         generator = torch.Generator(device).manual_seed(seed)
         size = self.settings.auxiliary_replay_steps
-        self.replay = SequenceReplay(self.spec, self.num_envs, size, self.sequence_steps, generator, device)
+        self.replay = SequenceReplay(
+            self.spec, self.num_envs, size, self.sequence_steps, generator, device, self.is_recurrent
+        )
         self.tasks = [task(policy, self.replay, self.settings) for task in self.settings.auxiliary_tasks.values()]
         self._envs = torch.arange(self.num_envs, device=device)
-        logger.info("auxiliary tasks: their replay needs %.1f MB on %s", self.num_bytes / 1e6, device)
+        logger.info(
+            "auxiliary tasks: their replay needs %.1f MB on %s, and last frames of episodes",
+            self.num_bytes / 1e6,
+            device,
+        )
 
     @property
     def is_filling(self) -> bool:
@@ -143,8 +156,8 @@ class AuxiliaryTasks:
             return []
         replay, parts = self.replay, []
         noise = [replay.draw_noise() for _ in self.tasks]
-        for some in self._split(self._envs[envs], update):
-            batches = update.graphed(self._draw, noise, some, replay.ring.rows, uses=replay.replaceable)
+        for part in self._split(self._envs[envs], update):
+            batches = update.graphed(self._draw, noise, part, replay.ring.rows, uses=replay.replaceable)
             parts += [LossPart(task.loss, (batch,)) for task, batch in zip(self.tasks, batches, strict=True)]
         return parts
 

@@ -2,8 +2,8 @@
 
 Each draws from a replay of sequences and has a loss beside the actor-critic's, on the same network. Losses are sums
 over environments, steps and cells, one sequence (or window) for each environment; the update divides them by the number
-of samples of the actor-critic's loss, so that one weight fits all sizes of batches. Equations are those of Shirahata et
-al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
+of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those of
+Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
 """
 
@@ -28,6 +28,8 @@ class AuxiliaryTask(ABC):
     """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss."""
 
     name: ClassVar[str]
+    needs_terminal_frames: ClassVar[bool] = False
+    """Whether the true last frames of terminated episodes matter to it."""
 
     def __init__(self, policy: ActorCritic, replay: SequenceReplay, settings: Any):
         self.policy, self.replay, self.settings = policy, replay, settings
@@ -40,8 +42,7 @@ class AuxiliaryTask(ABC):
 
     def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> SequenceBatch | WindowBatch:
         """Draws for some environments [b] by noise of all of them [B, 2]; enqueues the same operations each time."""
-        start, found = self.replay.choose_sequences(noise, rows)
-        return self.replay.gather_sequences(start[envs], found[envs])
+        return self.replay.gather_sequences(*self.replay.choose_sequences(noise, rows, envs))
 
     def loss(self, batch: Any) -> tuple[Tensor, Stats]:
         """Returns the weighted loss, a sum, and itself as a term to log."""
@@ -67,6 +68,7 @@ class PixelControl(AuxiliaryTask):
     """Learns how each action changes each part of the picture from now on: n-step Q-learning for each cell."""
 
     name = "pixel_control"
+    needs_terminal_frames = True
 
     @staticmethod
     def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module:
@@ -89,7 +91,7 @@ class PixelControl(AuxiliaryTask):
 
         with the pixel change c_i that action a_i has made (Algorithm 2, lines 17 to 23)."""
         L, b = batch.reward.shape
-        q = self.policy.auxiliary[self.name](self.encode(batch)[0].flatten(0, 1))
+        q = self.policy.auxiliary_heads[self.name](self.encode(batch)[0].flatten(0, 1))
         q = q.view(L + 1, b, *q.shape[1:])  # [L + 1, b, A, h, w]
         change = pixel_change(batch.rows, self.settings.pixel_control_cell)
         last_value = at_end(q.detach(), batch).amax(1)
@@ -126,15 +128,14 @@ class RewardPrediction(AuxiliaryTask):
 
     def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> WindowBatch:
         """Draws as many windows with a reward as without one, on average."""
-        third, found = self.replay.choose_windows(noise, rows)
-        return self.replay.gather_windows(third[envs], found[envs])
+        return self.replay.gather_windows(*self.replay.choose_windows(noise, rows, envs))
 
     def loss_sum(self, batch: WindowBatch) -> Tensor:
         """Computes  - sum over windows of log p(c),  c = 0 if r = 0, 1 if r > 0, 2 if r < 0
 
         (Algorithm 2, lines 33 to 38: once for each window, not once for each of its states)."""
         states = self.policy.convolve(batch.observation)  # [3, b, F]
-        logits = self.policy.auxiliary[self.name](states.transpose(0, 1).flatten(1))
+        logits = self.policy.auxiliary_heads[self.name](states.transpose(0, 1).flatten(1))
         losses = nn.functional.cross_entropy(logits, reward_class(batch.reward), reduction="none")
         return masked_sum(losses, batch.valid)
 

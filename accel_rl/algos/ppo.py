@@ -80,9 +80,9 @@ class PPO(ActorCriticAlgo):
         for order in random_orders(rollout, settings.epochs):
             for chosen in order.chunk(settings.minibatches):
                 batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
-                arguments, more = (batch, part, *coefficients), self.draw_auxiliary(update)
+                arguments, extra = (batch, part, *coefficients), self.draw_auxiliary(update)
                 stats.append(
-                    update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, more=more)
+                    update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, extra_losses=extra)
                 )
             if settings.target_kl is not None and self._is_too_far(stats[-settings.minibatches :], update):
                 break

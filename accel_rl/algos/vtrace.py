@@ -57,6 +57,10 @@ class VTrace(ActorCriticAlgo):
         self.window_steps = self.settings.batch_steps
         self._env_steps = 0  # of each environment, with those of the rollout that is being sampled
 
+    @property
+    def segment(self) -> int:
+        return int(self.settings.batch_steps)
+
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the environments do not divide into batches, if c_bar is larger than rho_bar, or if the
         run ends before the first update."""
@@ -97,8 +101,8 @@ class VTrace(ActorCriticAlgo):
         recent = replace(recent, reset=recent.reset[:0], policy_outputs=outputs)
         batch, targets, num_samples = update.graphed(self.prepare, recent)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        rate, more = self.learning_rate(step), self.draw_auxiliary(update, self.envs_to_update(t) or slice(None))
-        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=False, more=more)
+        rate, extra = self.learning_rate(step), self.draw_auxiliary(update, self.envs_to_update(t) or slice(None))
+        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=False, extra_losses=extra)
 
     def prepare(self, recent: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns what an update needs: sequences, their targets, and how many steps are valid."""

@@ -41,7 +41,7 @@ def rollout_layout(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) 
         "valid": ((T, B), "|b1"),
         "reset": ((T + 1, B), "|b1"),
         "age": ((T + 1, B), "<i8"),  # rows since the first one of the learner's episode
-        # The true last row of each episode that ended, written there only: untouched pages cost no memory.
+        # The true last row of truncated episodes, written there only: untouched pages cost no memory.
         "final_observation": ((T, B, *row), dtype),
         "game_score": ((T, B), "<f8"),
         "game_length": ((T, B), "<i8"),  # steps; 0: no game was finished here
@@ -94,6 +94,7 @@ class BatchConfig:
         rollout, and a new one takes its place in the pause.
     role: 0 for training, 1 + k for evaluation k, which has generators of its own.
     first_env: index in the run of this learner's first environment; seeds depend on it, and messages name it.
+    terminal_frames: final_observation holds the true last rows of terminated episodes, too.
     """
 
     env: EnvConfig
@@ -103,11 +104,12 @@ class BatchConfig:
     restart_on_error: bool = False
     role: int = 0
     first_env: int = 0
+    terminal_frames: bool = False
 
     def for_evaluation(self, role: int) -> "BatchConfig":
         """Returns the settings for whole games of the same environments."""
         reset_mode = "immediate" if self.reset_mode == "wait" else self.reset_mode
-        return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode)
+        return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode, terminal_frames=False)
 
 
 class BatchSimulator:
@@ -253,8 +255,9 @@ class BatchSimulator:
         arrays, row = self.arrays, self._rows[t + 1][column]
         arrays["terminated"][t, column] = outcome.terminated
         arrays["truncated"][t, column] = outcome.truncated
-        if outcome.terminated or outcome.truncated:
+        if outcome.truncated or (outcome.terminated and self.config.terminal_frames):
             arrays["final_observation"][t, column] = row if outcome.last_frame is None else outcome.last_frame
+        if outcome.terminated or outcome.truncated:
             self._age[column] = 0
         if outcome.game_over:
             self._finish_game(t, column)

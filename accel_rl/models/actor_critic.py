@@ -85,7 +85,7 @@ class ActorCritic(nn.Module):
         """Floats of recurrent state per environment; 0 without a core."""
         self.policy_head = linear(self.encoder.num_outputs, self.distribution.num_outputs, norm=0.01)
         self.value_head = linear(self.encoder.num_outputs, 1)
-        self.auxiliary = nn.ModuleDict()
+        self.auxiliary_heads = nn.ModuleDict()
         """Heads of auxiliary tasks, by the task's name; they do not act."""
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,8 @@ class SequenceBatch(NamedTuple):
         the first one that is not valid, or after L steps. is_last [L, b] bool: its last step.
     terminated [b] bool: its last step terminated an episode.
     previous_action [L + 1, b, *A], previous_reward, is_first [L + 1, b]: as in `RecurrentInputs`; the start's are those
-        of the step before it, which is not part of the sequence, and zeros where a new game starts.
+        of the step before it, which is not part of the sequence, and zeros where a new game starts. Of a recurrent
+        policy, previous_reward is what it was given, not the reward to learn from, which may be normalized.
     """
 
     frames: Tensor
@@ -70,8 +71,8 @@ class WindowBatch(NamedTuple):
 class SequenceReplay:
     """Keeps the last `size` steps of each environment, each frame once, and draws from each environment by itself.
 
-    length: of sequences, in steps. generator: makes the draws; on `device`, as is the storage. Raises UsageError if
-    sequences are longer than the replay.
+    length: of sequences, in steps. generator: makes the draws; on `device`, as is the storage. is_recurrent: rollouts
+    have recurrent inputs. Raises UsageError if sequences are longer than the replay.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class SequenceReplay:
         length: int,
         generator: torch.Generator | None = None,
         device: str | torch.device = "cpu",
+        is_recurrent: bool = False,
     ):
         if not 1 <= length <= size:
             raise UsageError(
@@ -91,17 +93,9 @@ class SequenceReplay:
         self.size, self.length, self.device = size, length, torch.device(device)
         self.ring = Ring(spec, num_envs, _num_rows(spec, size), 1, 1.0, self.device, returns=False)
         self.reset = torch.zeros_like(self.ring.valid)  # a new game starts at this row
+        # What a recurrent policy was given, which is not normalized as the rewards to learn from may be.
+        self.previous_reward = torch.zeros_like(self.ring.reward) if is_recurrent else None
         self.generator = generator or torch.Generator(self.device).manual_seed(0)
-
-    @property
-    def num_samples(self) -> int:
-        """Number of steps that can be drawn."""
-        return self.ring.num_envs * self.ring.num_steps
-
-    @property
-    def num_appended(self) -> int:
-        """Number of steps ever appended."""
-        return self.ring.num_envs * max(0, self.ring.newest_row - self.ring.first_row_ever)
 
     @property
     def is_full(self) -> bool:
@@ -122,6 +116,8 @@ class SequenceReplay:
         self.ring.append(rollout)
         start = self.ring.newest_row - rollout.horizon
         self.ring.write(self.reset, start, rollout.reset)
+        if self.previous_reward is not None and rollout.recurrent_inputs is not None:
+            self.ring.write(self.previous_reward, start, rollout.recurrent_inputs.previous_reward)
         if is_first:  # of a run that was resumed without its replay, the step before is unknown
             self.reset[:, start] = True
 
@@ -132,28 +128,33 @@ class SequenceReplay:
         shape = (self.ring.num_envs, 2)
         return torch.rand(shape, dtype=torch.float64, generator=self.generator, device=self.device)
 
-    def choose_sequences(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor]:
+    def choose_sequences(
+        self, noise: Tensor, rows: DrawnRows, envs: Tensor | slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
         """Chooses the start of a sequence in each environment: uniformly, among the valid steps that have `length` rows
         after them.
 
-        noise [B, 2]: from `draw_noise`. rows: `ring.rows`. Returns indices [B] for `gather_sequences`, and whether the
-        environment has such a step [B] bool; where it has none, the index must not be learned from."""
+        noise [B, 2]: from `draw_noise`. rows: `ring.rows`. envs: numbers of b environments (all by default). Returns
+        indices [b] for `gather_sequences`, and whether the environment has such a step [b] bool; where it has none, the
+        index must not be learned from."""
         has_rows = self._age_in_ring(rows) <= rows.num_steps - self.length
-        return self._choose(self.ring.valid & has_rows, noise[:, 1])
+        return self._choose(self.ring.valid[envs] & has_rows, noise[envs, 1], envs)
 
-    def choose_windows(self, noise: Tensor, rows: DrawnRows) -> tuple[Tensor, Tensor]:
+    def choose_windows(
+        self, noise: Tensor, rows: DrawnRows, envs: Tensor | slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
         """Chooses a window of three valid steps of one episode in each environment, with probability 1/2 among those
         whose last reward is zero, else among the others; where there is only one kind, among that one.
 
         Arguments and results are those of `choose_sequences`; indices, of the third steps, are for `gather_windows`."""
         ring, age_in_ring = self.ring, self._age_in_ring(rows)
-        is_window = (ring.age >= 2) & (age_in_ring >= 2) & (age_in_ring < rows.num_steps)
+        valid, has_reward = ring.valid[envs], ring.reward[envs] != 0
+        is_window = (ring.age[envs] >= 2) & (age_in_ring >= 2) & (age_in_ring < rows.num_steps)
         for back in range(3):
-            is_window &= ring.valid.roll(back, 1)
-        has_reward = ring.reward != 0
+            is_window &= valid.roll(back, 1)
         zero, non_zero = is_window & ~has_reward, is_window & has_reward
-        takes_zero = zero.any(1).where(noise[:, 0] < 0.5, ~non_zero.any(1))
-        return self._choose(zero.where(takes_zero.unsqueeze(1), non_zero), noise[:, 1])
+        takes_zero = zero.any(1).where(noise[envs, 0] < 0.5, ~non_zero.any(1))
+        return self._choose(zero.where(takes_zero.unsqueeze(1), non_zero), noise[envs, 1], envs)
 
     def _age_in_ring(self, rows: DrawnRows) -> Tensor:
         """Returns, for each slot [num_rows], how many rows after the oldest drawable one its row is."""
@@ -161,13 +162,13 @@ class SequenceReplay:
         age: Tensor = (slot - rows.first_row) % self.ring.num_rows
         return age
 
-    def _choose(self, is_candidate: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Chooses one of each environment's candidates [B, num_rows] by noise [B]: returns its index, and if it is."""
+    def _choose(self, is_candidate: Tensor, noise: Tensor, envs: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Chooses one of each environment's candidates [b, num_rows] by noise [b]: returns its index, and if it is."""
         num_until = cumulative_sum(is_candidate.long())
         count = num_until[:, -1]
         number = (noise * count).long().unsqueeze(1)
         slot = torch.searchsorted(num_until, number, right=True).squeeze(1).clamp(max=self.ring.num_rows - 1)
-        env = torch.arange(self.ring.num_envs, device=self.device)
+        env = torch.arange(self.ring.num_envs, device=self.device)[envs]
         return env * self.ring.num_rows + slot, count > 0
 
     # ---- reading ----
@@ -195,10 +196,11 @@ class SequenceReplay:
         self._insert_finals(frames, ring.history + num_steps, last_step, (is_last & done).any(0))
         # One array and two views of it: what is done at one row is what was done before the next.
         action, reward = ring.actions(rows[:-1]), ring.reward.flatten()[rows[:-1]]
+        previous_reward = reward if self.previous_reward is None else self.previous_reward.flatten()[rows[1:]]
         is_first = torch.zeros_like(rows[:-1], dtype=torch.bool)
         is_first[0] = self.reset.flatten()[index]
         action[0] *= _like(~is_first[0], action[0])
-        reward[0] *= ~is_first[0]
+        previous_reward[0] *= ~is_first[0]
         return SequenceBatch(
             frames=frames,
             age=age if ring.spec.frame_stack else None,
@@ -208,7 +210,7 @@ class SequenceReplay:
             is_last=is_last,
             terminated=(is_last & terminated).any(0),
             previous_action=action,
-            previous_reward=reward,
+            previous_reward=previous_reward,
             is_first=is_first,
         )
 
@@ -247,7 +249,12 @@ class SequenceReplay:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the live tensors, as `Ring.state_dict` does."""
-        return {"ring": self.ring.state_dict(), "reset": self.reset, "generator": self.generator.get_state()}
+        return {
+            "ring": self.ring.state_dict(),
+            "reset": self.reset,
+            "previous_reward": self.previous_reward,
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Raises UsageError if it is that of a replay of another size."""
@@ -260,13 +267,16 @@ class SequenceReplay:
             )
         self.ring.load_state_dict(state["ring"])
         self.reset.copy_(state["reset"])
+        if self.previous_reward is not None:
+            self.previous_reward.copy_(state["previous_reward"])
         restore_generator(self.generator, state["generator"])
 
 
-def sequence_bytes(spec: EnvSpec, num_envs: int, size: int) -> int:
-    """Returns the bytes that a sequence replay allocates, without final frames."""
+def sequence_bytes(spec: EnvSpec, num_envs: int, size: int, is_recurrent: bool = False) -> int:
+    """Returns the bytes that a sequence replay allocates, without final frames, of which there is one for each episode
+    that was truncated (and, in rollouts with terminal frames, terminated)."""
     num_rows = _num_rows(spec, size)
-    return ring_bytes(spec, num_envs, num_rows, returns=False) + num_envs * num_rows
+    return ring_bytes(spec, num_envs, num_rows, returns=False) + num_envs * num_rows * (5 if is_recurrent else 1)
 
 
 def _num_rows(spec: EnvSpec, size: int) -> int:

@@ -5,6 +5,7 @@ Read this file, then action_server.py (how actions are chosen) and worker.py (wh
 """
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class AlternatingSampler:
     ):
         if not config.num_workers:
             raise UsageError("workers=0 must be at least 1; use SerialSampler (--sampler serial) for no workers")
+        batch = replace(batch, terminal_frames=config.terminal_frames)
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         layout = rollout_layout(spec, config.horizon, config.num_envs, config.window)

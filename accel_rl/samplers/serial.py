@@ -1,6 +1,7 @@
 """The sampler without processes: the reference that tests compare with, and the one to set a breakpoint in."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class SerialSampler:
         config: SamplerConfig,
         device: str | torch.device = "cpu",
     ):
+        batch = replace(batch, terminal_frames=config.terminal_frames)
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
         arrays = _arrays(spec, config.horizon, config.num_envs, config.window)

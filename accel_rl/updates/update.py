@@ -97,7 +97,7 @@ class Update:
         learning_rate: float,
         *,
         sliceable: bool = True,
-        more: Sequence[LossPart] = (),
+        extra_losses: Sequence[LossPart] = (),
     ) -> Terms:
         """Makes one update: descends the gradient of loss(*batch)[0] / num_samples, both summed over all learners that
         update together.
@@ -105,12 +105,12 @@ class Update:
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
         [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees the whole batch at once. Numbers
         are settings that change (clip range, entropy weight): they arrive as 0-d tensors. num_samples: how many valid
-        samples it has. more: further losses with batches of their own, of any order; their sums are added.
+        samples it has. extra_losses: with batches of their own, of any order; their sums are added.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
         values_before = self.parameters.values.clone() if self.layer_norms else None
-        losses, batches = (loss, *(part.loss for part in more)), (batch, *(part.batch for part in more))
+        losses, batches = (loss, *(part.loss for part in extra_losses)), (batch, *(part.batch for part in extra_losses))
         if self._graphs:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
             work = partial(self._in_graph, losses)

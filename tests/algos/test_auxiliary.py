@@ -53,7 +53,7 @@ def test_heads_change_nothing_else() -> None:
     torch.testing.assert_close(torch.rand(3), after_base, rtol=0, atol=0)
     for name, value in base.policy.state_dict().items():
         assert torch.equal(algo.policy.state_dict()[name], value), name
-    assert {*algo.policy.auxiliary} == {"pixel_control", "reward_prediction"}
+    assert {*algo.policy.auxiliary_heads} == {"pixel_control", "reward_prediction"}
 
 
 def checkpoint_of(run: Path) -> Any:

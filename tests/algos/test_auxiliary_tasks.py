@@ -152,7 +152,7 @@ def test_pixel_control_loss(spec: EnvSpec) -> None:
     """Would catch a mean, a missing half, Q of other actions, and a maximum over cells in place of actions."""
     algo, batch = make_algo(spec), make_batch(spec)
     loss_sum, terms = make_task("pixel_control", algo).loss(batch)
-    head, observations = algo.policy.auxiliary["pixel_control"], batch.observations()
+    head, observations = algo.policy.auxiliary_heads["pixel_control"], batch.observations()
     with torch.no_grad():
         q = torch.stack([head(algo.policy.encode(row)[0]) for row in observations])  # [L + 1, b, A, h, w]
         change = pixel_change(batch.rows, 4)
@@ -186,7 +186,7 @@ def test_reward_prediction_loss() -> None:
     algo, windows = make_algo(reward_prediction_weight=2.0), make_windows(STACKS)
     loss_sum, _ = make_task("reward_prediction", algo).loss(windows)
     with torch.no_grad():
-        trunk, head = algo.policy.encoder.trunk, algo.policy.auxiliary["reward_prediction"]
+        trunk, head = algo.policy.encoder.trunk, algo.policy.auxiliary_heads["reward_prediction"]
         expected = 0.0
         for env, label in enumerate([0, 1, 2, 1]):
             states = [trunk.convolutions(windows.observation[k, env : env + 1]) for k in range(3)]
@@ -197,9 +197,9 @@ def test_reward_prediction_loss() -> None:
 
 CONVOLUTIONS, HIDDEN, CORE = "encoder.trunk.convolutions", "encoder.trunk.hidden", "encoder.core"
 TRAINS = {
-    "pixel_control": {CONVOLUTIONS, HIDDEN, CORE, "auxiliary.pixel_control"},
+    "pixel_control": {CONVOLUTIONS, HIDDEN, CORE, "auxiliary_heads.pixel_control"},
     "value_replay": {CONVOLUTIONS, HIDDEN, CORE, "value_head"},
-    "reward_prediction": {CONVOLUTIONS, "auxiliary.reward_prediction"},
+    "reward_prediction": {CONVOLUTIONS, "auxiliary_heads.reward_prediction"},
 }
 
 
@@ -211,7 +211,7 @@ def test_each_loss_trains_exactly_its_layers(name: str, core: str) -> None:
     make_task(name, algo).loss(batch_of(name, COLOUR))[0].backward()
     expected = {layer for layer in TRAINS[name] if core != "none" or layer != CORE}
     trained = {key for key, p in algo.policy.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
-    groups = {CONVOLUTIONS, HIDDEN, CORE, "auxiliary.pixel_control", "auxiliary.reward_prediction"}
+    groups = {CONVOLUTIONS, HIDDEN, CORE, "auxiliary_heads.pixel_control", "auxiliary_heads.reward_prediction"}
     found = {next((g for g in groups if key.startswith(g)), key.rpartition(".")[0]) for key in trained}
     assert found == expected
     untrained = {key for key, _ in algo.policy.named_parameters()} - trained
@@ -241,7 +241,7 @@ def test_heads_compute_in_float32(name: str, core: str) -> None:
     task, batch, outputs = make_task(name, algo), batch_of(name, STACKS), []
     loss = task.loss(batch)[0]
     algo.policy.bf16 = True
-    heads = [algo.policy.value_head, *algo.policy.auxiliary.values()]
+    heads = [algo.policy.value_head, *algo.policy.auxiliary_heads.values()]
     for layer in [layer for head in heads for layer in head.modules()]:
         layer.register_forward_hook(lambda layer, inputs, output: outputs.append(output.dtype))
     rounded = task.loss(batch)[0]

@@ -86,5 +86,5 @@ def test_learners_with_a_central_store(tmp_path: Path, algo: str) -> None:
         assert len(set(found)) >= 4 and np.isfinite(found).all() and max(found) > 0, name
     start = accel_rl.train(**CLOCK, algo=algo, steps=1, learning_rate=1e-12, out=tmp_path / "start", **more, **ALONE)
     before, after = (checkpoint.load(each / "checkpoint.pt")["policy"] for each in (start, run))
-    heads = [name for name in after if name.startswith("auxiliary.")]
+    heads = [name for name in after if name.startswith("auxiliary_heads.")]
     assert len(heads) == 8 and all(torch.dist(after[name], before[name]) > 1e-3 for name in heads)

@@ -219,7 +219,7 @@ Plant = Callable[[Any], None]
 FAULTS: dict[str, tuple[Plant, list[str], list[str]]] = {
     "LSTM": (on_gpu(LSTM, "forward", ignore_first), ["act: LSTM"], ["act: dueling Q-network"]),
     "GRU": (on_gpu(GRU, "forward", ignore_first), ["act: GRU"], ["act: LSTM"]),
-    "gather": (on_gpu(Ring, "_stacks", shifted_stacks), ["replay: batches"], ["replay: draws"]),
+    "gather": (on_gpu(Ring, "observations", shifted_stacks), ["replay: batches"], ["replay: draws"]),
     "finals": (on_gpu(Ring, "_insert_finals", lambda *_: None), ["replay: batches"], ["replay: draws"]),
     "sum tree": (on_gpu(SumTree, "find", one_more), ["replay: draws", "replay: sum tree"], ["replay: batches"]),
     "register": (no_register, ["pinned memory"], ["launches"]),

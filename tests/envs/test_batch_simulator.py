@@ -32,9 +32,8 @@ class Batch:
         self.arrays = {name: np.full(shape, 77).astype(dtype) for name, (shape, dtype) in layout.items()}
         self.arrays["restarts"][:] = 0
         self.heartbeats = []
-        self.simulator = BatchSimulator(
-            BatchConfig(env, seed, **config), self.arrays, first_env, heartbeat=self.heartbeats.append
-        )
+        config = BatchConfig(env, seed, **{"terminal_frames": True, **config})
+        self.simulator = BatchSimulator(config, self.arrays, first_env, heartbeat=self.heartbeats.append)
 
     def start(self):
         self.simulator.start()

@@ -43,14 +43,16 @@ class RecordingUpdate(Update):
         learning_rate: float,
         *,
         sliceable: bool = True,
-        more: Sequence[LossPart] = (),
+        extra_losses: Sequence[LossPart] = (),
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
         self.calls.append(
             Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable)
         )
         if self.learns:
-            return super().minimize(loss, batch, num_samples, learning_rate, sliceable=sliceable, more=more)
+            return super().minimize(
+                loss, batch, num_samples, learning_rate, sliceable=sliceable, extra_losses=extra_losses
+            )
         return means(loss(*batch)[1], num_samples)
 
     def _record_maximum(self, value: Tensor) -> Tensor:

@@ -139,8 +139,8 @@ def test_further_losses_are_added(buffers: bool) -> None:
         loss_sum, terms = expected.loss(*batch)
         other_sum = (0.3 + index) * expected.network(x).square().sum()
         norm = expected.update.step(loss_sum + other_sum, num_samples, 1e-2)
-        more = [LossPart(other, (x, 0.3 + index))]
-        stats = actual.update.minimize(actual.loss, batch, num_samples, 1e-2, more=more)
+        extra = [LossPart(other, (x, 0.3 + index))]
+        stats = actual.update.minimize(actual.loss, batch, num_samples, 1e-2, extra_losses=extra)
         means = {name: term / num_samples for name, term in {**terms, "other": other_sum.detach()}.items()}
         assert_close(stats, means | {"grad_norm": norm})
     torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
