@@ -10,7 +10,13 @@ from accel_rl.bench.timing import Turns
 from accel_rl.errors import UsageError
 from auxiliary_cost import CostOptions, describe
 
-TINY = {"sampler": "serial", "decorrelation_steps": 0, "auxiliary_replay_steps": 30}
+TINY = {
+    "sampler": "serial",
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "decorrelation_steps": 0,
+    "auxiliary_replay_steps": 30,
+}
 
 
 def test_prediction() -> None:
