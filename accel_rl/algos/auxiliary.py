@@ -16,7 +16,8 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.host_memory import check_fits
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.replay.sequences import SequenceReplay, sequence_bytes
+from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes
+from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
 from accel_rl.updates import LossPart, Update
 
@@ -141,12 +142,16 @@ class AuxiliaryTasks:
         if self.settings.auxiliary_start != "at_once" and not self.replay.is_full:
             return []
         replay, parts = self.replay, []
-        for task in self.tasks:
-            noise = replay.draw_noise()
-            for some in self._split(self._envs[envs], update):
-                batch = update.graphed(task.draw, noise, some, replay.ring.rows, uses=replay.replaceable)
-                parts.append(LossPart(task.loss, (batch,)))
+        noise = [replay.draw_noise() for _ in self.tasks]
+        for some in self._split(self._envs[envs], update):
+            batches = update.graphed(self._draw, noise, some, replay.ring.rows, uses=replay.replaceable)
+            parts += [LossPart(task.loss, (batch,)) for task, batch in zip(self.tasks, batches, strict=True)]
         return parts
+
+    def _draw(self, noise: list[Tensor], envs: Tensor, rows: DrawnRows) -> list[SequenceBatch | WindowBatch]:
+        """Draws what each task learns from, all of them in one CUDA graph on a GPU; arguments as `AuxiliaryTask.draw`
+        takes them, with noise for each task."""
+        return [task.draw(each, envs, rows) for task, each in zip(self.tasks, noise, strict=True)]
 
     def _split(self, envs: Tensor, update: Update) -> tuple[Tensor, ...]:
         """Splits environments so that, on a CPU, no observations of a part are larger than `update` allows."""

@@ -25,10 +25,20 @@ MAX_AGE = 255  # rows; ages are stored as bytes, and no more is told apart
 class Ring:
     """Stores num_rows of each of num_envs environments on a device.
 
-    A sample's index is environment x num_rows + slot. Raises ValueError if n_step does not fit into the rows.
+    A sample's index is environment x num_rows + slot. returns: keeps n-step returns, for `gather`. Raises ValueError if
+    n_step does not fit into the rows.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, num_rows: int, n_step: int, discount: float, device: torch.device):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        num_envs: int,
+        num_rows: int,
+        n_step: int,
+        discount: float,
+        device: torch.device,
+        returns: bool = True,
+    ):
         self.history = max(spec.frame_stack - 1, 0)
         if num_rows <= n_step + self.history:
             raise ValueError(
@@ -47,10 +57,11 @@ class Ring:
         self.action = per_slot(_action_dtype(spec), *spec.action_shape)
         self.reward = per_slot(torch.float32)
         self.terminated, self.truncated, self.valid = (per_slot(torch.bool) for _ in range(3))
-        # For the n steps from each slot on:
-        self.return_, self.bootstrap = per_slot(torch.float32), per_slot(torch.float32)
-        self.length = per_slot(torch.int16)  # steps until the end of the episode, at most n
-        self.return_valid = per_slot(torch.bool)  # all of these steps are valid
+        self.keeps_returns = returns
+        if returns:  # for the n steps from each slot on
+            self.return_, self.bootstrap = per_slot(torch.float32), per_slot(torch.float32)
+            self.length = per_slot(torch.int16)  # steps until the end of the episode, at most n
+            self.return_valid = per_slot(torch.bool)  # all of these steps are valid
         # The newest frame of each truncated episode's final observation, and the last frames of terminated ones if
         # rollouts have them; a ring of its own that grows as needed.
         self.final_frames = torch.zeros(1, *spec.row_shape, dtype=self.frames.dtype, device=device)
@@ -113,7 +124,8 @@ class Ring:
             self.write(ring, start, steps)
         self.newest_row = start + T
         self._store_finals(start, rollout)
-        self._compute_returns(first_incomplete, self.newest_row - self.n_step + 1)
+        if self.keeps_returns:
+            self._compute_returns(first_incomplete, self.newest_row - self.n_step + 1)
 
     def _invalidate_replaced(self, rollout: Rollout) -> None:
         """Marks the last step of each environment that was replaced between two rollouts: its outcome is unknown."""
@@ -127,7 +139,8 @@ class Ring:
         first = start % self.num_rows
         num_before_wrap = min(rows.shape[1], self.num_rows - first)
         ring[:, first : first + num_before_wrap] = rows[:, :num_before_wrap]
-        ring[:, : rows.shape[1] - num_before_wrap] = rows[:, num_before_wrap:]
+        if num_before_wrap < rows.shape[1]:
+            ring[:, : rows.shape[1] - num_before_wrap] = rows[:, num_before_wrap:]
 
     def _write_frames(self, start: int, rows: Tensor) -> None:
         self.write(self.frames[:, self.history :], start, rows)
@@ -253,15 +266,14 @@ class Ring:
 
     # ---- checkpoints ----
 
-    _PER_SLOT = (
-        "frames", "age", "action", "reward", "terminated", "truncated", "valid",
-        "return_", "bootstrap", "length", "return_valid", "final_index",
-    )  # fmt: skip
+    _PER_SLOT = ("frames", "age", "action", "reward", "terminated", "truncated", "valid", "final_index")
+    _RETURNS = ("return_", "bootstrap", "length", "return_valid")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the live tensors, not copies; of a ring less than half full, copies of the part that is written."""
         num_written = min(self.num_rows, self.newest_row + 1)
-        arrays = {name: getattr(self, name) for name in self._PER_SLOT}
+        names = self._PER_SLOT + (self._RETURNS if self.keeps_returns else ())
+        arrays = {name: getattr(self, name) for name in names}
         if 2 * num_written < self.num_rows:  # otherwise copying costs more memory than it saves on disk
             arrays = {
                 name: value[:, : num_written + (self.history if name == "frames" else 0)].clone()
@@ -293,12 +305,12 @@ class Ring:
         self.newest_row, self.first_row_ever = state["newest_row"], state["first_row_ever"]
 
 
-def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int) -> int:
+def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int, returns: bool = True) -> int:
     """Returns the bytes that a ring allocates, without final frames."""
     frame = int(np.prod(spec.row_shape)) * spec.row_dtype.itemsize
     action = int(np.prod(spec.action_shape)) * _action_dtype(spec).itemsize
-    # Age, action, reward, three flags, return, bootstrap, length, whether the return is valid, final index.
-    step = 1 + action + 4 + 3 + 4 + 4 + 2 + 1 + 4
+    # Age, action, reward, three flags, final index; return, bootstrap, length, whether the return is valid.
+    step = 1 + action + 4 + 3 + 4 + (4 + 4 + 2 + 1 if returns else 0)
     return num_envs * ((num_rows + max(spec.frame_stack - 1, 0)) * frame + num_rows * step)
 
 

@@ -89,7 +89,7 @@ class SequenceReplay:
                 "replay larger, or the sequences shorter"
             )
         self.size, self.length, self.device = size, length, torch.device(device)
-        self.ring = Ring(spec, num_envs, _num_rows(spec, size), n_step=1, discount=1.0, device=self.device)
+        self.ring = Ring(spec, num_envs, _num_rows(spec, size), 1, 1.0, self.device, returns=False)
         self.reset = torch.zeros_like(self.ring.valid)  # a new game starts at this row
         self.generator = generator or torch.Generator(self.device).manual_seed(0)
 
@@ -266,7 +266,7 @@ class SequenceReplay:
 def sequence_bytes(spec: EnvSpec, num_envs: int, size: int) -> int:
     """Returns the bytes that a sequence replay allocates, without final frames."""
     num_rows = _num_rows(spec, size)
-    return ring_bytes(spec, num_envs, num_rows) + num_envs * num_rows
+    return ring_bytes(spec, num_envs, num_rows, returns=False) + num_envs * num_rows
 
 
 def _num_rows(spec: EnvSpec, size: int) -> int:

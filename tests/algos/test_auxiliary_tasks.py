@@ -231,3 +231,20 @@ def test_a_core_starts_from_zero(name: str) -> None:
         assert algo.policy.encoder.core is not None
         output, state = algo.policy.encoder.core(x.unsqueeze(0), state, batch.is_first[i : i + 1])
         torch.testing.assert_close(encoded[i], output[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_compute_in_float32(name: str, core: str) -> None:
+    """Would catch heads that run in bfloat16 where trunks do, and tasks whose trunks do not."""
+    algo = make_algo(core=core, core_size=8, previous_inputs=core != "none")
+    task, batch, outputs = make_task(name, algo), batch_of(name, STACKS), []
+    loss = task.loss(batch)[0]
+    algo.policy.bf16 = True
+    heads = [algo.policy.value_head, *algo.policy.auxiliary.values()]
+    for layer in [layer for head in heads for layer in head.modules()]:
+        layer.register_forward_hook(lambda layer, inputs, output: outputs.append(output.dtype))
+    rounded = task.loss(batch)[0]
+    assert outputs and set(outputs) == {torch.float32} and rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, loss, rtol=0.05, atol=0)
+    assert rounded != loss

@@ -1,6 +1,6 @@
 """On a GPU, what learning launches outside of CUDA graphs, and that graphs learn what single operations do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from accel_rl.algos.online_q import OnlineQ
 from accel_rl.algos.ppo import PPO
 from accel_rl.algos.vtrace import VTrace
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.rollout import Rollout
+from accel_rl.replay import Replay
+from accel_rl.rollout import Rollout, TerminalFrames
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import RMSProp
 from accel_rl.updates.trees import map_leaves
@@ -27,11 +28,16 @@ pytestmark = pytest.mark.gpu(fake=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 T, B = 4, 6
 MOST_LAUNCHES = 10  # for each update
+# With auxiliary tasks, for each update more: noise for each task, and copies of it, of environments and rows.
+MORE_WITH_TASKS = 6
+MOST_OF_STORING = 25  # for each rollout: each of its arrays goes into the replay by itself
 SCHEDULES = {"learning_rate_schedule": "linear"}
 ENTROPY = {**SCHEDULES, "entropy_schedule": "linear"}
 EPOCHS = {"epochs": 3, "minibatches": 2}
 CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 BATCHES = {"batches": 2, "batch_steps": 4}
+TASKS = {"auxiliary": ("pixel_control", "value_replay", "reward_prediction"), "auxiliary_replay_steps": 13}
+WITHOUT_PICTURES = {**TASKS, "auxiliary": ("value_replay", "reward_prediction")}
 REPLAY = {"replay_size": 240, "warmup_steps": 48, "batch_size": 8, "training_intensity": 2.0, "n_step": 2}
 ALL = {"prioritized": True, "double": True, "dueling": True}
 
@@ -44,6 +50,10 @@ ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "ppo, normalized": (PPO, VECTORS, {**EPOCHS, "normalize_advantage": True}),
     "vtrace": (VTrace, FRAMES, {**SCHEDULES, **BATCHES}),
     "n_step_q": (OnlineQ, FRAMES, {"target": "n_step_q", "target_interval_steps": 50}),
+    "a2c, tasks": (A2C, FRAMES, {**ENTROPY, **TASKS}),
+    "a2c, tasks, core": (A2C, VECTORS, {**ENTROPY, **CORE, **WITHOUT_PICTURES}),
+    "ppo, tasks": (PPO, FRAMES, {**ENTROPY, **EPOCHS, **TASKS}),
+    "vtrace, tasks": (VTrace, FRAMES, {**SCHEDULES, **BATCHES, **TASKS}),
     "sarsa": (OnlineQ, VECTORS, {"target": "one_step_sarsa", "target_interval_steps": 50}),
 }
 OFF_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
@@ -51,6 +61,11 @@ OFF_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "dqn, prioritized": (DQN, VECTORS, {**REPLAY, **SCHEDULES, **ALL}),
     "rainbow": (CategoricalDQN, FRAMES, {**REPLAY, **ALL, "new_priority": 0.5}),
 }
+TASKS_OF = {name for name in ON_POLICY if "tasks" in name}
+
+
+def some_slow(names: Iterable[str], slow: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 class Run:
@@ -70,7 +85,16 @@ class Run:
         cpu = random_rollout(self.spec, self.algo.policy, T, B, self.step, num_truncated)
         move = self._columns if self.algo.window_steps else lambda leaf: leaf.to(self.device)
         rollout = replace(map_leaves(move, cpu), games=[], first_step=self.step)
+        if self.algo.needs_terminal_frames:
+            rollout.terminal_frames = self._terminal_frames(cpu)
         return self.algo.statistics.normalize(rollout) if self.algo.statistics else rollout
+
+    def _terminal_frames(self, cpu: Rollout) -> TerminalFrames:
+        step, env = cpu.terminated.nonzero(as_tuple=True)
+        generator = torch.Generator().manual_seed(self.step)
+        row = cpu.observation_rows[:1, 0].repeat(len(step), *[1] * len(self.spec.row_shape))
+        frame = row[:, torch.randperm(row.shape[1], generator=generator)]
+        return TerminalFrames(*(leaf.to(self.device) for leaf in (step, env, frame)))
 
     def _columns(self, leaf: Tensor) -> Tensor:
         """As some columns of more environments, which is how a window is given."""
@@ -80,7 +104,8 @@ class Run:
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         if self.algo.window_steps:
-            return self.algo.on_step(0, rollout, self.update)
+            stats = self.algo.on_step(0, replace(rollout, terminal_frames=None), self.update)
+            return stats | self.algo.learn(rollout, self.update)
         return self.algo.learn(rollout, self.update)
 
     def replayed(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -94,7 +119,7 @@ class Run:
 
     def state(self) -> dict[str, Tensor]:
         replay = self.algo.replay
-        tree = {"tree": replay.priorities.tree[:]} if replay and replay.priorities else {}
+        tree = {"tree": replay.priorities.tree[:]} if isinstance(replay, Replay) and replay.priorities else {}
         return {name: value.cpu().clone() for name, value in (self.algo.policy.state_dict() | tree).items()}
 
 
@@ -114,7 +139,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
     assert gpu.update._graphs and gpu.update._graphs.is_enabled and not gpu.update._graphs._not_capturable
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, TASKS_OF))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
     steps that are not valid, orders of samples."""
@@ -162,21 +187,23 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, TASKS_OF - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """Would catch a return loop, a gather or a coefficient that is left outside of graphs, a rollout that is copied for
     each minibatch, and any wait."""
     run = Run(name, GPU)
-    for _ in range(4):
+    has_tasks = run.algo.needs_terminal_frames
+    for _ in range(9 if has_tasks else 4):  # until there is room for all last frames
         run.learn(run.rollout())
     rollout = run.rollout()
     settings = run.algo.settings
     num_updates = settings.epochs * settings.minibatches if isinstance(run.algo, PPO) else 1
     with counting() as counts:
         run.learn(rollout)
-    most = MOST_LAUNCHES if name not in ("ppo", "ppo, core") else 5  # rollouts go into the graph's memory once
-    assert counts.launches <= most * num_updates, counts.kernels
-    assert counts.graphs <= 2 * num_updates + 1 and not counts.syncs and not counts.down
+    most = 5 if name in ("ppo", "ppo, core", "ppo, tasks") else MOST_LAUNCHES  # a graph gets the rollout once
+    most = (most + MORE_WITH_TASKS * has_tasks) * num_updates + MOST_OF_STORING * has_tasks
+    assert counts.launches <= most, counts.kernels
+    assert counts.graphs <= (2 + has_tasks) * num_updates + 1 and not counts.syncs and not counts.down
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)

@@ -1,4 +1,5 @@
-"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner."""
+"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner; and ones
+that draw the same random numbers in every learner."""
 
 import os
 import time
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.base import MakeUpdate, Stats
+from accel_rl.algos.ppo import PPO
 from accel_rl.config.fields import setting
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Loss
@@ -142,6 +144,34 @@ class SlowToWrite:
         if (folder / "checkpoint.pt").exists() and (folder / "checkpoint.pt.tmp").exists():
             halt(self.mark)
         return SlowToWrite, (self.mark,)
+
+
+class SameDrawsA2C(A2C):
+    """Draws the same numbers for all environments, in every learner: learners that share the environments of one see
+    and replay what that one does."""
+
+    def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        super().setup(seed, make_update)
+        draw_the_same(self)
+
+
+class SameDrawsPPO(PPO):
+    """As SameDrawsA2C."""
+
+    def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        super().setup(seed, make_update)
+        draw_the_same(self)
+
+
+def draw_the_same(algo: Any) -> None:
+    own, replay, distribution = torch.Generator().manual_seed(7), algo.replay, algo.policy.distribution
+
+    def draw_noise(num_steps: int, num_envs: int, _: torch.Generator) -> Tensor:
+        noise: Tensor = distribution.draw_noise((num_steps, 1), own)
+        return noise.expand(num_steps, num_envs, *noise.shape[2:])
+
+    algo.policy.draw_noise = draw_noise
+    replay.draw_noise = lambda: torch.rand(1, 2, dtype=torch.float64, generator=own).expand(replay.ring.num_envs, 2)
 
 
 def write_id(mark: str | Path) -> None:

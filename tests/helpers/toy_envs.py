@@ -128,6 +128,23 @@ class Broken(Counting):
         return observation, reward, terminated, truncated, info
 
 
+class Clock(Broken):
+    """Broken whose observations are uint8 pictures [16, 16, 3] with the game, the step and 0 in their channels.
+
+    The reward is -1, 0 or 1: (action + step) % 3 - 1."""
+
+    def __init__(self, how: str = "raise", at_step: int = -1, once: str | None = None, lengths: Sequence[int] = (3,)):
+        super().__init__(how, at_step, once=once, lengths=lengths)
+        self.observation_space = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+
+    def _observe(self) -> Any:
+        return np.broadcast_to(np.array([self.game, self.steps, 0], np.uint8), (16, 16, 3))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float((action + self.steps) % 3 - 1), terminated, truncated, info
+
+
 class Slow(Counting):
     """Counting that takes build_s seconds to be built, and step_s for each step.
 

@@ -9,6 +9,7 @@ import torch
 import accel_rl
 from accel_rl.training import checkpoint
 from tests.helpers.runs import assert_same_run, rows
+from tests.helpers.samplers import TOYS
 
 COMMON: dict[str, Any] = {
     "envs": 4,
@@ -34,6 +35,10 @@ REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200}
 RAINBOW = {"algo": "eps_rainbow", **REPLAY, "new_priority": None}
 LSTM = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 GRU = {"core": "gru", "core_size": 8}
+TASKS: dict[str, Any] = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 18}
+CLOCK = {**COMMON, **TASKS, "env": f"{TOYS}:Clock", "env_options": {"lengths": [7, -4, 3]}}
+CLOCK |= {"network": "tests.helpers.samplers:Flat"}
+BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_steps": 30}  # lives are lost
 
 IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 80, "eval_episodes": 2},
@@ -48,6 +53,7 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
     "one_step_sarsa": {**CARTPOLE, "algo": "one_step_sarsa", "target_interval_steps": 60},
     "central store": {**CARTPOLE, "update": "central_store"},
+    "a2c with tasks": CLOCK,
 }
 SLOW: dict[str, dict[str, Any]] = {
     "a2c gae": {**PONG, "gae_lambda": 0.9, "reset_mode": "immediate"},
@@ -66,10 +72,18 @@ SLOW: dict[str, dict[str, Any]] = {
     "torch.Adam": {**CARTPOLE, "optimizer": "torch.Adam", "optimizer_options": {}},
     "deterministic": {**PONG, **RAINBOW, "deterministic": True},
     "a2c deterministic": {**PONG, "deterministic": True},
+    "a2c lstm with tasks": {**CLOCK, **LSTM},
+    "ppo with tasks": {**CLOCK, **PPO, "auxiliary_start": "when_full"},
+    "vtrace with tasks": {**CLOCK, **VTRACE},
+    "a2c with tasks on breakout": {**BREAKOUT, "sampler": "alternating", "workers": 2},
+    "ppo with tasks on breakout": {**BREAKOUT, **PPO, "normalize_advantage": True},
+    "vtrace with tasks on breakout": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},
+    "a2c with tasks bf16": {**BREAKOUT, "bf16": True},
+    "tasks deterministic": {**CLOCK, **PPO, **LSTM, "deterministic": True},
 }
 CASES = IN_MAKE_TEST | SLOW
 # 1e-5 by default: rounding, which RMSProp amplifies. In bfloat16, CPU and GPU round at different places.
-TOLERANCE = {"a2c bf16": 3e-2, "a2c gae": 3e-5}
+TOLERANCE = {"a2c bf16": 3e-2, "a2c with tasks bf16": 3e-2, "a2c gae": 3e-5}
 
 
 def policy(run: Path) -> dict[str, torch.Tensor]:
@@ -110,6 +124,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "vtrace lstm": {**CARTPOLE, **VTRACE, **LSTM},
     "central adam": {**CARTPOLE, "update": "central_store", "optimizer": "adam", "optimizer_options": {}},
     "a2c on pong": {**PONG, "sampler": "alternating", "workers": 2, "core": "gru", "core_size": 8},
+    "ppo with tasks": {**CLOCK, **PPO, **LSTM},
 }
 RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
 

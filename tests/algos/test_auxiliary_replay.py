@@ -1,0 +1,154 @@
+"""What auxiliary tasks draw from rollouts of real samplers: whole episodes, true last frames, nothing that was lost."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.auxiliary_tasks import TASKS
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.atari import AtariSimulator, make_options
+from accel_rl.samplers.base import SamplerConfig
+from tests.helpers.samplers import TOYS, Flat, make_kind
+
+T, B, SIZE, LENGTH = 6, 4, 15, 5  # rollouts, and a replay that forgets
+
+
+def make_algo(sampler: Any, size: int = SIZE) -> A2C:
+    settings = A2CSettings(auxiliary=tuple(TASKS), auxiliary_replay_steps=size, auxiliary_sequence_steps=LENGTH)
+    algo = A2C(sampler.spec, settings, 1000, sampler.config.num_envs, T, Flat)
+    assert algo.needs_terminal_frames
+    algo.setup(0, lambda module: None)  # type: ignore[arg-type, return-value]
+    return algo
+
+
+def drawn_sequences(algo: A2C, num_draws: int) -> Iterator[tuple[int, int, Any]]:
+    """Yields the environment, the number of steps, and the fields of each sequence, for pixel control and value replay
+    in turn."""
+    assert algo.auxiliary
+    for draw in range(num_draws):
+        task, replay = algo.auxiliary.tasks[draw % 2], algo.auxiliary.replay
+        batch = task.draw(replay.draw_noise(), torch.arange(B), replay.ring.rows)
+        for env, num_steps in enumerate(batch.valid.sum(0).tolist()):
+            assert batch.valid[:num_steps, env].all()
+            of_env = {name: rows[..., env] if rows.dim() < 3 else rows[:, env] for name, rows in with_rows(batch)}
+            yield env, num_steps, of_env
+
+
+def with_rows(batch: Any) -> Iterator[tuple[str, Tensor]]:
+    yield from ((name, value) for name, value in batch._asdict().items() if value is not None and name != "frames")
+    yield "rows", batch.rows
+
+
+def check_clock(algo: A2C, lengths: list[int], num_draws: int = 30) -> tuple[int, int]:
+    """Checks draws against the rules of Clock; returns how many terminated and truncated steps were among them."""
+    ends = [0, 0]
+    for _, num_steps, drawn in drawn_sequences(algo, num_draws):
+        shown = drawn["rows"][: num_steps + 1, :2, 0, 0].long()  # [game, step] of each row
+        game, step = shown[:, 0], shown[:, 1]
+        assert (game == game[0]).all(), "one episode"
+        assert torch.equal(step, step[0] + torch.arange(num_steps + 1)), "no step missing, and the true last frame"
+        action, reward = drawn["action"][:num_steps], drawn["reward"][:num_steps]
+        assert torch.equal(reward, (action + step[1:]).remainder(3).float() - 1)
+        assert not drawn["is_first"][1:].any() and drawn["is_first"][0] == (step[0] == 0)
+        if not num_steps:
+            continue
+        length = lengths[int(game[0]) % len(lengths)]
+        is_over = bool(step[-1] == abs(length))
+        assert (step[:-1] < abs(length)).all()
+        assert drawn["terminated"] == (is_over and length > 0)
+        ends[length < 0] += is_over
+    assert algo.auxiliary
+    task, replay = algo.auxiliary.tasks[2], algo.auxiliary.replay
+    for _ in range(num_draws // 2):
+        windows = task.draw(replay.draw_noise(), torch.arange(B), replay.ring.rows)
+        shown = windows.observation[:, windows.valid, :2, 0, 0].long()  # [3, b, 2]
+        assert (shown[..., 0] == shown[0, :, 0]).all(), "one episode"
+        assert torch.equal(shown[..., 1], shown[0, :, 1] + torch.arange(3).unsqueeze(1))
+    return ends[0], ends[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reset_mode"),
+    [
+        ("serial", "immediate"),
+        ("serial", "wait"),
+        pytest.param("alternating", "immediate", marks=[pytest.mark.slow, pytest.mark.multiprocess]),
+        pytest.param("alternating", "wait", marks=[pytest.mark.slow, pytest.mark.multiprocess]),
+    ],
+)
+def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) -> None:
+    """Would catch steps of an environment that stood still, sequences from a broken environment into the one that
+    replaced it, and the next episode's first frame behind a terminated step."""
+    lengths = [7, -5, 4, 3]
+    options = {"lengths": lengths, "at_step": 5, "once": str(tmp_path / "once")}
+    config = SamplerConfig(num_envs=B, horizon=T, num_workers=2, env_timeout_s=60, terminal_frames=True)
+    sampler = make_kind(
+        kind, EnvConfig(f"{TOYS}:Clock", options=options), config, restart_on_error=True, reset_mode=reset_mode
+    )
+    try:
+        algo, ends = make_algo(sampler), []
+        for _ in range(6):
+            assert algo.store(sampler.collect()).terminal_frames is None
+            ends.append(check_clock(algo, lengths))
+        assert sampler.num_restarts == 1
+        assert np.sum(ends, 0).min() >= 20, "of both kinds"
+    finally:
+        sampler.close()
+
+
+# With that many frames in a step, lives are lost after a few steps, and the game is over after some twenty-five.
+BREAKOUT: dict[str, Any] = {"frame_shape": (16, 16), "frame_stack": 2, "frame_skip": 15, "noop_max": 3}
+
+
+def twin(seed: int, env: int) -> AtariSimulator:
+    """Returns a simulator of the same games, in which a lost life ends nothing: its frames go on to the game's end."""
+    options = make_options("stooke", {**BREAKOUT, "episodic_lives": False})
+    return AtariSimulator("breakout", options, np.random.SeedSequence(seed, spawn_key=(0, env, 0, 0)))
+
+
+def test_terminal_steps_of_atari_show_the_true_last_frame() -> None:
+    """Would catch the next life's or game's first frame behind a terminated step, in any of the stages from the
+    simulator to the gathered sequence."""
+    num_envs, rollouts = 2, 10
+    config = SamplerConfig(num_envs, horizon=T, num_workers=0, terminal_frames=True)
+    sampler = make_kind("serial", EnvConfig("breakout", options=BREAKOUT), config)
+    algo = make_algo(sampler, size=60)
+    seen, after = [], np.zeros((rollouts * T, num_envs, 16, 16), np.uint8)  # what each step has led to
+    twins = [twin(sampler.batch.seed, env) for env in range(num_envs)]
+    for each in twins:
+        each.reset(after[0, 0])
+    num_games = 0
+    for index in range(rollouts):
+        rollout = sampler.collect()
+        seen.append(rollout.observation_rows[1:-1].numpy().copy())
+        for t in range(T):
+            for env, each in enumerate(twins):
+                frame = after[index * T + t, env]
+                if each.step(rollout.action[t, env].item(), frame).game_over:
+                    assert rollout.reset[t + 1, env]
+                    num_games += 1
+                    each.reset(np.zeros_like(frame))
+        algo.store(rollout)
+    sampler.close()
+
+    assert algo.auxiliary
+    replay, before = algo.auxiliary.replay, np.concatenate(seen)
+    num_ends = 0
+    for row in range(1, rollouts * T - LENGTH):  # the ring's, which has a row of history in front
+        batch = replay.gather_sequences(
+            replay.ring.index_of(row, row + 1).flatten(), torch.ones(num_envs, dtype=torch.bool)
+        )
+        for env, num_steps in enumerate(batch.valid.sum(0).tolist()):
+            steps = slice(row - 1, row - 1 + num_steps)
+            assert np.array_equal(batch.rows[:num_steps, env], before[steps, env])
+            assert np.array_equal(batch.rows[1 : num_steps + 1, env], after[steps, env])
+            if batch.terminated[env] and num_steps == 1:
+                num_ends += 1
+                assert not np.array_equal(after[row - 1, env], before[row, env])
+    assert num_games >= 2 and num_ends >= 4 * num_games

@@ -1,0 +1,90 @@
+"""Auxiliary tasks of several learners: sums over all of them, and one store."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.training import checkpoint
+from tests.helpers.runs import assert_same, assert_same_run, rows
+from tests.helpers.samplers import TOYS
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+LOSSES = [f"train/{name}_loss" for name in ("pixel_control", "value_replay", "reward_prediction")]
+CLOCK: dict[str, Any] = {
+    "env": f"{TOYS}:Clock",
+    "env_options": {"lengths": [7, -4, 3]},
+    "network": "tests.helpers.samplers:Flat",
+    "envs": 4,
+    "sampler": "serial",
+    "horizon": 5,
+    "decorrelation_steps": 6,
+    "log_interval_steps": 20,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "auxiliary": "pixel_control,value_replay,reward_prediction",
+    "auxiliary_replay_steps": 18,
+    "schedule_steps": 400,
+}
+TWO = {"devices": "cpu,cpu"}
+ALONE = {"device": "cpu"}
+SGD: dict[str, Any] = {"optimizer": "sgd", "optimizer_options": {}, "learning_rate": 0.02, "clip_grad_norm": 0.5}
+
+
+@pytest.mark.parametrize("algo", [{"algo": "SameDrawsA2C"}, {"algo": "SameDrawsPPO", "epochs": 2, "minibatches": 1}])
+def test_two_halves_of_the_environments_are_the_whole(tmp_path: Path, algo: dict[str, Any]) -> None:
+    """Would catch a task's loss that each learner divides by its own count, or that only one of them learns from."""
+    settings = {**CLOCK, **SGD, **algo, "algo": f"tests.helpers.toy_algos:{algo['algo']}", "steps": 200}
+    runs = [accel_rl.train(**settings, **each, out=tmp_path / name) for name, each in (("2", TWO), ("1", ALONE))]
+    first, second = (checkpoint.load(run / "checkpoint.pt")["policy"] for run in runs)
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    for row, other in zip(*map(rows, runs), strict=True):
+        for name in (*LOSSES, "train/loss", "train/grad_norm"):
+            assert float(row[name]) == pytest.approx(float(other[name]), rel=1e-4, abs=1e-6), name
+    assert all(float(row[name]) > 0 for row in rows(runs[0])[2:] for name in LOSSES)
+
+
+def test_learners_have_their_own_replays_and_resume_exactly(tmp_path: Path) -> None:
+    """Would catch learners that draw the same, and the replay of the first one in place of all."""
+    settings = {**CLOCK, **TWO, "algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8}
+    run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, run)
+    names = ["replay-240.pt", "replay-240-1.pt"]
+    replays = [checkpoint.load(run / name) for name in names]
+    assert_same(replays, [checkpoint.load(half / name) for name in names])
+    for field in ("action", "frames"):
+        assert not torch.equal(*(replay["ring"]["arrays"][field] for replay in replays))
+    assert not torch.equal(*(replay["generator"] for replay in replays))
+    assert [replay["ring"]["size"][0] for replay in replays] == [2, 2]
+
+
+def test_one_learner_trains_the_same_with_and_without_a_store(tmp_path: Path) -> None:
+    """Would catch a task's gradient that does not reach the store."""
+    alone = accel_rl.train(**CLOCK, **ALONE, steps=100, out=tmp_path / "alone")
+    store = accel_rl.train(**CLOCK, **ALONE, steps=100, update="central_store", out=tmp_path / "store")
+    assert_same(*(checkpoint.load(run / "checkpoint.pt")["policy"] for run in (alone, store)))
+    assert [row[LOSSES[0]] for row in rows(alone)] == [row[LOSSES[0]] for row in rows(store)]
+
+
+@pytest.mark.parametrize("algo", ["a3c", "appo"])
+def test_learners_with_a_central_store(tmp_path: Path, algo: str) -> None:
+    """Would catch heads that are not in the store, and a task that is not logged."""
+    more = {"minibatches": 2} if algo == "appo" else {}
+    run = accel_rl.train(**CLOCK, **TWO, **more, algo=algo, steps=300, out=tmp_path / "run")
+    table = rows(run)
+    for name in LOSSES:
+        found = [float(row[name]) for row in table if row[name]]
+        assert len(set(found)) >= 4 and np.isfinite(found).all() and max(found) > 0, name
+    start = accel_rl.train(**CLOCK, algo=algo, steps=1, learning_rate=1e-12, out=tmp_path / "start", **more, **ALONE)
+    before, after = (checkpoint.load(each / "checkpoint.pt")["policy"] for each in (start, run))
+    heads = [name for name in after if name.startswith("auxiliary.")]
+    assert len(heads) == 8 and all(torch.dist(after[name], before[name]) > 1e-3 for name in heads)

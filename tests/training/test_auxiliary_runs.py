@@ -1,0 +1,130 @@
+"""Whole runs with auxiliary tasks: resumed, broken, evaluated, recorded, in bfloat16."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import accel_rl
+from accel_rl.cli import main
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint
+from tests.helpers.runs import assert_same, assert_same_run, rows
+from tests.helpers.samplers import TOYS
+
+slow = pytest.mark.slow
+
+ALL = "pixel_control,value_replay,reward_prediction"
+COMMON: dict[str, Any] = {
+    "device": "cpu",
+    "envs": 4,
+    "sampler": "serial",
+    "horizon": 5,
+    "seed": 5,
+    "learning_rate_schedule": "linear",
+    "decorrelation_steps": 5,
+    "log_interval_steps": 20,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+    "auxiliary": ALL,
+    "auxiliary_replay_steps": 18,  # full, and overwritten, before a run is stopped
+    "schedule_steps": 240,
+}
+CLOCK: dict[str, Any] = {**COMMON, "env": f"{TOYS}:Clock", "network": "tests.helpers.samplers:Flat"}
+CLOCK |= {"env_options": {"lengths": [7, -4, 3]}}
+# With that many frames in a step, lives are lost and games end within the run.
+BREAKOUT: dict[str, Any] = {**COMMON, "env": "breakout", "frame_shape": (36, 36), "frame_stack": 2, "frame_skip": 9}
+LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+PPO: dict[str, Any] = {"algo": "ppo", "epochs": 2, "minibatches": 2}
+VTRACE: dict[str, Any] = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}
+ALGOS: dict[str, dict[str, Any]] = {"a2c": {}, "ppo": PPO, "vtrace": VTRACE}
+LOSSES = [f"train/{name}_loss" for name in ALL.split(",")]
+
+
+def losses(run: Path, name: str) -> list[float]:
+    """Returns a column of the log without its empty cells."""
+    return [float(row[name]) for row in rows(run) if row.get(name)]
+
+
+def saved_replay(run: Path) -> dict[str, Any]:
+    (learner,) = checkpoint.load(run / "checkpoint.pt")["learners"]
+    return checkpoint.load(run / learner["replay"])
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "a2c lstm": {**CLOCK, **LSTM},
+    "a2c": {**BREAKOUT, "sampler": "alternating", "workers": 2},
+    "a2c bf16": {**BREAKOUT, "bf16": True, "auxiliary_start": "when_full"},
+    "ppo": {**BREAKOUT, **PPO, "normalize_returns": True},
+    "ppo lstm": {**CLOCK, **PPO, **LSTM},
+    "vtrace": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},
+    "vtrace lstm": {**CLOCK, **VTRACE, **LSTM, "reset_mode": "wait"},
+    "a2c of separate networks": {**CLOCK, "separate_value": True, "auxiliary_sequence_steps": 8},
+}
+
+
+@pytest.mark.parametrize("case", [name if name == "a2c lstm" else pytest.param(name, marks=slow) for name in RESUMED])
+def test_two_halves_equal_a_whole_run(tmp_path: Path, case: str) -> None:
+    """Would catch what a checkpoint forgets of a replay: frames, last frames of episodes, where games start, the
+    generator of its draws; and draws from a generator that no checkpoint holds."""
+    settings = RESUMED[case]
+    whole = accel_rl.train(**settings, steps=200, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=100, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=200)
+    assert_same_run(half, whole)
+    first, second = saved_replay(half), saved_replay(whole)
+    assert_same(first, second)
+    assert first["ring"]["arrays"]["terminated"].any() and len(first["ring"]["final_rows"]) > 0
+    for name in LOSSES:
+        assert len(set(losses(half, name))) >= 6, name
+
+
+@pytest.mark.parametrize("start", ["when_full", pytest.param("at_once", marks=slow)])
+def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path, start: str) -> None:
+    """Would catch tasks that learn from a replay of nothing, and a run that says it is exact."""
+    settings = {**CLOCK, "auxiliary_start": start, "checkpoint_replay": False}
+    run = accel_rl.train(**settings, steps=120, out=tmp_path / "run")
+    assert not list(run.glob("replay-*"))
+    with pytest.raises(UsageError, match="--auxiliary-replay-steps would change the run; a resumed run takes only"):
+        accel_rl.train(resume=run, steps=240, auxiliary_replay_steps=30)
+    accel_rl.train(resume=run, steps=240)
+    log = (run / "log.txt").read_text()
+    assert "the checkpoint has no replay" in log and "will not be exactly the one that was interrupted" in log
+    assert len(losses(run, "train/policy_loss")) == 12
+    helped = [row["train/pixel_control_loss"] != "" for row in rows(run)]
+    # 18 steps of each environment are four rollouts, each of which is a row.
+    assert helped == ([False] * 3 + [True] * 3) * 2 if start == "when_full" else [True] * 12
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", pytest.param("wait", marks=slow)])
+@pytest.mark.parametrize("algo", ["a2c", pytest.param("ppo", marks=slow), pytest.param("vtrace", marks=slow)])
+def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, algo: str, reset_mode: str) -> None:
+    """Would catch tasks that end a run, or stop learning, when an environment is replaced."""
+    broken = {"env_options": {"lengths": [7, -4, 9], "at_step": 5, "once": str(tmp_path / "once")}}
+    settings = {**CLOCK, **LSTM, **ALGOS[algo], **broken, "decorrelation_steps": 0, "on_env_error": "restart"}
+    run = accel_rl.train(**settings, reset_mode=reset_mode, steps=120, out=tmp_path / "run")
+    assert [row["rollout/env_restarts"] for row in rows(run)][-1] == "1"
+    for name in LOSSES:
+        assert len(set(losses(run, name))) >= 5 and np.isfinite(losses(run, name)).all(), name
+
+
+def test_a_run_with_heads_is_evaluated_loaded_and_filmed(tmp_path: Path, capfd: Any) -> None:
+    """Would catch heads that an evaluation, a loaded agent or a video can't do without, or stumble over."""
+    settings = {**CLOCK, **LSTM, "eval_interval_steps": 40, "eval_episodes": 2}
+    run = accel_rl.train(**settings, steps=40, out=tmp_path / "run")
+    assert [row["eval/episodes"] for row in rows(run)][-1] == "2"
+    agent = accel_rl.load(run, best=True)
+    assert {name.split(".")[1] for name in agent.policy.state_dict() if name.startswith("auxiliary.")} == {
+        "pixel_control",
+        "reward_prediction",
+    }
+    assert agent.predict(np.zeros((16, 16, 3), np.uint8)) in (0, 1)
+    agent.reset()
+    assert agent.predict(np.zeros((5, 16, 16, 3), np.uint8)).shape == (5,)
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+    assert '"episodes": 2' in capfd.readouterr().out
+    assert main(["record", str(run), "--out", str(tmp_path / "game.mp4")]) == 0
+    assert (tmp_path / "game.mp4").stat().st_size > 0
