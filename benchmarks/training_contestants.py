@@ -40,8 +40,8 @@ class UpdateCounter:
 class Training(Repeated):
     """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
-    An algorithm with a replay warms up first, until it has learned once: `steps` and `updates` count from there. plan:
-    of workers and threads, in place of the run's own."""
+    One of the Q-learning family warms up first, until it has learned once: `steps` and `updates` count from there.
+    plan: of workers and threads, in place of the run's own."""
 
     def __init__(self, name: str, settings: Settings, plan: Plan | None = None):
         super().__init__(name, self._iterate)
@@ -68,7 +68,7 @@ class Training(Repeated):
             "sampling_threads": config.plan.sampling_threads,
             "learning_threads": config.plan.learning_threads,
         }
-        if self.algo.replay:
+        if isinstance(self.algo.replay, Replay):
             self.facts |= {"batch_size": config.algo.batch_size, "replay_size": config.algo.replay_size}
             try:
                 self._warm_up()
@@ -102,7 +102,7 @@ class Training(Repeated):
         """The number of updates so far; those that `network` makes are among them."""
         return self._counter.count
 
-    def network(self) -> Repeated:
+    def network(self, name: str = "network") -> Repeated:
         """Returns a contestant that makes only the passes of the network of an iteration, without simulation."""
         rollout = self._sampler.collect()
         half, horizon = self.config.run.envs // 2, self.config.run.horizon
@@ -116,7 +116,7 @@ class Training(Repeated):
             self.algo.learn(rollout, self._update)
             return self._count(rollout)
 
-        return Repeated("network", passes)
+        return Repeated(name, passes)
 
     def updates_alone(self) -> Repeated:
         """Returns a contestant that repeats the updates of an algorithm with a replay, with one batch and a network of
