@@ -103,7 +103,7 @@ def draw_sequence(algo: ActorCriticAlgo) -> Sequence:
     else:
         raise UsageError("this play has too few rewards; take another --env, or a trained policy with --run")
     encoded = algo.auxiliary.tasks[0].encode(batch)  # [L + 1, b, F]
-    q = policy.auxiliary["pixel_control"](encoded[0].flatten(0, 1)).unflatten(0, batch.is_first.shape)
+    q = policy.auxiliary_heads["pixel_control"](encoded[0].flatten(0, 1)).unflatten(0, batch.is_first.shape)
     change = pixel_change(batch.rows, settings.pixel_control_cell)
     last_q, last_value = at_end(q, batch).amax(1), at_end(policy.value(encoded), batch)
     of_each = (

@@ -1,5 +1,6 @@
 """Auxiliary tasks as a part of an algorithm: when they learn, what they leave alone, and what is refused."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from accel_rl.algos.a2c import A2C
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
-from accel_rl.training.build import build_algo, check
+from accel_rl.training.build import build_algo, build_training_sampler, check
 from accel_rl.training.resolve import resolve
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import SGD
 from tests.helpers.runs import rows
 from tests.helpers.samplers import spec_of
 
@@ -100,6 +103,11 @@ def test_when_tasks_start(tmp_path: Path, start: str) -> None:
         ({"auxiliary": ALL, "auxiliary_start": "when_full", "steps": 40}, "waits for 12 steps of each of 4"),
         ({"auxiliary": ALL, "auxiliary_replay_steps": 10**12}, "auxiliary_replay_steps=10+ needs .* GB"),
         ({"auxiliary": "pixel_control", "env": "CartPole-v1"}, "pixel_control needs pictures"),
+        # Its learners update alone, each with two environments, but their steps are counted together.
+        (
+            {"algo": "unreal", "devices": "cpu,cpu", "device": "auto", "frame_stack": 1, "steps": 40},
+            "auxiliary_start=all_when_full waits for 12 steps of each of 4 environments",
+        ),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -109,6 +117,37 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
         check(resolve({**base, **settings}, spec=spec))
     assert "\n" not in str(error.value)
+
+
+def test_sequences_are_as_long_as_what_an_update_learns_from() -> None:
+    """Would catch tasks of V-trace that weigh more than those of other algorithms."""
+    assert build().auxiliary is None
+    for settings, expected in (({}, 4), ({"horizon": 5}, 5), ({"algo": "vtrace", "batches": 2, "batch_steps": 7}, 7)):
+        algo = build_algo(resolve({**SMALL, **settings, "auxiliary": ALL}))
+        assert algo.auxiliary.sequence_steps == expected  # type: ignore[attr-defined]
+
+
+def test_a_core_replays_the_rewards_that_it_was_given() -> None:
+    """Would catch a replayed core that sees normalized rewards while the acting one sees the environment's."""
+    settings = {"auxiliary": "value_replay", "core": "lstm", "previous_inputs": True, "normalize_returns": True}
+    config = resolve({**CARTPOLE, **settings, "separate_value": False}, spec=spec_of(EnvConfig("CartPole-v1")))
+    algo = build_algo(config)
+    algo.setup(0, lambda module: Update(module, SGD()))
+    assert isinstance(algo, A2C) and algo.auxiliary and algo.statistics
+    update = Update(algo.policy, SGD())
+    with closing(build_training_sampler(config, algo)) as sampler:
+        for index in range(6):
+            rollout = sampler.collect()
+            normalized = algo.statistics.normalize(rollout)
+            if index > 1:
+                algo.store(normalized)
+                assert not torch.equal(normalized.reward, rollout.reward)
+            algo.statistics.update(rollout, update)
+        (part,) = algo.draw_auxiliary(update)
+    (batch,) = part.batch
+    given = batch.previous_reward[~batch.is_first]
+    assert len(given) and bool((given == 1).all())  # of every step of CartPole
+    assert bool((batch.reward[batch.valid] < 1).all())
 
 
 def test_no_tasks_by_name() -> None:
