@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accel_rl.algos import Algo
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.rollout import RecurrentInputs, Rollout
+from accel_rl.rollout import RecurrentInputs, Rollout, TerminalFrames
 from accel_rl.samplers.base import EnvsToUpdate, OnStep
 from accel_rl.training.build import build_algo, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
@@ -44,6 +44,7 @@ VTRACE: Settings = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per
 REPLAY: Settings = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 3}
 REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200, "new_priority": None}
 LSTM: Settings = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+AUXILIARY: Settings = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 12}
 GRU: Settings = {"core": "gru", "core_size": 8}
 
 
@@ -168,8 +169,8 @@ def to_device(rollout: Rollout, device: str | torch.device) -> Rollout:
     def copy(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.to(device, copy=True)
-        if isinstance(value, RecurrentInputs):
-            return RecurrentInputs(*map(copy, value))
+        if isinstance(value, RecurrentInputs | TerminalFrames):
+            return type(value)(*map(copy, value))
         return {name: copy(each) for name, each in value.items()} if isinstance(value, dict) else value
 
     return replace(rollout, **{each.name: copy(getattr(rollout, each.name)) for each in fields(rollout)})

@@ -63,7 +63,7 @@ def checkpoint_of(run: Path) -> Any:
     return torch.load(run / "checkpoint.pt", weights_only=False)
 
 
-@pytest.mark.parametrize("algo", ["a2c", "ppo", "vtrace"])
+@pytest.mark.parametrize("algo", ["a2c", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "vtrace"))])
 def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
     """Would catch tasks that draw from the run's random numbers, cut its batches or scale its loss."""
     numbers = {"ppo": {"epochs": 2, "minibatches": 2}, "vtrace": {"batches": 2, "batch_steps": 4}}.get(algo, {})
@@ -76,7 +76,7 @@ def test_tasks_of_weight_0_change_nothing(tmp_path: Path, algo: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("start", ["at_once", "when_full", "all_when_full"])
+@pytest.mark.parametrize("start", ["at_once", pytest.param("when_full", marks=pytest.mark.slow), "all_when_full"])
 def test_when_tasks_start(tmp_path: Path, start: str) -> None:
     """Would catch a start that is counted over all environments, or a policy that learns while it should wait."""
     run = accel_rl.train(**SMALL, auxiliary=ALL, auxiliary_start=start, out=tmp_path / "run")

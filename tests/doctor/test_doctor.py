@@ -18,7 +18,7 @@ from accel_rl.doctor.probe import CHECKS, Result, run_check
 from accel_rl.errors import RunError
 from accel_rl.models.distributions import Categorical
 from accel_rl.models.recurrent import GRU, LSTM
-from accel_rl.replay import SumTree
+from accel_rl.replay import SequenceReplay, SumTree
 from accel_rl.replay.ring import Ring
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from accel_rl.updates.cuda_graphs import GraphedCall
@@ -239,6 +239,11 @@ SLOW: dict[str, tuple[Plant, list[str], list[str]]] = {
         ["update: A2C", "update: n-step Q"],
     ),
     "returns": (on_gpu(a2c, "discounted_return", halved), ["update: A2C"], ["graphs: A2C", "update: n-step Q"]),
+    "sequences": (
+        on_gpu(SequenceReplay, "_rows_around", lambda real, *arguments: real(*arguments).roll(1, 0)),
+        ["update: A2C, LSTM, auxiliary tasks"],
+        ["update: A2C, LSTM"],
+    ),
     "advantages": (on_gpu(ppo, "generalized_advantage", halved), ["update: PPO"], ["update: A2C"]),
     "V-trace": (on_gpu(vtrace, "vtrace", halved), ["update: V-trace", "update: V-trace, GRU"], ["update: A2C"]),
     "Q": (on_gpu(online_q, "discounted_return", halved), ["update: n-step Q"], ["update: one-step Sarsa"]),

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from accel_rl.doctor.float32 import CpuRandomNumbers
-from accel_rl.doctor.playback import A2C, CARTPOLE, GRU, LSTM, PONG, PPO, REPLAY, VTRACE, Settings, learn
+from accel_rl.doctor.playback import A2C, AUXILIARY, CARTPOLE, GRU, LSTM, PONG, PPO, REPLAY, VTRACE, Settings, learn
 from accel_rl.doctor.probe import GRAPH_TOLERANCE, UPDATE_TOLERANCE, Probe, check
 
 # bfloat16 leaves 8 bits of mantissa, and a policy's gradient is a sum of positive and negative parts: two devices, or
@@ -15,6 +15,7 @@ BF16_TOLERANCE = 0.25
 CASES: dict[str, Settings] = {
     "A2C": {**PONG, **A2C},
     "A2C, LSTM": {**CARTPOLE, **A2C, **LSTM},
+    "A2C, LSTM, auxiliary tasks": {**PONG, **A2C, **LSTM, **AUXILIARY},
     "PPO": {**PONG, **PPO},
     "PPO, normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
     "V-trace": {**PONG, **VTRACE},
