@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+import accel_rl
 from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.auxiliary import AuxiliaryTasks
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.atari import AtariSimulator, make_options
 from accel_rl.samplers.base import SamplerConfig
+from accel_rl.updates import Update
+from tests.helpers.runs import TINY_SERIAL_RUN
 from tests.helpers.samplers import TOYS, Flat, make_kind
 
 T, B, SIZE, LENGTH = 6, 4, 15, 5  # rollouts, and a replay that forgets
@@ -100,6 +104,48 @@ def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) 
         assert np.sum(ends, 0).min() >= 20, "of both kinds"
     finally:
         sampler.close()
+
+
+@pytest.mark.parametrize("name", [pytest.param("a2c", marks=pytest.mark.slow), "ppo", "vtrace"])
+def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch updates without tasks, tasks that share a draw, draws for environments that the update is not from,
+    and what is learned from sequences before there is one."""
+    settings: dict[str, Any] = {"a2c": {}, "ppo": {"epochs": 2, "minibatches": 2}, "vtrace": {"batches": 2}}[name]
+    settings |= {"batch_steps": 4} if name == "vtrace" else {}
+    settings |= {**TINY_SERIAL_RUN, "algo": name, "env": f"{TOYS}:Clock", "env_options": {"lengths": [7, -4]}}
+    seen: list[list[tuple[str, Any, float]]] = []
+    drawn_from: list[slice] = []
+    minimize, draw = Update.minimize, AuxiliaryTasks.draw
+
+    def record(update: Update, *arguments: Any, more: Any, **options: Any) -> Any:
+        losses = (part.loss(*part.batch)[0].item() for part in more)
+        seen.append([(part.loss.__self__.name, part.batch[0], loss) for part, loss in zip(more, losses, strict=True)])
+        return minimize(update, *arguments, more=more, **options)
+
+    def record_envs(tasks: AuxiliaryTasks, update: Update, envs: slice) -> Any:
+        drawn_from.append(envs)
+        return draw(tasks, update, envs)
+
+    monkeypatch.setattr(Update, "minimize", record)
+    monkeypatch.setattr(AuxiliaryTasks, "draw", record_envs)
+    tasks = {"auxiliary": ",".join(TASKS), "auxiliary_replay_steps": 30, "auxiliary_sequence_steps": 7}
+    network = "tests.helpers.samplers:Flat"
+    accel_rl.train(**settings, **tasks, network=network, steps=120, out=tmp_path / "run")  # six rollouts of five steps
+    assert len(seen) == {"a2c": 6, "ppo": 24, "vtrace": 26}[name]
+    for parts in seen:
+        assert [task for task, *_ in parts] == [*TASKS]
+        assert {batch.valid.shape[-1] for _, batch, _ in parts} == {2 if name == "vtrace" else 4}
+    num_before = {"a2c": 1, "ppo": 4, "vtrace": 6}[name]  # a sequence has seven steps
+    for number, (pixel_control, value_replay, _) in enumerate(seen):
+        for _, batch, loss in (pixel_control, value_replay):
+            assert batch.valid.any() == (loss > 0) == (number >= num_before), number
+    later = [[batch.rows.numpy().tobytes() for _, batch, _ in parts[:2]] for parts in seen[num_before:]]
+    assert any(first != second for first, second in later)
+    assert len({first for first, _ in later}) >= 0.8 * len(later), "drawn anew for each update"
+    batches = [slice(0, 2), slice(2, 4)] if name == "vtrace" else [slice(None)]
+    assert [drawn_from.count(envs) for envs in batches] == [len(seen) // len(batches)] * len(batches)
 
 
 # With that many frames in a step, lives are lost after a few steps, and the game is over after some twenty-five.

@@ -52,7 +52,7 @@ ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "n_step_q": (OnlineQ, FRAMES, {"target": "n_step_q", "target_interval_steps": 50}),
     "a2c, tasks": (A2C, FRAMES, {**ENTROPY, **TASKS}),
     "a2c, tasks, core": (A2C, VECTORS, {**ENTROPY, **CORE, **WITHOUT_PICTURES}),
-    "ppo, tasks": (PPO, FRAMES, {**ENTROPY, **EPOCHS, **TASKS}),
+    "ppo, tasks": (PPO, FRAMES, {**ENTROPY, **EPOCHS, **TASKS, "learning_rate": 1e-4}),  # rounding grows with each step
     "vtrace, tasks": (VTrace, FRAMES, {**SCHEDULES, **BATCHES, **TASKS}),
     "sarsa": (OnlineQ, VECTORS, {"target": "one_step_sarsa", "target_interval_steps": 50}),
 }
