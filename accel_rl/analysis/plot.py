@@ -196,7 +196,7 @@ def _curves(runs: list[Run]) -> list[Curve]:
     for index, (config, group) in enumerate(zip(configs, groups.values(), strict=True)):
         same_name = [other for other in configs if name(other) == name(config)]
         differing = [
-            f"{key}={value}"
+            f"{key}={','.join(map(str, value)) if isinstance(value, list) else value}"
             for key, value in config.items()
             if key not in NOT_SETTINGS and any(other.get(key) != value for other in same_name)
         ]

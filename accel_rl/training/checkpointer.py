@@ -157,8 +157,8 @@ class Checkpointer:
             return
         if name is None:
             logger.warning(
-                "the checkpoint has no replay (checkpoint_replay): it is filled anew before learning continues, so "
-                "this run will not be exactly the one that was interrupted"
+                "the checkpoint has no replay (checkpoint_replay): it is filled anew, so this run will not be exactly "
+                "the one that was interrupted"
             )
             return
         if not (learner.folder / name).exists():

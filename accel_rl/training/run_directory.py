@@ -102,6 +102,8 @@ def reopen(
     base = saved | ANY_MACHINE if is_elsewhere else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])
     values = wanted.as_dict()
+    if values.keys() - saved.keys():  # a run of an earlier version, which had the defaults of settings made since
+        saved = resolve(base, spec=state["spec"]).as_dict() | saved
     if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")

@@ -119,10 +119,12 @@ def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     drawn_from: list[slice] = []
     minimize, draw = Update.minimize, AuxiliaryTasks.draw
 
-    def record(update: Update, *arguments: Any, more: Any, **options: Any) -> Any:
-        losses = (part.loss(*part.batch)[0].item() for part in more)
-        seen.append([(part.loss.__self__.name, part.batch[0], loss) for part, loss in zip(more, losses, strict=True)])
-        return minimize(update, *arguments, more=more, **options)
+    def record(update: Update, *arguments: Any, extra_losses: Any, **options: Any) -> Any:
+        losses = (part.loss(*part.batch)[0].item() for part in extra_losses)
+        seen.append(
+            [(part.loss.__self__.name, part.batch[0], loss) for part, loss in zip(extra_losses, losses, strict=True)]
+        )
+        return minimize(update, *arguments, extra_losses=extra_losses, **options)
 
     def record_envs(tasks: AuxiliaryTasks, update: Update, envs: slice) -> Any:
         drawn_from.append(envs)

@@ -68,6 +68,8 @@ def test_runs_with_different_settings_are_different_curves(tmp_path):
         write_run(tmp_path / "b", rows([3, 5, 7]), learning_rate=1e-3),
         write_run(tmp_path / "c", rows([1]), algo="ppo", horizon=128),
     ]
+    lists = [write_run(tmp_path / "-".join(names), rows([1]), auxiliary=names) for names in (["x"], ["x", "y"])]
+    assert labels(make_figure(lists)) == ["a2c auxiliary=x", "a2c auxiliary=x,y"]
     figure = make_figure(runs)
     assert labels(figure) == ["a2c learning_rate=0.0007", "a2c learning_rate=0.001", "ppo"]
     x, y = line(figure.axes[0], "a2c learning_rate=0.001")

@@ -127,7 +127,7 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
     assert not list(run.glob("replay-*"))
     accel_rl.train(resume=run, steps=240)
     log = (run / "log.txt").read_text()
-    assert "the checkpoint has no replay (checkpoint_replay): it is filled anew before learning continues" in log
+    assert "the checkpoint has no replay (checkpoint_replay): it is filled anew" in log
     assert "will not be exactly the one that was interrupted" in log
     learned = [int(row["time/total_timesteps"]) for row in rows(run) if row["train/loss"]]
     assert learned == [60, 80, 100, 120, 180, 200, 220, 240]  # after 40 steps each time
@@ -210,3 +210,16 @@ def test_lost_environments_stay_counted(tmp_path: Path) -> None:
     os.unlink(tmp_path / "once")
     accel_rl.train(resume=run, steps=200)
     assert [row["rollout/env_restarts"] for row in rows(run)] == ["1", "1"]
+
+
+def test_a_run_of_an_earlier_version_has_the_defaults_of_newer_settings(tmp_path: Path) -> None:
+    """Would catch runs that no newer version can resume, and a setting that such a run may be given in silence."""
+    run = accel_rl.train(**CARTPOLE, sampler="serial", steps=40, out=tmp_path / "run")
+    file = run / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(("auxiliary", "pixel_control_"))))
+    assert len(file.read_text()) < sum(map(len, lines))
+    with pytest.raises(UsageError, match="--auxiliary would change the run"):
+        accel_rl.train(resume=run, steps=80, auxiliary="value_replay")
+    accel_rl.train(resume=run, steps=80)
+    assert file.read_text() == "".join(lines).replace("steps: 40\n", "steps: 80\n", 1)
