@@ -35,7 +35,7 @@ def _check_weight(value: float) -> None:
 @dataclass(frozen=True)
 class AuxiliarySettings:
     auxiliary: tuple[str, ...] = setting(
-        (), "auxiliary tasks: pixel_control, value_replay, reward_prediction (Jaderberg et al. 2017, UNREAL), or none"
+        ("none",), "auxiliary tasks: pixel_control, value_replay and reward_prediction (Jaderberg et al. 2017, UNREAL)"
     )
     auxiliary_replay_steps: int = setting(2000, "steps of each environment that their replay keeps (UNREAL)", least=4)
     auxiliary_sequence_steps: int | None = setting(

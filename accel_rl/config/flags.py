@@ -46,8 +46,8 @@ def _default(field: Any, preset: dict[str, Any], kind: str) -> Any:
     value = preset.get(kind, {}).get(field.name, preset.get(field.name, field.default))
     if field.name == "algo":
         value = field.default
-    if isinstance(value, tuple):
-        return "x".join(map(str, value))
+    if isinstance(value, tuple | list):
+        return ("x" if all(isinstance(item, int) for item in value) else ",").join(map(str, value))
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {v}" for name, v in value.items()) + "}"
     return value if isinstance(value, bool | int | float | str) else None
