@@ -148,7 +148,7 @@ def test_graphs_learn_what_single_operations_do(name: str) -> None:
     assert len(gpu.update._graphs._calls) <= 4, "each number of truncated episodes has graphs of its own"
 
 
-@pytest.mark.parametrize("name", ["a2c", "ppo", "rainbow"])
+@pytest.mark.parametrize("name", some_slow(["a2c", "ppo", "rainbow"], {"ppo"}))
 def test_deterministic_runs(name: str) -> None:
     """Would catch an operation without a deterministic kernel: such a run would end there."""
     run = Run(name, GPU)
@@ -164,7 +164,7 @@ def test_deterministic_runs(name: str) -> None:
     assert run.update._graphs and run.update._graphs.is_enabled and not run.update._graphs._not_capturable
 
 
-@pytest.mark.parametrize("replay_device", ["auto", "cpu"])
+@pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Would catch the positions of a ring that stand still, a graph that reads final frames from before there was more

@@ -30,6 +30,7 @@ def test_prediction() -> None:
     assert describe(base, base)["measured / predicted"]["median"] == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_contests_and_their_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

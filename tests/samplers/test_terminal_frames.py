@@ -71,7 +71,7 @@ class LooksAtRollouts:
     [
         (COUNTING, "alternating"),
         (COUNTING, "device"),
-        (BREAKOUT, "alternating"),
+        pytest.param(BREAKOUT, "alternating", marks=pytest.mark.slow),
         (COLOR, "device"),
         pytest.param(BREAKOUT, "device", marks=pytest.mark.slow),
         pytest.param(COLOR, "alternating", marks=pytest.mark.slow),

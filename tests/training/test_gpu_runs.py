@@ -48,7 +48,6 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "vtrace": {**PONG, **VTRACE, "sampler": "alternating", "workers": 2},
     "vtrace gru": {**CARTPOLE, **VTRACE, **GRU},
     "dqn": {**PONG, "algo": "dqn", **REPLAY},
-    "eps_rainbow": {**PONG, **RAINBOW},
     "dqn with a replay on the CPU": {**CARTPOLE, "algo": "dqn", **REPLAY, "prioritized": True, "replay_device": "cpu"},
     "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
     "one_step_sarsa": {**CARTPOLE, "algo": "one_step_sarsa", "target_interval_steps": 60},
@@ -56,6 +55,7 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c with tasks": CLOCK,
 }
 SLOW: dict[str, dict[str, Any]] = {
+    "eps_rainbow": {**PONG, **RAINBOW},
     "a2c gae": {**PONG, "gae_lambda": 0.9, "reset_mode": "immediate"},
     "a2c without graphs": {**PONG, "cuda_graphs": False},
     "a2c bf16": {**PONG, "bf16": True},
