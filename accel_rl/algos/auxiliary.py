@@ -11,6 +11,7 @@ from torch import Tensor
 
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
 from accel_rl.algos.base import RunInfo
+from accel_rl.algos.replay_settings import saves
 from accel_rl.config.fields import setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
@@ -24,7 +25,6 @@ from accel_rl.updates import LossPart, Update
 logger = logging.getLogger("accel_rl")
 
 MAX_STEPS = 20  # of a sequence by default: UNREAL's t_max
-MAX_SAVED_BYTES = 2 * 10**9  # of a replay that checkpoints hold by default
 
 
 def _check_weight(value: float) -> None:
@@ -34,6 +34,8 @@ def _check_weight(value: float) -> None:
 
 @dataclass(frozen=True)
 class AuxiliarySettings:
+    """What an actor-critic that takes auxiliary tasks has besides its own settings."""
+
     auxiliary: tuple[str, ...] = setting(
         ("none",), "auxiliary tasks: pixel_control, value_replay and reward_prediction (Jaderberg et al. 2017, UNREAL)"
     )
@@ -101,8 +103,7 @@ class AuxiliaryTasks:
 
     @property
     def saves_replay(self) -> bool:
-        wanted: bool | None = self.settings.checkpoint_replay
-        return self.num_bytes <= MAX_SAVED_BYTES if wanted is None else wanted
+        return saves(self.settings.checkpoint_replay, self.num_bytes)
 
     def validate(self, run: RunInfo, run_envs: int, horizon: int, device: torch.device) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory.
@@ -156,8 +157,8 @@ class AuxiliaryTasks:
             return []
         replay, parts = self.replay, []
         noise = [replay.draw_noise() for _ in self.tasks]
-        for part in self._split(self._envs[envs], update):
-            batches = update.graphed(self._draw, noise, part, replay.ring.rows, uses=replay.replaceable)
+        for some_envs in self._split(self._envs[envs], update):
+            batches = update.graphed(self._draw, noise, some_envs, replay.ring.rows, uses=replay.replaceable)
             parts += [LossPart(task.loss, (batch,)) for task, batch in zip(self.tasks, batches, strict=True)]
         return parts
 

@@ -93,8 +93,7 @@ class ReplayPlan:
     @property
     def is_saved(self) -> bool:
         """Whether checkpoints hold the replay."""
-        wanted: bool | None = self.settings.checkpoint_replay
-        return self.num_bytes <= MAX_SAVED_BYTES if wanted is None else wanted
+        return saves(self.settings.checkpoint_replay, self.num_bytes)
 
     def make_replay(self, seed: int) -> Replay:
         """Raises UsageError if the replay does not fit into memory."""
@@ -171,6 +170,11 @@ class ReplayPlan:
                 f"warmup_steps={settings.warmup_steps} are not over before the run is ({run.steps} steps): nothing "
                 "would be learned; make the run longer or the warm-up shorter"
             )
+
+
+def saves(checkpoint_replay: bool | None, num_bytes: int) -> bool:
+    """Tells whether checkpoints hold a replay of this size, by the setting."""
+    return num_bytes <= MAX_SAVED_BYTES if checkpoint_replay is None else checkpoint_replay
 
 
 def updates_per_rollout(intensity: float, num_samples: int, batch_size: int) -> int:
