@@ -176,6 +176,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
         return  # other commands do without the heavy imports below
     from accel_rl.config.flags import add_flags
     from accel_rl.config.learners import LearnerSettings
+    from accel_rl.config.queues import QueueSettings
     from accel_rl.config.run_settings import RunSettings
     from accel_rl.envs.atari import AtariOptions
     from accel_rl.training.resolve import find_algo
@@ -185,6 +186,7 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     groups = [
         ("the run", RunSettings),
         ("several learners", LearnerSettings),
+        ("the queued sampler", QueueSettings),
         ("Atari games (defaults: env preset stooke)", AtariOptions),
         (f"algorithm {algo}", algo_class.Settings),
     ]

@@ -80,9 +80,12 @@ class NotInGraphedFunctions:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "games and first_step of a rollout cannot be read in a graphed function, since a CUDA graph would freeze "
-            "them; read them before, and pass numbers as arguments"
+            "games, first_step and num_segments of a rollout cannot be read in a graphed function, since a CUDA graph "
+            "would freeze them; read them before, and pass numbers as arguments"
         )
+
+
+NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments")  # of a rollout
 
 
 @dataclass
@@ -99,6 +102,12 @@ class Rollout:
     first_step: agent steps of the whole run before this rollout.
     recurrent_inputs [T + 1, B, ...]: what a recurrent policy was given at each row; state[t + 1] is what step t left.
     terminal_frames: None unless the sampler was asked for them (SamplerConfig.terminal_frames).
+
+    The queued sampler's rollouts are merged from segments: a column each, whose steps behind the segment's end are not
+    valid. bootstrap_value [B]: the value of what follows each segment's last step, as it was when acting, also where
+    the segment was truncated (then K = 0); means nothing where it was terminated. num_segments: the first so many
+    columns are segments, the others padding. Both are None for all other samplers.
+    auxiliary: what the agents have drawn for the auxiliary tasks, by task, if they keep replays.
     """
 
     observation_rows: Tensor
@@ -118,16 +127,20 @@ class Rollout:
     first_step: int
     recurrent_inputs: RecurrentInputs | None = None
     terminal_frames: TerminalFrames | None = None
+    bootstrap_value: Tensor | None = None
+    num_segments: int | None = None
+    auxiliary: dict[str, Any] | None = None
 
     def tensors(self) -> dict[str, Any]:
-        """Returns all fields but frame_stack, games and first_step: tensors, or nested in dicts and tuples."""
+        """Returns all fields but numbers and games: tensors, or nested in dicts and tuples."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if name not in ("frame_stack", "games", "first_step")}
+        return {name: value for name, value in values.items() if name not in NOT_TENSORS}
 
     def for_graphs(self, tensors: dict[str, Any]) -> "Rollout":
-        """Returns a rollout with these tensors, whose games and first_step cannot be read."""
+        """Returns a rollout with these tensors, whose games, first_step and num_segments cannot be read."""
         unreadable: Any = NotInGraphedFunctions()
-        return replace(self, **tensors, games=unreadable, first_step=unreadable)
+        num_segments = None if self.num_segments is None else unreadable
+        return replace(self, **tensors, games=unreadable, first_step=unreadable, num_segments=num_segments)
 
     def without_finals(self) -> "Rollout":
         """Returns the rollout without its final observations (K = 0) and its terminal frames (None)."""
@@ -141,6 +154,11 @@ class Rollout:
     @property
     def num_envs(self) -> int:
         return self.reward.shape[1]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the environments have taken; may wait for a GPU where the rollout is merged from segments."""
+        return self.reward.numel() if self.num_segments is None else int(self.valid.sum())
 
     @property
     def done(self) -> Tensor:

@@ -24,6 +24,7 @@ from accel_rl.algos.a2c import A2CSettings
 from accel_rl.cli import main
 from accel_rl.config.learners import LearnerSettings
 from accel_rl.config.presets import load_preset, preset_names
+from accel_rl.config.queues import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.envs.atari import AtariOptions
 from accel_rl.errors import UsageError
@@ -126,7 +127,8 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
     assert summary["ep_rew_mean"] == float(table[-1]["rollout/ep_rew_mean"]) == summary["ep_len_mean"]
     assert "a2c on CartPole-v1: 4 environments in 2 workers" in (cartpole / "log.txt").read_text()
     config = yaml.safe_load((cartpole / "config.yaml").read_text())
-    expected = {f.name for settings in (RunSettings, LearnerSettings, A2CSettings) for f in fields(settings)}
+    groups = (RunSettings, LearnerSettings, QueueSettings, A2CSettings)
+    expected = {f.name for settings in groups for f in fields(settings)}
     assert config.keys() == expected  # every setting, resolved, and nothing of Atari
     assert config["schedule_steps"] == 960
     best = checkpoint.load(cartpole / "best.pt")
@@ -257,7 +259,7 @@ def test_help_explains_every_setting(capfd: Any) -> None:
     """Would catch a setting that the help omits or does not explain."""
     result = call(capfd, "train", "--help")
     assert result.status == 0
-    for settings in (RunSettings, LearnerSettings, AtariOptions, A2CSettings):
+    for settings in (RunSettings, LearnerSettings, QueueSettings, AtariOptions, A2CSettings):
         for field in fields(settings):
             assert field.metadata["help"], field.name
             flag = f"--{field.name.replace('_', '-')}"

@@ -83,6 +83,10 @@ class Algo(ABC):
 
     window_steps: int = 0
     """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""
+    accepts_segments: ClassVar[bool] = False
+    """Whether it can learn from rollouts that are merged from segments (--sampler queued)."""
+    learns_from_segments: bool = False
+    """Whether its rollouts are such; the run sets it, before `setup`."""
     needs_terminal_frames: bool = False
     """Whether rollouts hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
     statistics: RunningStatistics | None = None

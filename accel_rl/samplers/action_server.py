@@ -179,7 +179,13 @@ class ActionServer:
             first_step=self.steps_done + (first - self.window) * self._steps_per_row,
             recurrent_inputs=recurrent_inputs,
             terminal_frames=terminal_frames,
-            **{name: here[name] for name in PER_STEP if name != "observation"},
+            action=here["action"],
+            reward=here["reward"],
+            age=here["age"],
+            reset=here["reset"],
+            terminated=here["terminated"],
+            truncated=here["truncated"],
+            valid=here["valid"],
         )
 
     def _rows_of_output(self, name: str, value: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
 from accel_rl.config.presets import full_preset, load_preset, preset_settings
+from accel_rl.config.queues import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
@@ -19,6 +20,7 @@ from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 
 Values = dict[str, Any]
+RUN_GROUPS = (RunSettings, LearnerSettings, QueueSettings, AtariOptions)  # of settings, whatever the algorithm
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Config:
     spec: EnvSpec
     schedule_steps: int
     learners: LearnerSettings
+    queues: QueueSettings
     rank_info: RankInfo
     devices: tuple[str, ...]  # of the learners on this machine
     plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
@@ -69,7 +72,7 @@ class Config:
     def as_dict(self) -> Values:
         """Returns all settings in one flat mapping, as config.yaml holds it; it resolves to this configuration."""
         atari = self.env.options if game_name(self.env.env_id) else {}
-        values = {**asdict(self.run), **asdict(self.learners), **asdict(self.algo), **atari}
+        values = {**asdict(self.run), **asdict(self.learners), **asdict(self.queues), **asdict(self.algo), **atari}
         # With several learners, only what was asked for: the number that is chosen may differ between machines.
         workers = _requested_workers(self.run) if self.rank_info.size > 1 else self.workers or self.run.workers
         values |= {"workers": workers, "envs_per_worker": None}
@@ -106,10 +109,11 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         values["envs"] = values.get("envs", RunSettings.envs) * rank_info.size
     run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
+    queues = pick(QueueSettings, values)
     run = replace(run, device=devices[rank_info.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, rank_info, devices)
     steps = run.schedule_steps or run.steps
-    return Config(run, algo_class, algo, env, spec, steps, learners, rank_info, devices, plans)
+    return Config(run, algo_class, algo, env, spec, steps, learners, queues, rank_info, devices, plans)
 
 
 # ---- the algorithm ----
@@ -126,9 +130,7 @@ def find_algo(name: str) -> tuple[Any, Values]:
     algo_class = import_name(preset.get("algo", name), "algorithm")
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
         raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
-    clash = {f.name for f in fields(algo_class.Settings)} & {
-        f.name for f in (*fields(RunSettings), *fields(LearnerSettings), *fields(AtariOptions))
-    }
+    clash = {f.name for f in fields(algo_class.Settings)} & {f.name for group in RUN_GROUPS for f in fields(group)}
     if clash:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
     if not preset:
@@ -141,8 +143,7 @@ def find_algo(name: str) -> tuple[Any, Values]:
 
 def setting_names(algo_class: Any) -> list[str]:
     """Returns the names of all settings of a run with this algorithm."""
-    groups = (RunSettings, LearnerSettings, AtariOptions, algo_class.Settings)
-    return [f.name for group in groups for f in fields(group)]
+    return [f.name for group in (*RUN_GROUPS, algo_class.Settings) for f in fields(group)]
 
 
 def _check_variant(name: str, variant: Values, algo_name: str) -> None:

@@ -1,0 +1,30 @@
+"""The settings of the queued sampler."""
+
+from dataclasses import dataclass
+
+from accel_rl.config.fields import setting
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """Settings that only matter with --sampler queued, whose agents are the environments of --envs."""
+
+    predictors: int = setting(2, "queued: threads that choose actions for the agents whose observations wait", least=1)
+    trainers: int = setting(2, "queued: threads that merge the agents' segments into batches to learn from", least=1)
+    prediction_batch: int = setting(128, "queued: most observations that a predictor takes at once", least=1)
+    min_training_batch: int | None = setting(
+        None, "queued: steps of a batch to learn from, at least (default: envs x horizon)", least=1
+    )
+    training_queue: int = setting(100, "queued: most segments that wait to be merged", least=1)
+    dynamic_adjustment: bool = setting(
+        False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
+    )
+    adjustment_interval_s: float = setting(60.0, "queued: seconds between two such changes", above=0)
+    adjustment_objective: str = setting(
+        "trainings",
+        "queued: what such a change is to raise, per second: trainings (batches learned) or predictions (steps)",
+        choices=("trainings", "predictions"),
+    )
+    max_agents: int | None = setting(
+        None, "queued: most agents that dynamic adjustment may start (default: as memory allows)", least=1
+    )
