@@ -15,7 +15,7 @@ class QueueSettings:
     min_training_batch: int | None = setting(
         None, "queued: steps of a batch to learn from, at least (default: envs x horizon)", least=1
     )
-    training_queue: int = setting(100, "queued: most segments that wait to be merged", least=1)
+    training_queue: int = setting(3, "queued: segments of each agent that may wait to be merged", least=1)
     dynamic_adjustment: bool = setting(
         False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
     )

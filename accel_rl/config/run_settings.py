@@ -37,8 +37,9 @@ class RunSettings:
     cpus: str = setting("all", "logical CPUs to use, as in 0-7,16-23; all: every one that this process may use")
     sampler: str = setting(
         "alternating",
-        "alternating: environments run in simulator processes; serial: in the learner's own process",
-        choices=("alternating", "serial"),
+        "alternating: environments run in simulator processes; serial: in the learner's own process; queued: agents, a "
+        "prediction and a training queue, as in GA3C",
+        choices=("alternating", "serial", "queued"),
     )
     horizon: int = setting(5, "steps of each environment per rollout", least=1)
     reset_mode: str = setting(

@@ -60,6 +60,11 @@ class Config:
         return len(self.plan.worker_cpus)
 
     @property
+    def min_training_batch(self) -> int:
+        """Steps of a batch that the queued sampler merges, at least."""
+        return self.queues.min_training_batch or self.run.envs * self.run.horizon
+
+    @property
     def is_central(self) -> bool:
         """Whether parameters lie in a central store."""
         return self.learners.update == "central_store"
