@@ -105,12 +105,12 @@ class A2C(ActorCriticAlgo):
     def compute_targets(self, rollout: Rollout) -> A2CTargets:
         """Returns advantages and returns, each [T, B]."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
-        reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
+        reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         if settings.gae_lambda == 1:
-            return_ = discounted_return(reward, rollout.done, bootstrap_value, settings.discount)
+            return_ = discounted_return(reward, done, bootstrap_value, settings.discount)
             return A2CTargets(return_ - value, return_)
         return A2CTargets(
-            *generalized_advantage(reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda)
+            *generalized_advantage(reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda)
         )
 
     def learning_rate(self, step: int) -> float:

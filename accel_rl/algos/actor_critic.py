@@ -147,9 +147,7 @@ def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> 
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
     The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
-    CUDA graph needs it. It may be given again, and then stays as it is. Of segments, see `_add_bootstrap_values`."""
-    if rollout.bootstrap_value is not None:
-        return _add_bootstrap_values(rollout, rollout.bootstrap_value, discount)
+    CUDA graph needs it. One that is merged from segments has none, and is returned as it is."""
     steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
     if not len(steps):
         return rollout
@@ -162,39 +160,25 @@ def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> 
     return replace(rollout.without_finals(), reward=reward)
 
 
-def _add_bootstrap_values(rollout: Rollout, bootstrap_value: Tensor, discount: float) -> Rollout:
-    """Returns a rollout of segments with the discounted value [B] of what follows each of them in the reward of its
-    last step, unless that is terminated.
-
-    The result is truncated there, and has no bootstrap values any more (zeros). What is not valid has no reward, and
-    values of 0, so that whatever was there does not get into targets."""
-    valid = rollout.valid
-    is_last = valid & ~torch.cat([valid[1:], torch.zeros_like(valid[:1])])
-    is_cut = is_last & ~rollout.terminated
-    reward = rollout.reward.masked_fill(~valid, 0.0)
-    reward = torch.where(is_cut, reward + discount * bootstrap_value, reward)
-    outputs = dict(rollout.policy_outputs)
-    if "value" in outputs:
-        outputs["value"] = outputs["value"].masked_fill(~valid, 0.0)
-    return replace(
-        rollout,
-        reward=reward,
-        truncated=rollout.truncated | is_cut,
-        policy_outputs=outputs,
-        bootstrap_value=torch.zeros_like(bootstrap_value),
-    )
-
-
 @torch.no_grad()
-def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor]:
+def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the values of what follows the rollout.
 
-    Returns reward [T, B] as `add_final_values` has it, and the value [B] of the observation after step T - 1; of
-    segments it is 0, since their rewards hold it already.
+    Returns reward [T, B] as `add_final_values` has it, done [T, B], and the value [B] of the observation after step
+    T - 1. Of segments, the rewards hold all values of what follows; each is done at its last step.
     """
-    if (bootstrap_value := rollout.bootstrap_value) is not None:
-        return add_final_values(policy, rollout, discount).reward, torch.zeros_like(bootstrap_value)
+    if rollout.bootstrap_value is not None:
+        return _bootstrap_segments(rollout, discount * rollout.bootstrap_value)
     T, inputs = rollout.horizon, rollout.recurrent_inputs
     last_inputs = inputs and RecurrentInputs(*(rows[T] for rows in inputs))
     value = policy.step(rollout.observations(T, T + 1)[0], last_inputs)[1]
-    return add_final_values(policy, rollout, discount).reward, value
+    return add_final_values(policy, rollout, discount).reward, rollout.done, value
+
+
+def _bootstrap_segments(rollout: Rollout, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds the discounted value [B] of what follows each segment to the reward of its last step, unless that is
+    terminated; returns what `bootstrap` does."""
+    valid = rollout.valid
+    is_last = valid & ~torch.cat([valid[1:], torch.zeros_like(valid[:1])])
+    gain = following.masked_fill(~is_last | rollout.terminated, 0.0)
+    return rollout.reward + gain, rollout.done | is_last, torch.zeros_like(following)

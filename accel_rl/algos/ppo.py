@@ -111,9 +111,9 @@ class PPO(ActorCriticAlgo):
     def compute_targets(self, rollout: Rollout) -> PPOTargets:
         """Returns the targets of all steps; advantages are as they are, not standardized."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
-        reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
+        reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
-            reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
+            reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda
         )
         old_log_probability = self.policy.distribution.log_probability(
             rollout.policy_outputs["distribution"], rollout.action

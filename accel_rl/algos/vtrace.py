@@ -129,9 +129,9 @@ class VTrace(ActorCriticAlgo):
         return recent.sequences(), self.compute_targets(recent), recent.valid.sum()
 
     def compute_targets(self, rollout: Rollout) -> VTraceTargets:
-        reward, bootstrap_value = bootstrap(self.policy, rollout, self.settings.discount)
+        reward, done, bootstrap_value = bootstrap(self.policy, rollout, self.settings.discount)
         behaviour = self.policy.distribution.log_probability(rollout.policy_outputs["distribution"], rollout.action)
-        return VTraceTargets(reward, rollout.done, bootstrap_value, behaviour)
+        return VTraceTargets(reward, done, bootstrap_value, behaviour)
 
     def loss(self, batch: Batch, targets: VTraceTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `vtrace_loss` of the policy as it is now; batch [T, B, ...]."""
