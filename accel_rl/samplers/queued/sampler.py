@@ -156,7 +156,11 @@ class QueuedSampler:
         num_envs = self.config.evaluation_envs + self.config.evaluation_envs % 2
         num_workers = default_workers(num_envs, read_topology().num_busy)
         config = replace(
-            self.config, num_envs=2 * num_workers, num_workers=num_workers, num_evaluation_envs=num_envs, window=0
+            self.config,
+            num_envs=2 * num_workers,  # these stay unused
+            num_workers=num_workers,
+            num_evaluation_envs=num_envs,
+            worker_cpus=None,
         )
         with self._gate.closed():
             sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
