@@ -1,0 +1,1 @@
+"""Experience through queues between agents, predictors and trainers, as in GA3C."""
