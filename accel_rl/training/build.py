@@ -219,6 +219,8 @@ def queue_config(config: Config) -> QueueConfig:
         max_agents=max_agents(config),
         threads=config.run.sampling_threads or 1,
         deterministic=config.run.deterministic,
+        adjustment_interval_s=queues.adjustment_interval_s if queues.dynamic_adjustment else None,
+        adjustment_objective=queues.adjustment_objective,
     )
 
 

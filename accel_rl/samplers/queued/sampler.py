@@ -20,11 +20,13 @@ import torch
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.host_memory import used_share
 from accel_rl.hardware.placement import default_workers
 from accel_rl.hardware.topology import read_topology
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import EnvsToUpdate, GamesToPlay, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.samplers.queued.agent_pool import AgentPool
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.meter import Meter
@@ -34,6 +36,7 @@ from accel_rl.samplers.queued.threads import Gate, Loop
 
 POLL_S = 0.1  # how long a thread waits before it looks whether it is to stop
 WATCH_S = 0.1  # how often the agents are looked after
+MOST_THREADS = 16  # predictors, and trainers, that adjustment may start: as many as the paper has tried
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class QueueConfig:
     places: of each agent in the training queue. max_agents: that there may ever be (None: as many as at the start).
     threads: of torch, in each predictor. deterministic: nothing depends on the time that anything takes: all agents'
     requests are waited for and served together, in order, and no prediction is made while a batch is learned from.
+    adjustment_interval_s: the numbers of agents, predictors and trainers are adjusted while they run, in windows of so
+    many seconds, to raise trainings or predictions per second (None: they stay).
     """
 
     num_predictors: int = 2
@@ -53,6 +58,8 @@ class QueueConfig:
     max_agents: int | None = None
     threads: int = 1
     deterministic: bool = False
+    adjustment_interval_s: float | None = None
+    adjustment_objective: str = "trainings"
 
 
 class QueuedSampler:
@@ -107,10 +114,16 @@ class QueuedSampler:
         self._trainers: list[Loop] = []
         self._error: BaseException | None = None
         self._started = False
-        self._next_watch = 0.0
+        self._next_watch = self._next_memory_reading = 0.0
+        self._memory_share = 0.0
         self._num_learned = 0
         self._steps_done = 0
         self._meter = Meter()
+        self.adjuster: Adjuster | None = None
+        if queues.adjustment_interval_s:
+            start = Counts(config.num_envs, queues.num_predictors, queues.num_trainers)
+            limits = Counts(max_agents, *(max(MOST_THREADS, number) for number in start[1:]))
+            self.adjuster = Adjuster(start, limits, batch.seed, queues.adjustment_interval_s)
 
     # ---- what every sampler has ----
 
@@ -146,6 +159,7 @@ class QueuedSampler:
         rollout = batch.rollout(self._steps_done)
         self._steps_done += batch.num_steps
         self._meter.add(batch, self._num_learned, len(self._pool.predictions), self._num_queued)
+        self._adjust()
         return rollout
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
@@ -168,6 +182,8 @@ class QueuedSampler:
                 return sampler.evaluate(games, index, greedy, policy or self.policy)
             finally:
                 sampler.close()
+                if self.adjuster:
+                    self.adjuster.interrupt()
 
     def close(self) -> None:
         loops = [*self._predictors, *self._trainers]
@@ -189,6 +205,8 @@ class QueuedSampler:
         self._started = True
         restarted = self._pool.start(states)
         self._set_threads(self.queues.num_predictors, self.queues.num_trainers)
+        if self.adjuster and states:
+            self.set_counts(*self.adjuster.counts)
         return restarted
 
     def _set_threads(self, num_predictors: int, num_trainers: int) -> None:
@@ -336,6 +354,18 @@ class QueuedSampler:
         self._set_threads(num_predictors, num_trainers)
         self._pool.set_number(num_agents)
 
+    def _adjust(self) -> None:
+        """Lets the adjuster see how much has been done, and changes the numbers as it says."""
+        if not self.adjuster:
+            return
+        now = time.monotonic()
+        if now >= self._next_memory_reading:
+            self._memory_share, self._next_memory_reading = used_share(), now + 1.0
+        is_trainings = self.queues.adjustment_objective == "trainings"
+        total = self._num_learned if is_trainings else self._server.counts.predictions
+        if counts := self.adjuster.advance(now, total, self._memory_share):
+            self.set_counts(*counts)
+
     # ---- deterministic ----
 
     def _play_rounds(self) -> SegmentBatch:
@@ -378,6 +408,7 @@ class QueuedSampler:
                 "open": [b.get_state() for b in (*self._filling.values(), *self._open) if b.num_segments],
                 "num_learned": self._num_learned + (self._learned is not None),
                 "steps_done": self._steps_done,
+                "adjuster": self.adjuster and self.adjuster.get_state(),
             }
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
@@ -393,6 +424,8 @@ class QueuedSampler:
         self._complete.extend(self._restored(each) for each in state["complete"])
         self._open = [*(self._restored(each) for each in state["open"]), *self._open]
         self._num_learned, self._steps_done = state["num_learned"], state["steps_done"]
+        if self.adjuster and state["adjuster"]:
+            self.adjuster.set_state(state["adjuster"])
         restarted = self._start(state["agents"])
         return [self.batch.first_env + agent for agent in restarted]
 
