@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.samplers.queued.agent_replay import AgentReplay
 from accel_rl.samplers.queued.slots import Ending, IndexQueue, SlotState, Status, free_slots, request
 from accel_rl.samplers.worker import SendWarnings
 
@@ -36,8 +38,9 @@ SLOT, ACT, FINAL = "slot", "act", "final"  # stages
 class AgentSetup:
     """The first message to an agent: all that it needs to know.
 
+    auxiliary: the prediction queue of each auxiliary task that has one; replay: what these tasks are drawn from.
     replies, free: semaphores, of answers to its requests and of its free slots. starts: it plays at once, as one does
-    that is started in the middle of a run; else it waits for the message to. restarts: of its environment."""
+    that is started in the middle of a run; else it waits for the message to."""
 
     sys_path: list[str]
     index: int
@@ -49,6 +52,8 @@ class AgentSetup:
     horizon: int
     predictions: IndexQueue
     trainings: IndexQueue
+    auxiliary: dict[str, IndexQueue]
+    replay: AgentReplayConfig | None
     replies: Semaphore
     free: Semaphore
     generation: int = 0
@@ -83,6 +88,11 @@ class Agent:
         self._ended_at = 0  # steps of the last segment
         self._last_action = self._arrays["previous_action"][0, 0].copy() * 0
         self._last_reward = 0.0
+        self._replay: AgentReplay | None = None
+        if setup.replay:
+            spawn_key = (setup.index, int(self._arrays["restarts"][setup.index]))
+            seed = np.random.SeedSequence(setup.replay.seed, spawn_key=spawn_key)
+            self._replay = AgentReplay(setup.spec, setup.replay, np.random.default_rng(seed))
 
     # ---- playing ----
 
@@ -148,6 +158,10 @@ class Agent:
         if step["game_length"][0, 0]:
             arrays["game_length"][slot] = step["game_length"][0, 0]
             arrays["game_score"][slot] = step["game_score"][0, 0]
+        if self._replay:
+            age, reset = int(step["age"][0, 0]), bool(step["reset"][0, 0])
+            last_row = step["final_observation"][0, 0]
+            self._replay.append(self._row, age, action, self._last_reward, terminated, truncated, reset, last_row)
         if truncated and not terminated:
             arrays["observation"][slot, self._history + t + 1] = step["final_observation"][0, 0]
             arrays["age"][slot, t + 1] = step["age"][0, 0] + 1
@@ -203,17 +217,28 @@ class Agent:
         self._setup.predictions.put([self._request_number])
 
     def _hand_over(self, slot: int) -> None:
+        """Puts a segment into the training queue, with what is drawn from the replay for the auxiliary tasks."""
+        if self._replay:
+            self._status[Status.DRAWN_INTO] = slot
+            drawn = {name: array[slot, ...] for name, array in self._arrays.items() if "/" in name}
+            self._replay.draw(drawn, self._predict)
         self._arrays["state"][slot] = SlotState.QUEUED
         self._setup.trainings.put([slot])
 
-    def _wait(self, semaphore: Semaphore) -> None:
-        """Waits for a token; answers the learner's messages meanwhile."""
+    def _predict(self, task: str) -> None:
+        """Asks for the value behind the sequence that has been drawn for an auxiliary task, and waits for it."""
+        self._setup.auxiliary[task].put([self._request_number])
+        self._wait(self._setup.replies, answers=False)
+
+    def _wait(self, semaphore: Semaphore, answers: bool = True) -> None:
+        """Waits for a token; answers the learner's messages meanwhile, or leaves them for the next time."""
         if semaphore.try_acquire():
             return
         start = time.perf_counter_ns()
         self._status[Status.IS_WAITING] = True
+        poller = self._pollers[semaphore.fd] if answers else make_poller(semaphore.fd)
         while not semaphore.try_acquire():
-            ready = [fd for fd, _ in self._pollers[semaphore.fd].poll()]
+            ready = [fd for fd, _ in poller.poll()]
             if self._control.fileno() in ready and semaphore.fd not in ready:
                 assert self._control.recv() == "get_state"
                 self._control.send(("done", self.get_state()))
@@ -243,6 +268,7 @@ class Agent:
             "stage": self._stage,
             "place": (self._slot, self._t, self._previous, self._ended_at),
             "last": (self._last_action, self._last_reward),
+            "replay": self._replay.get_state() if self._replay and self._replay.config.in_checkpoints else None,
         }
 
     def set_state(self, state: dict[str, Any]) -> bool:
@@ -252,6 +278,8 @@ class Agent:
         self._slot, self._t, self._previous, self._ended_at = state["place"]
         self._last_action, self._last_reward = state["last"]
         self._stage = state["stage"]
+        if self._replay and state["replay"]:
+            self._replay.set_state(state["replay"])
         restarted = bool(self._batch.set_state([state["env"]]))
         self._batch.begin()
         if restarted:

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays
 from accel_rl.samplers.queued.agent import AgentSetup
+from accel_rl.samplers.queued.agent_replay import predicted_tasks
 from accel_rl.samplers.queued.slots import IndexQueue, SlotState, Status, free_slots, slots_of
 from accel_rl.samplers.worker_launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
 
@@ -29,7 +31,7 @@ class AgentPool:
     """Holds agents with numbers from 0 on, whose environments are built when the constructor returns.
 
     layout: of the shared arrays, for max_agents agents. timeout_s: longest time without a sign of life while playing;
-    build_timeout_s: elsewhere.
+    build_timeout_s: elsewhere. replay: that each agent keeps for auxiliary tasks.
     Raises UsageError or RunError if an environment cannot be built."""
 
     def __init__(
@@ -41,8 +43,9 @@ class AgentPool:
         slots_per_agent: int,
         timeout_s: float,
         build_timeout_s: float,
+        replay: AgentReplayConfig | None = None,
     ):
-        self._spec, self._batch, self._layout = spec, batch, layout
+        self._spec, self._batch, self._layout, self._replay = spec, batch, layout, replay
         self._timeout_s, self._build_timeout_s = timeout_s, build_timeout_s
         self.slots_per_agent = slots_per_agent
         self.memory = SharedArrays(layout)
@@ -50,6 +53,7 @@ class AgentPool:
         self.horizon = self.arrays["reward"].shape[1]
         self.max_agents = len(self.arrays["status"])
         self.predictions, self.trainings = IndexQueue(), IndexQueue()
+        self.auxiliary = {task: IndexQueue() for task in predicted_tasks(replay)}
         self.replies = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
         self._free = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
         for free in self._free:
@@ -59,7 +63,8 @@ class AgentPool:
         self._heartbeats = self.arrays["status"][:, Status.HEARTBEAT].copy()
         self._alive_at = np.full(self.max_agents, time.monotonic())
         self.num_replaced = 0
-        fds = [self.memory.fd, *self.predictions.fds, *self.trainings.fds]
+        queues = (self.predictions, self.trainings, *self.auxiliary.values())
+        fds = [self.memory.fd, *(fd for queue in queues for fd in queue.fds)]
         fds += [fd for semaphore in (*self.replies, *self._free) for fd in semaphore.fds]
         self._launcher = Launcher(batch, sorted({*fds}))
         try:
@@ -144,6 +149,8 @@ class AgentPool:
             horizon=self.horizon,
             predictions=self.predictions,
             trainings=self.trainings,
+            auxiliary=self.auxiliary,
+            replay=self._replay,
             replies=self.replies[agent],
             free=self._free[agent],
             generation=int(status[Status.GENERATION]),
@@ -266,7 +273,7 @@ class AgentPool:
         """Ends all agents."""
         self._launcher.close([*self.processes.values()], EXIT_PATIENCE_S)
         self.processes.clear()
-        for queue in (self.predictions, self.trainings):
+        for queue in (self.predictions, self.trainings, *self.auxiliary.values()):
             queue.close()
         for semaphore in (*self.replies, *self._free):
             semaphore.close()

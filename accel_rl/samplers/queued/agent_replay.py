@@ -46,6 +46,11 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
     return layout
 
 
+def predicted_tasks(config: AgentReplayConfig | None) -> list[str]:
+    """Returns the tasks that ask for what follows their sequences."""
+    return [task for task in (config.tasks if config else ()) if task != "reward_prediction"]
+
+
 def last_observations(spec: EnvSpec, arrays: dict[str, Array], task: str, slots: Sequence[int]) -> Array:
     """Returns what was seen behind the sequences in these slots [b, *O], whose value is asked for.
 

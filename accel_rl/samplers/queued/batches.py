@@ -37,6 +37,9 @@ class SegmentBatch:
         self.arrays |= {name: np.zeros((T, C), bool) for name in ("terminated", "truncated", "valid")}
         self.arrays["bootstrap_value"] = np.zeros(C, np.float32)
         self.arrays["version"] = np.zeros((T, C), np.int64)
+        # What agents have drawn for auxiliary tasks, but what only they needed, as "task/name".
+        self._drawn = [name for name in slots if "/" in name and not name.endswith("/bootstrap")]
+        self.arrays |= {name: self._make(slots[name], C) for name in self._drawn}
         self.outputs = {name: self._make(values, C) for name, values in server.outputs.items()}
         if server.state is not None:
             self.arrays |= {name: self._make(slots[name], C) for name in ("previous_action", "previous_reward")}
@@ -44,7 +47,9 @@ class SegmentBatch:
         self.clear()
 
     def _make(self, of_slots: Array, num_columns: int) -> Array:
-        """Returns rows [T, C, ...] for what the slots hold as [slots, T, ...]."""
+        """Returns rows [T, C, ...] for what the slots hold as [slots, T, ...]; [C] for what each holds once."""
+        if of_slots.ndim == 1:
+            return np.zeros(num_columns, of_slots.dtype)
         num_rows, *shape = of_slots.shape[1:]
         return np.zeros((num_rows, num_columns, *shape), of_slots.dtype)
 
@@ -82,6 +87,9 @@ class SegmentBatch:
             arrays["state"][:n, c] = server.state[slot, :n]
             for name in ("previous_action", "previous_reward"):
                 arrays[name][: n + 1, c] = slots[name][slot, : n + 1]
+        for name in self._drawn:
+            if slots[f"{name.partition('/')[0]}/num_steps"][slot] or slots[name].ndim == 1:
+                _column(arrays[name], c)[...] = slots[name][slot]
         if length := int(slots["game_length"][slot]):
             self.games.append(Game(agent, float(slots["game_score"][slot]), length))
         self.num_segments += 1
@@ -94,6 +102,10 @@ class SegmentBatch:
         inputs = None
         if "state" in here:
             inputs = RecurrentInputs(here["state"], here["previous_action"], here["previous_reward"], here["reset"])
+        auxiliary: dict[str, dict[str, torch.Tensor]] = {}
+        for name in self._drawn:
+            task, _, part = name.partition("/")
+            auxiliary.setdefault(task, {})[part] = here[name]
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         rows = here["observation"]
         return Rollout(
@@ -114,6 +126,7 @@ class SegmentBatch:
             first_step=first_step,
             recurrent_inputs=inputs,
             bootstrap_value=here["bootstrap_value"],
+            auxiliary=auxiliary or None,
             num_segments=self.num_segments,
         )
 
@@ -141,6 +154,11 @@ class SegmentBatch:
         for mine, saved in ((self.arrays, state["arrays"]), (self.outputs, state["outputs"])):
             for name, array in saved.items():
                 _columns(mine[name], n)[...] = array
+
+
+def _column(array: Array, c: int) -> Array:
+    """Returns one column of such an array."""
+    return array[c, ...] if array.ndim == 1 else array[:, c]
 
 
 def _columns(array: Array, num: int) -> Array:

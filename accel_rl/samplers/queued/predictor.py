@@ -19,6 +19,7 @@ from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Semaphore
 from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Policy, RecurrentInputs
+from accel_rl.samplers.queued.agent_replay import last_observations
 from accel_rl.samplers.queued.slots import Status
 from accel_rl.stacks import blank
 
@@ -150,6 +151,20 @@ class PredictionServer:
             self.counts.batches += 1
             self.counts.predictions += len(agents)
             self.counts.seconds += time.perf_counter() - start
+
+    @torch.inference_mode()
+    def serve_auxiliary(self, task: str, agents: list[int]) -> None:
+        """Answers these agents' requests to predict what follows the sequences they have drawn, as one batch."""
+        slots = self.arrays["status"][agents, Status.DRAWN_INTO].tolist()
+        observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots)).to(self.device)
+        copy = self.copies.acquire()
+        try:
+            value = copy.policy.predict_auxiliary(task, observation)
+            self.arrays[f"{task}/bootstrap"][slots] = value.cpu().numpy()
+        finally:
+            self.copies.release(copy)
+        for agent in agents:
+            self.replies[agent].release()
 
     @torch.inference_mode()
     def _predict(self, agents: list[int], copy: Published) -> None:

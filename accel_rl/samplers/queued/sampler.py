@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
@@ -28,10 +30,11 @@ from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import EnvsToUpdate, GamesToPlay, OnStep, SamplerConfig, noise_generator
 from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.samplers.queued.agent_pool import AgentPool
+from accel_rl.samplers.queued.agent_replay import auxiliary_layout
 from accel_rl.samplers.queued.batches import SegmentBatch
 from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PredictionServer
-from accel_rl.samplers.queued.slots import SlotState, agents_of, shared_layout
+from accel_rl.samplers.queued.slots import SlotState, agents_of, shared_layout, wait_for_any
 from accel_rl.samplers.queued.threads import Gate, Loop
 
 POLL_S = 0.1  # how long a thread waits before it looks whether it is to stop
@@ -76,15 +79,17 @@ class QueuedSampler:
         config: SamplerConfig,
         device: str | torch.device = "cpu",
         queues: QueueConfig | None = None,
+        replay: AgentReplayConfig | None = None,
     ):
         self.spec, self.policy, self.config = spec, policy, config
-        self.batch = replace(batch, terminal_frames=config.terminal_frames)
+        self.batch = replace(batch, terminal_frames=replay is not None)
         self.queues = queues = queues or QueueConfig()
         self.device = torch.device(device)
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.bytes_moved = 0
         max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.places
-        layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents)
+        drawn = auxiliary_layout(spec, replay) if replay else None
+        layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
         self._pool = AgentPool(
             spec,
             self.batch,
@@ -93,6 +98,7 @@ class QueuedSampler:
             slots_per_agent,
             config.env_timeout_s,
             config.env_build_timeout_s,
+            replay,
         )
         try:
             generator = noise_generator(batch, self.device)
@@ -109,9 +115,10 @@ class QueuedSampler:
         self._complete: deque[SegmentBatch] = deque()
         self._learned: SegmentBatch | None = None  # shown by the last rollout
         self._changed = threading.Condition()  # of all these lists
-        self._gate = Gate()
+        self._gate, self._auxiliary_gate = Gate(), Gate()
         self._predictors: list[Loop] = []
         self._trainers: list[Loop] = []
+        self._auxiliary_predictors: dict[str, list[Loop]] = {task: [] for task in self._pool.auxiliary}
         self._error: BaseException | None = None
         self._started = False
         self._next_watch = self._next_memory_reading = 0.0
@@ -186,7 +193,8 @@ class QueuedSampler:
                     self.adjuster.interrupt()
 
     def close(self) -> None:
-        loops = [*self._predictors, *self._trainers]
+        auxiliary = [loop for loops in self._auxiliary_predictors.values() for loop in loops]
+        loops = [*self._predictors, *self._trainers, *auxiliary]
         for loop in loops:
             loop.stop()
         with self._changed:
@@ -210,7 +218,7 @@ class QueuedSampler:
         return restarted
 
     def _set_threads(self, num_predictors: int, num_trainers: int) -> None:
-        """Starts or ends predictors and trainers until there are so many."""
+        """Starts or ends predictors (of each kind) and trainers until there are so many."""
         if self.queues.deterministic:
             return
         while len(self._predictors) < num_predictors:
@@ -218,6 +226,11 @@ class QueuedSampler:
         while len(self._trainers) < num_trainers:
             self._trainers.append(Loop("trainer", self._train, self._fail))
         gone = self._predictors[num_predictors:] + self._trainers[num_trainers:]
+        for task, loops in self._auxiliary_predictors.items():
+            while len(loops) < num_predictors:
+                loops.append(Loop(f"{task} predictor", partial(self._predict_auxiliary, task), self._fail))
+            gone += loops[num_predictors:]
+            del loops[num_predictors:]
         del self._predictors[num_predictors:], self._trainers[num_trainers:]
         for loop in gone:
             loop.stop()
@@ -236,13 +249,29 @@ class QueuedSampler:
 
     def _predict(self) -> None:
         """A predictor's work: serves the requests that there are."""
-        if torch.get_num_threads() != self.queues.threads:  # of this thread
-            torch.set_num_threads(self.queues.threads)
+        self._set_torch_threads()
         if not self._held and not self._pool.predictions.wait(POLL_S):
             return
         with self._gate.working():
             if agents := self._take_requests():
                 self._server.serve(agents)
+
+    def _predict_auxiliary(self, task: str) -> None:
+        """An auxiliary predictor's work; it goes on while agents are asked for their states."""
+        self._set_torch_threads()
+        if self._pool.auxiliary[task].wait(POLL_S):
+            with self._auxiliary_gate.working():
+                self._serve_auxiliary(task)
+
+    def _serve_auxiliary(self, task: str) -> None:
+        requests = self._pool.auxiliary[task].get(self.queues.prediction_batch)
+        if agents := sorted(agents_of(requests, self._pool.arrays["status"])):
+            self._server.serve_auxiliary(task, agents)
+
+    def _set_torch_threads(self) -> None:
+        """Sets the number of torch's threads that this thread uses."""
+        if torch.get_num_threads() != self.queues.threads:
+            torch.set_num_threads(self.queues.threads)
 
     def _take_requests(self) -> list[int]:
         """Returns the agents whose requests wait, at most as many as a predictor serves at once."""
@@ -322,7 +351,7 @@ class QueuedSampler:
     @contextmanager
     def _paused(self) -> Iterator[list[int]]:
         """Pauses predictors and trainers; gives the slots that the trainers have still to copy."""
-        with self._gate.closed():
+        with self._gate.closed(), self._auxiliary_gate.closed():
             self._held.extend(self._pool.predictions.get(2 * self._pool.max_agents))
             self._queued.extend(self._pool.trainings.get(len(self._pool.arrays["state"])))
             yield list(self._queued)
@@ -374,7 +403,10 @@ class QueuedSampler:
         while True:
             while len(self._held) < len(self._pool.processes):
                 self._watch()
-                self._held.extend(self._pool.predictions.get(self._pool.max_agents, POLL_S))
+                wait_for_any([self._pool.predictions, *self._pool.auxiliary.values()], POLL_S)
+                for task in self._pool.auxiliary:
+                    self._serve_auxiliary(task)
+                self._held.extend(self._pool.predictions.get(self._pool.max_agents))
             self._queued.extend(sorted(self._pool.trainings.get(len(self._pool.arrays["state"]))))
             while self._queued:
                 if self._merge(batch):
@@ -392,10 +424,10 @@ class QueuedSampler:
         while self._pool.is_starting:
             self._pool.watch(self._paused)
             time.sleep(POLL_S)
-        with self._paused():
+        with self._gate.closed():
             arrays = self._pool.arrays
             agents = self._pool.get_states()
-            self._queued.extend(self._pool.trainings.get(len(arrays["state"])))  # what they have handed over since
+            self._queued.extend(self._pool.trainings.get(len(arrays["state"])))
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,

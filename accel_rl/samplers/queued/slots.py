@@ -45,10 +45,11 @@ class Status(IntEnum):
 
     HEARTBEAT counts its signs of life; IS_WAITING: it waits for the learner; WAITED_NS: so long so far. SLOT, ROW: what
     its request is about; PREVIOUS: the full segment that gets the value of that row, or -1; IS_FINAL: only the value is
-    wanted, of a truncated episode's last observation. RETIRES: the learner asks it to end. GENERATION: of the process.
+    wanted, of a truncated episode's last observation. DRAWN_INTO: the slot that its request to predict for an auxiliary
+    task is about. RETIRES: the learner asks it to end. GENERATION: of the process.
     """
 
-    HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, RETIRES, GENERATION = range(9)
+    HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, DRAWN_INTO, RETIRES, GENERATION = range(10)
 
 
 def shared_layout(
@@ -110,9 +111,7 @@ class IndexQueue:
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until there are numbers, but no longer than timeout_s; returns whether there are."""
-        poller = select.poll()
-        poller.register(self.fds[0], select.POLLIN)
-        return bool(poller.poll(timeout_s * 1000))
+        return wait_for_any([self], timeout_s)
 
     def __len__(self) -> int:
         size = array.array("i", [0])
@@ -122,6 +121,14 @@ class IndexQueue:
     def close(self) -> None:
         for fd in self.fds:
             os.close(fd)
+
+
+def wait_for_any(queues: Iterable[IndexQueue], timeout_s: float) -> bool:
+    """Waits until one of the queues has numbers, but no longer than timeout_s; returns whether one has."""
+    poller = select.poll()
+    for queue in queues:
+        poller.register(queue.fd, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
 
 
 def request(agent: int, generation: int) -> int:
