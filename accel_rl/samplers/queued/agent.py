@@ -319,10 +319,10 @@ def work(setup: AgentSetup, control: "Connection[Any, Any]") -> None:
                 control.send(("built", None))
                 _start(agent, setup, control)
                 agent.run()
-                control.send(("retired", None))
             finally:
                 with contextlib.suppress(Exception):
                     agent.close()
+            control.send(("retired", None))
         except UsageError as error:
             control.send(("usage", str(error)))
         except RunError as error:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -426,8 +426,12 @@ class QueuedSampler:
             time.sleep(POLL_S)
         with self._gate.closed():
             arrays = self._pool.arrays
-            agents = self._pool.get_states()
+            agents, failed = self._pool.get_states()
             self._queued.extend(self._pool.trainings.get(len(arrays["state"])))
+            for agent, error in failed.items():
+                self._pool.replace(agent, error, lambda: nullcontext(list(self._queued)))
+                if agent in self._pool.processes:
+                    agents[agent] = None  # starts anew
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,
