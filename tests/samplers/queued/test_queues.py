@@ -1,0 +1,200 @@
+"""Queues between processes and threads, copies of a policy that changes, and the lag of a scripted schedule."""
+
+import multiprocessing
+import random
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from accel_rl.hardware.shared_memory import Semaphore, SharedArrays
+from accel_rl.samplers.queued.batches import SegmentBatch, num_columns
+from accel_rl.samplers.queued.meter import Meter
+from accel_rl.samplers.queued.predictor import PolicyCopies, PredictionServer
+from accel_rl.samplers.queued.slots import (
+    MOST_AGENTS,
+    Ending,
+    IndexQueue,
+    SlotState,
+    Status,
+    agents_of,
+    request,
+    shared_layout,
+)
+from tests.helpers.queued import Telling, numbered, value_of
+from tests.helpers.samplers import spec_of
+
+NUM_PRODUCERS = 3
+
+
+def produce(fds: tuple[int, int], producer: int, count: int) -> None:
+    """Puts producer * count ... producer * count + count - 1, in pieces."""
+    queue, rng, first = IndexQueue(fds), random.Random(producer), producer * count
+    while first < (producer + 1) * count:
+        stop = min(first + rng.choice([1, 1, 1, 2, 30]), (producer + 1) * count)
+        queue.put(range(first, stop))
+        first = stop
+
+
+@pytest.mark.multiprocess
+def test_a_queue_between_processes_and_threads() -> None:
+    """Would catch numbers that are lost, doubled, torn apart or out of the order of the one who put them, in more than
+    10,000 interleavings of three processes and two threads; a consumer that is not woken."""
+    count, queue, taken = 10_000, IndexQueue(), list[list[int]]()
+    total, num_taken, lock = NUM_PRODUCERS * count, Counter[str](), threading.Lock()
+
+    def consume(seed: int) -> None:
+        rng = random.Random(seed)
+        while num_taken["all"] < total:
+            numbers = queue.get(rng.choice([1, 2, 7, 100]), timeout_s=0.05)
+            with lock:
+                taken.append([seed, *numbers])
+                num_taken["all"] += len(numbers)
+
+    processes = [
+        multiprocessing.get_context("fork").Process(target=produce, args=(queue.fds, producer, count))
+        for producer in range(NUM_PRODUCERS)
+    ]
+    consumers = [threading.Thread(target=consume, args=(seed,)) for seed in range(2)]
+    for each in (*processes, *consumers):
+        each.start()
+    for each in (*processes, *consumers):
+        each.join(60)
+    assert len(queue) == 0 and queue.get(1) == []
+    queue.close()
+    assert sorted(number for piece in taken for number in piece[1:]) == list(range(total))
+    for seed in range(2):
+        seen = [number for piece in taken if piece[0] == seed for number in piece[1:]]
+        for producer in range(NUM_PRODUCERS):
+            own = [number for number in seen if number // count == producer]
+            assert own == sorted(own)
+
+
+def test_requests_of_processes_that_are_gone_are_not_answered() -> None:
+    """Would catch an answer to a dead agent that its successor takes for its own; numbers that do not fit a record."""
+    status = np.zeros((MOST_AGENTS, len(Status)), np.int64)
+    for agent, generation in ((0, 1), (5, 7), (MOST_AGENTS - 1, 2**20 - 1), (3, 2**20 + 4)):
+        status[agent, Status.GENERATION] = generation
+        number = request(agent, generation)
+        assert number < 2**31 and agents_of([number, request(agent, generation - 1)], status) == [agent]
+
+
+def test_actors_never_see_half_an_update() -> None:
+    """Would catch a copy that is changed while someone acts with it, or one that is older than it says."""
+    policy = Telling(num_parameters=50_000)
+    copies, stops, seen, errors = PolicyCopies(policy), threading.Event(), Counter[int](), list[BaseException]()
+    observation, noise = torch.zeros(1, 3), torch.zeros(1)
+
+    def act() -> None:
+        last = 0
+        try:
+            while not stops.is_set():
+                copy = copies.acquire()
+                number = int(copy.policy.act(observation, noise)[1]["number"])
+                again = int(copy.policy.act(observation, noise)[1]["number"])
+                assert number == again == copy.version >= last
+                last = copy.version
+                seen[last] += 1
+                copies.release(copy)
+        except BaseException as error:
+            errors.append(error)
+
+    actors = [threading.Thread(target=act) for _ in range(3)]
+    for actor in actors:
+        actor.start()
+    version = 0
+    while (version < 200 or len(seen) < 20) and not errors:
+        version += 1
+        with torch.no_grad():
+            policy.number.fill_(version)
+        copies.publish(version)
+    stops.set()
+    for actor in actors:
+        actor.join(60)
+    assert not errors, errors
+    assert len(copies._others) <= 4 and not any(copy.num_users for copy in copies._others)
+
+
+def make_server(num_agents: int, horizon: int, slots_per_agent: int = 2) -> tuple[PredictionServer, dict[str, Any]]:
+    spec = spec_of(numbered())
+    arrays = SharedArrays(shared_layout(spec, horizon, num_agents * slots_per_agent, num_agents)).arrays
+    replies = [Semaphore(one_at_a_time=True) for _ in range(num_agents)]
+    generator = torch.Generator().manual_seed(0)
+    return PredictionServer(spec, arrays, replies, Telling(), generator, torch.device("cpu")), arrays
+
+
+def ask(server: PredictionServer, agents: list[int], slots: list[int], row: int, previous: int = -1) -> None:
+    """Writes the requests of these agents, and serves them."""
+    for agent, slot in zip(agents, slots, strict=True):
+        server.arrays["observation"][slot, row] = (agent, slot, row)
+        status = server.arrays["status"][agent]
+        status[[Status.SLOT, Status.ROW, Status.PREVIOUS, Status.IS_FINAL]] = slot, row, previous, 0
+    server.serve(agents)
+
+
+def test_the_lag_of_a_scripted_schedule() -> None:
+    """Would catch a version of another step or segment, or one that is not that of the parameters; a lag counted of
+    padding, or by the wrong number of batches."""
+    server, arrays = make_server(num_agents=2, horizon=3)
+    batch, meter = SegmentBatch(server.spec, server, 5, torch.device("cpu")), Meter()
+    server.copies.publish(0)
+    ask(server, [0, 1], [0, 2], 0)  # both act with version 0
+    server.copies.publish(1)
+    ask(server, [0], [0], 1)
+    server.copies.publish(2)
+    ask(server, [0, 1], [0, 2], 1)  # agent 0 asks again, and is told anew
+    ask(server, [0], [0], 2)
+    server.copies.publish(4)
+    ask(server, [0], [1], 0, previous=0)  # the value behind the segment comes with the next one's first action
+    for slot, num_steps, ending in ((0, 3, Ending.FULL), (2, 2, Ending.TERMINATED)):
+        arrays["num_steps"][slot], arrays["ending"][slot] = num_steps, ending
+        arrays["state"][slot] = SlotState.QUEUED
+        assert not batch.is_complete
+        batch.add(slot, slot // 2)
+    assert batch.is_complete and batch.num_segments == 2 and batch.num_steps == 5
+    assert num_columns(5, 3) == len(batch.arrays["bootstrap_value"]) == 4
+    rollout = batch.rollout(0)
+    version = rollout.policy_outputs["version"]
+    assert version[:, 0].tolist() == [0, 2, 2] and version[:2, 1].tolist() == [0, 2]
+    assert rollout.bootstrap_value is not None
+    assert rollout.bootstrap_value[0] == value_of(torch.tensor([0.0, 1.0, 0.0]))
+    meter.add(batch, 5, 7, 3)
+    found = meter.read(server.counts)
+    lags = [5, 3, 3, 5, 3]
+    assert found["policy_lag"] == np.mean(lags) and found["policy_lag_max"] == 5
+    assert found["policy_lag_95"] == np.percentile(lags, 95)
+    assert (found["prediction_queue"], found["training_queue"], found["training_segments"]) == (7, 3, 2)
+    assert found["prediction_batch"] == 7 / 5  # seven predictions in five batches
+    assert "policy_lag" not in meter.read(server.counts)
+
+
+def test_segments_that_end_in_every_way() -> None:
+    """Would catch a wrong flag at a segment's end, another value behind it, or rows of an earlier batch that count."""
+    server, arrays = make_server(num_agents=1, horizon=3, slots_per_agent=6)
+    batch = SegmentBatch(server.spec, server, 100, torch.device("cpu"))
+    server.copies.publish(0)
+    kinds = ((3, Ending.FULL), (1, Ending.TERMINATED), (2, Ending.TRUNCATED), (1, Ending.CUT), (3, Ending.TERMINATED))
+    for _ in range(2):  # the second time over what the first one has left
+        for slot, (num_steps, ending) in enumerate(reversed(kinds) if _ else kinds):
+            for row in range(3):
+                ask(server, [0], [slot], row)
+            arrays["num_steps"][slot], arrays["ending"][slot] = num_steps, ending
+            server.bootstrap_value[slot] = 1000 + slot
+            batch.add(slot, 0)
+        rollout = batch.rollout(0)
+        expected = list(reversed(kinds)) if _ else list(kinds)
+        assert rollout.num_segments == 5 and rollout.bootstrap_value is not None
+        for column, (num_steps, ending) in enumerate(expected):
+            last = torch.arange(3) == num_steps - 1
+            assert torch.equal(rollout.valid[:, column], torch.arange(3) < num_steps)
+            assert torch.equal(rollout.terminated[:, column], last & (ending == Ending.TERMINATED))
+            assert torch.equal(rollout.truncated[:, column], last & (ending in (Ending.TRUNCATED, Ending.CUT)))
+            if ending in (Ending.FULL, Ending.TRUNCATED):
+                assert rollout.bootstrap_value[column] == 1000 + column
+            elif ending == Ending.CUT:  # the value of the row that was predicted already
+                assert rollout.bootstrap_value[column] == value_of(torch.tensor([0.0, column, num_steps]))
+        batch.clear()
+        assert not batch.arrays["valid"].any()
