@@ -20,6 +20,7 @@ from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout
 
 RECORD = np.dtype("<i4")  # of a queue
+QUEUE_LENGTH = 2**16 // RECORD.itemsize  # numbers: a pipe has 64 KiB
 MOST_AGENTS = 1024
 MOST_GENERATIONS = 2**20
 
