@@ -1,0 +1,80 @@
+"""Settings that the queued sampler cannot run with: one line, at once, that says what to do."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_rl.cli import main
+from accel_rl.errors import UsageError
+from accel_rl.hardware import host_memory
+from accel_rl.training.build import check
+from accel_rl.training.resolve import resolve
+
+CARTPOLE: dict[str, Any] = {"algo": "ga3c", "env": "CartPole-v1", "device": "cpu", "steps": 1000, "tensorboard": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"training_queue": 0}, "training_queue=0 must be at least 1"),
+        ({"predictors": 0}, "predictors=0 must be at least 1"),
+        ({"trainers": 0}, "trainers=0 must be at least 1"),
+        ({"prediction_batch": 0}, "prediction_batch=0 must be at least 1"),
+        ({"min_training_batch": 0}, "min_training_batch=0 must be at least 1"),
+        ({"min_training_batch": 1001}, "min_training_batch=1001 is never reached in steps=1000"),
+        ({"device": "auto", "devices": "cpu,cpu", "min_training_batch": 10}, "sampler=queued has one learner"),
+        ({"update": "central_store"}, "sampler=queued has one learner"),
+        ({"algo": "dqn", "sampler": "queued"}, "sampler=queued .* dqn cannot learn; use an actor-critic"),
+        ({"workers": 2}, "each environment of --envs has a process of its own: omit them"),
+        ({"envs_per_worker": 2}, "each environment of --envs has a process of its own: omit them"),
+        ({"reset_mode": "wait"}, "reset_mode=wait waits .* use immediate"),
+        ({"normalize_returns": True}, "normalize_returns=True needs all steps .* --sampler alternating"),
+        ({"envs": 1025}, "envs=1025 is more than a queued sampler can have: use --envs 1024 or less"),
+        (
+            {"max_agents": 2000, "dynamic_adjustment": True},
+            "max_agents=2000 is more than a queued sampler can have: use --max-agents 1024 or less",
+        ),
+        ({"training_queue": 1024}, r"training_queue=1024 is too much for 16 agents, .* --training-queue 1023 or less"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    """Would catch a run that hangs, crawls or dies later on, or settings that do nothing."""
+    with pytest.raises(UsageError, match=message):
+        check(resolve({**CARTPOLE, **settings}))
+
+
+def test_more_agents_than_files_or_memory(monkeypatch: Any) -> None:
+    """Would catch a traceback from the depths of a system call, or a machine that starts to swap."""
+    config = resolve({**CARTPOLE, "envs": 200})
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: 64 << 30)
+    check(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(resource, "getrlimit", lambda _: (256, 256))
+        with pytest.raises(UsageError, match=r"envs=200 agents have 600 files open, .* --envs 52 or less, or raise"):
+            check(config)
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: 1 << 30)
+    with pytest.raises(UsageError, match=r"envs=200 needs 1\.\d\d GB on cpu, .*: use --envs \d\d\d or less"):
+        check(config)
+
+
+def test_a_refused_run_writes_nothing(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a folder of a run that never was, or a traceback."""
+    words = [
+        "train",
+        "--algo",
+        "ga3c",
+        "--env",
+        "CartPole-v1",
+        "--device",
+        "cpu",
+        "--workers",
+        4,
+        "--out",
+        tmp_path / "run",
+    ]
+    assert main(list(map(str, words))) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+    assert not (tmp_path / "run").exists()
