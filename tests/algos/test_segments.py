@@ -77,7 +77,7 @@ def test_a_merged_rollout_is_its_segments(name: str, is_padded: bool, monkeypatc
     loss_sum, gradient, num_samples = loss_and_gradient(algo, rollout)
     clean = merged(VECTORS, algo.policy, NUM_SEGMENTS, garbage=None)
     each = [loss_and_gradient(single, alone(clean, column)) for column in range(NUM_SEGMENTS)]
-    assert num_samples == sum(num for _, _, num in each) == 23
+    assert num_samples == sum(num for _, _, num in each) == 25
     assert loss_sum == pytest.approx(sum(loss for loss, _, _ in each), rel=1e-4)
     torch.testing.assert_close(gradient, sum(part for _, part, _ in each), rtol=1e-3, atol=1e-4)
     assert gradient.abs().max() > 0.1
@@ -117,7 +117,7 @@ def test_padding_is_cut_off_without_copies() -> None:
     policy = make("a2c, core").policy
     rollout = merged(VECTORS, policy, NUM_SEGMENTS + 3)
     narrow = rollout.without_padding()
-    assert narrow.num_envs == NUM_SEGMENTS == narrow.num_segments and narrow.num_steps == rollout.num_steps == 23
+    assert narrow.num_envs == NUM_SEGMENTS == narrow.num_segments and narrow.num_steps == rollout.num_steps == 25
     for name, value in narrow.tensors().items():
         whole = getattr(rollout, name)
         pairs = [(value, whole)]
@@ -146,7 +146,7 @@ def test_graphs_learn_from_segments(name: str, how: str) -> None:
         updates[1]._graphs = CudaGraphs(device)
     for seed in range(6):
         segments = tuple(
-            Segment(HORIZON, "full") if (seed + column) % 3 else ALL_KINDS[(seed + column) % NUM_SEGMENTS]
+            Segment(HORIZON, "cut") if (seed + column) % 3 else ALL_KINDS[(seed + column) % NUM_SEGMENTS]
             for column in range(3 + seed % 3)
         )
         rollout = merged(VECTORS, algos[0].policy, NUM_SEGMENTS, seed, segments)
@@ -180,7 +180,7 @@ def test_observations_are_normalized_by_valid_steps() -> None:
     algo.statistics.update(rollout, Update(algo.policy, SGD()))
     moments: RunningMoments = algo.policy.norm.moments
     seen = rollout.observations(0, HORIZON)[rollout.valid].double()
-    assert moments.count.item() == 23
+    assert moments.count.item() == 25
     torch.testing.assert_close(moments.mean, seen.mean(0))
     torch.testing.assert_close(moments.variance, seen.var(0, correction=0))
 
@@ -194,7 +194,7 @@ def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
     update = RecordingUpdate(algo.policy)
     algo.learn(rollout, update)
     assert len(update.calls) == 2 * count if name == "ppo" else len(update.calls) > count
-    assert sum(call.num_samples.item() for call in update.calls) == 2 * 23
+    assert sum(call.num_samples.item() for call in update.calls) == 2 * 25
     epochs = [update.calls[: len(update.calls) // 2], update.calls[len(update.calls) // 2 :]]
     rewards = [sorted(torch.cat([call.batch[1].return_.flatten() for call in epoch]).tolist()) for epoch in epochs]
     assert rewards[0] == rewards[1]
