@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C
 from accel_rl.algos.base import RunInfo
+from accel_rl.algos.minibatches import random_orders
 from accel_rl.algos.ppo import PPO, standardized
 from accel_rl.algos.vtrace import VTrace
 from accel_rl.errors import UsageError
@@ -198,6 +199,23 @@ def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
     epochs = [update.calls[: len(update.calls) // 2], update.calls[len(update.calls) // 2 :]]
     rewards = [sorted(torch.cat([call.batch[1].return_.flatten() for call in epoch]).tolist()) for epoch in epochs]
     assert rewards[0] == rewards[1]
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo, core"])
+def test_padding_is_spread_over_minibatches(name: str) -> None:
+    """Would catch minibatches of nothing but padding, where it stays as on a GPU, and orders that are not random or
+    omit samples."""
+    rollout = merged(VECTORS, make(name).policy, 2 * NUM_SEGMENTS)
+    orders = random_orders(rollout, 3)
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(orders.shape[1]))
+        counts = [int((part % (2 * NUM_SEGMENTS) < NUM_SEGMENTS).sum()) for part in order.chunk(3)]
+        assert max(counts) - min(counts) <= 1 and sum(counts) == orders.shape[1] // 2
+    assert not torch.equal(orders[0], orders[1])
+    torch.manual_seed(5)
+    expected = torch.randperm(orders.shape[1] // 2)
+    torch.manual_seed(5)
+    assert torch.equal(random_orders(rollout.without_padding(), 1)[0], expected)
 
 
 def test_vtrace_learns_at_the_end_of_a_rollout() -> None:

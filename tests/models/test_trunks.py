@@ -69,6 +69,8 @@ def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
     stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlapping, as in rollouts
     for image in (stacks, stacks.contiguous(), stacks.to(memory_format=torch.channels_last), stacks[3:4]):
         assert torch.equal(interleaved(image), image)
+    columns = rows.unfold(0, channels, 1).movedim(-1, 2)[:, :3]  # without the padding of merged segments
+    assert torch.equal(interleaved(columns), columns)
     if 2 <= channels <= 4:
         assert interleaved(stacks).is_contiguous(memory_format=torch.channels_last)
 
