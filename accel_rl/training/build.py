@@ -217,7 +217,7 @@ def queue_config(config: Config) -> QueueConfig:
         min_training_batch=config.min_training_batch,
         places=queues.training_queue,
         max_agents=max_agents(config),
-        threads=config.run.sampling_threads or 1,
+        threads=config.plan.sampling_threads,
         deterministic=config.run.deterministic,
         adjustment_interval_s=queues.adjustment_interval_s if queues.dynamic_adjustment else None,
         adjustment_objective=queues.adjustment_objective,

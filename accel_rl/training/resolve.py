@@ -267,7 +267,7 @@ def _plans(
         workers and workers // rank_info.size,
         on_gpu=devices[0].startswith("cuda"),
         gpu_nodes=[gpu_node(device) if knows_all else None for device in devices],
-        sampling_threads=run.sampling_threads,
+        sampling_threads=run.sampling_threads or (1 if run.sampler == "queued" else None),
         learning_threads=run.learning_threads,
         share=learners.share_processors,
     )
