@@ -234,7 +234,7 @@ GA3C_RUN = (
         predictors=2,
         trainers=2,
         prediction_batch=128,
-        training_queue=3,
+        training_queue=100,
         learning_rate_schedule="constant",
         optimizer_options={"decay": 0.99, "epsilon": 0.1, "initial_square": 1.0},
         entropy_weight=0.01,
@@ -340,7 +340,7 @@ DEVIATIONS: dict[str, dict[str, Any]] = {
         "clip_grad_norm": 40 / 20,
         "clip_reward": True,
     },
-    "ga3c": {"dynamic_adjustment": False},
+    "ga3c": {"dynamic_adjustment": False, "training_queue": 3},
     "vtrace": {"frame_shape": (104, 80), "episodic_lives": True, "max_episode_steps": 27_000},
 }
 
