@@ -86,10 +86,11 @@ def format_counts(counts: Sequence[int]) -> str:
 
 
 def median_row(rows: Sequence[Row]) -> Row:
-    """Returns each quantity's median over the turns; of policy_lag_max the maximum."""
-    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    """Returns each quantity's median over the turns that have it; of policy_lag_max the maximum."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    medians = {name: statistics.median(row[name] for row in rows if name in row) for name in names}
     if "policy_lag_max" in medians:
-        medians["policy_lag_max"] = max(row["policy_lag_max"] for row in rows)
+        medians["policy_lag_max"] = max(row.get("policy_lag_max", 0.0) for row in rows)
     return medians
 
 
@@ -145,7 +146,7 @@ class MeasuredTraining(Training):
         steps_per_second and trainings_per_second: learned from, and updates; cpu_share: of the logical CPUs' time, used
         by all processes; with queues, all that the sampler's read_metrics returns."""
         if counts:
-            self._queues.set_counts(Counts(*counts))
+            self._queues.set_counts(*counts)
         self.run(SETTLING * seconds)
         self._read_metrics()
         steps, updates, used, start = self.steps, self.updates, cpu_seconds(), time.perf_counter()
@@ -162,12 +163,12 @@ class MeasuredTraining(Training):
 
         objective: trainings or predictions."""
         adjuster = Adjuster(Counts(*start), Counts(*limits), self.config.run.seed, interval_s)
-        self._queues.set_counts(adjuster.counts)
+        self._queues.set_counts(*adjuster.counts)
         began = time.perf_counter()
         while (now_s := time.perf_counter() - began) < seconds:
             total = self.updates if objective == "trainings" else self.steps
             if counts := adjuster.advance(now_s, total, used_share()):
-                self._queues.set_counts(counts)
+                self._queues.set_counts(*counts)
             self._iterate()
         return {"windows": [window._asdict() for window in adjuster.history], "accepted": adjuster.accepted}
 

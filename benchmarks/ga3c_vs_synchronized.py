@@ -228,7 +228,7 @@ def show(network: str, found: Result) -> None:
     print(" " * 14 + "".join(f"{title:>9}" for title, _ in COLUMNS.values()))
     for row in sorted(found["grid"], key=lambda row: -row["steps_per_second"]):
         counts = format_counts([row[name] for name in Counts._fields])
-        print(f"{counts:14}" + "".join(f"{row[name]:9{form}}" for name, (_, form) in COLUMNS.items()))
+        print(f"{counts:14}" + "".join(f"{row.get(name, float('nan')):9{form}}" for name, (_, form) in COLUMNS.items()))
     adjustment = found["adjustment"]
     print(f"\nfinal, with {format_counts(found['fastest'])}; 95 % intervals")
     for name, value in {**found["final"]["ratios"], **adjustment["ratios"]}.items():

@@ -164,7 +164,8 @@ def test_the_bound_of_two_devices() -> None:
 
 def test_medians_and_the_three_fastest() -> None:
     """Would catch a longest lag that is a typical one, and a figure of the slowest points."""
-    rows = [{"policy_lag": lag, "policy_lag_max": 2 * lag} for lag in (1.0, 9.0, 2.0)]
+    rows: list[dict[str, float]] = [{"policy_lag": lag, "policy_lag_max": 2 * lag} for lag in (1.0, 9.0, 2.0)]
+    rows.append({})  # nothing was learned from in this turn
     assert median_row(rows) == {"policy_lag": 2.0, "policy_lag_max": 18.0}
     grid = [{"agents": a, "trainings_per_second": tps} for a in (8, 4) for tps in (3.0, 1.0, 4.0, 2.0)]
     tops = top_points(grid)
@@ -178,8 +179,8 @@ class Queues:
         self.counts: list[Counts] = []
         self.num_read = 0
 
-    def set_counts(self, counts: Counts) -> None:
-        self.counts.append(counts)
+    def set_counts(self, *counts: int) -> None:
+        self.counts.append(Counts(*counts))
 
     def read_metrics(self) -> dict[str, float]:
         self.num_read += 1
