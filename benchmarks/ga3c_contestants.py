@@ -10,15 +10,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
 
+from accel_rl.algos.base import frozen_copy
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.hardware.host_memory import used_share
 from accel_rl.hardware.topology import available_cpus
+from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Rollout
 from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.training.build import build_algo, build_training_sampler, build_update
@@ -97,8 +100,9 @@ def median_row(rows: Sequence[Row]) -> Row:
 class Network(Repeated):
     """Makes only the network's passes of a queued training: predictions in batches of the mean size, and learning.
 
-    settings: of the queued training. prediction_batch, training_batch: means, in steps; a batch is learned from as
-    training_batch / horizon whole segments."""
+    On a CPU, as many threads as there are logical CPUs predict at the same time, each with one thread of torch; then
+    learning has the run's. settings: of the queued training. prediction_batch, training_batch: means, in steps; a batch
+    is learned from as training_batch / horizon whole segments."""
 
     def __init__(self, settings: Settings, prediction_batch: float, training_batch: float):
         super().__init__("network", self._passes)
@@ -118,16 +122,31 @@ class Network(Repeated):
         self._observation = observation[torch.arange(self._batch, device=observation.device) % envs]
         self._noise = algo.policy.draw_noise(1, self._batch, torch.Generator())[0]
         self._due = 0.0  # predictions
+        num_threads = len(available_cpus()) if config.device == "cpu" else 1
+        self._policies = [frozen_copy(algo.policy) for _ in range(num_threads)]
+        for policy in self._policies:
+            expect_changes(policy)
+        self._threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def _passes(self) -> int:
-        torch.set_num_threads(self._config.plan.sampling_threads)
         self._due += self._rollout.reward.numel()
-        while self._due >= self._batch:
-            self._algo.policy.act(self._observation, self._noise)
-            self._due -= self._batch
+        num_batches = int(self._due // self._batch)
+        self._due -= num_batches * self._batch
+        num_threads = len(self._policies)
+        shares = [num_batches // num_threads + (index < num_batches % num_threads) for index in range(num_threads)]
+        list(self._threads.map(self._predict, self._policies, shares))
         torch.set_num_threads(self._config.plan.learning_threads)
         self._algo.learn(self._rollout, self._update)
+        if self._observation.is_cuda:
+            torch.cuda.synchronize()
         return self._rollout.reward.numel()
+
+    def _predict(self, policy: Any, num_batches: int) -> None:
+        for _ in range(num_batches):
+            policy.act(self._observation, self._noise)
+
+    def close(self) -> None:
+        self._threads.shutdown()
 
 
 # ---- in a contestant's process ----

@@ -167,6 +167,7 @@ def run_final(
         simulation = SimulationLimit(config.env, counts.agents, name="simulation")
         stack.callback(simulation.close)
         alone = Network(options.queued_settings(network), row["prediction_batch"], batch)
+        stack.callback(alone.close)
         queued = Point(process, counts, "queued")
         contestants: list[Contestant] = [queued, *rivals, simulation, alone]
         left_s = FINAL_BUDGET_S - (time.perf_counter() - start)

@@ -227,18 +227,25 @@ def test_a_training_is_adjusted(training: MeasuredTraining, monkeypatch: pytest.
 
 
 def test_the_network_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch predictions in other batches than those asked for, and more or fewer of them than steps."""
+    """Would catch predictions in other batches than those asked for, more or fewer of them than steps, and a thread
+    that leaves its share to others."""
+    monkeypatch.setattr(ga3c_contestants, "available_cpus", lambda: (0, 1, 2))
     network = Network(CART_POLE, prediction_batch=7.2, training_batch=21.0)
-    policy, sizes = network._algo.policy, []
-    act = policy.act
+    sizes: list[list[int]] = []
 
-    def counted(observation: Any, noise: Any) -> Any:
-        sizes.append(len(observation))
-        return act(observation, noise)
+    def count(policy: Any) -> None:
+        act, own = policy.act, []
+        sizes.append(own)
+        monkeypatch.setattr(
+            policy, "act", lambda observation, noise: own.append(len(observation)) or act(observation, noise)
+        )
 
-    monkeypatch.setattr(policy, "act", counted)
-    assert sum(network._passes() for _ in range(7)) == 7 * 20 == sum(sizes)
-    assert {*sizes} == {7}
+    for policy in network._policies:
+        count(policy)
+    assert sum(network._passes() for _ in range(21)) == 21 * 20 == sum(map(sum, sizes))
+    assert {size for own in sizes for size in own} == {7}
+    assert len(sizes) == 3 and min(map(len, sizes)) >= 15  # of 60 batches
+    network.close()
 
 
 @pytest.mark.slow
