@@ -24,7 +24,7 @@ paper's Figures 2 (adjustment over time), 3 (TPS of the three fastest of each nu
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.topology import available_cpus
 from accel_rl.samplers.queued.adjustment import Counts
 from accel_rl.training.resolve import Config, resolve
-from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
+from command_line import TurnOptions, add_json, add_overrides, add_turns, make_parser, run_program
 from ga3c_contestants import Network, Point, Row, Settings, TrainingProcess, format_counts, median_row
 from ga3c_figures import draw_adjustment, draw_queues, draw_speeds
 
@@ -49,6 +49,11 @@ FULL_ADJUSTMENT_S = 900.0
 LAST_ROUNDS = 5  # of what the adjustment has accepted, at least
 ENVS = (8, 16, 32, 64)  # of the alternating sampler
 TARGETS = {"queued / bound": 0.60, "adjusted / grid's fastest": 0.90}
+OVERRIDES = {
+    "sampling_threads": "torch threads of each of GA3C's predictors",
+    "learning_threads": "torch threads of GA3C's learning",
+    "min_training_batch": "steps of GA3C's batches, at least",
+}
 COLUMNS = {  # of the grid's table: metric, title, format
     "steps_per_second": ("steps/s", ",.0f"),
     "trainings_per_second": ("TPS", ",.1f"),
@@ -69,7 +74,8 @@ Result = dict[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class GA3COptions(TurnOptions):
     """Options of the benchmark. networks: None for the paper's small one, or with `full` for all; agents: None for 2,
-    4, 8 and 16 per logical CPU; interval_s: of dynamic adjustment. Raises UsageError for a value out of range."""
+    4, 8 and 16 per logical CPU; interval_s: of dynamic adjustment; overrides: settings of the queued training. Raises
+    UsageError for a value out of range."""
 
     env: str = "pong"
     algo: str = "ga3c"
@@ -81,6 +87,7 @@ class GA3COptions(TurnOptions):
     envs: Axis = ENVS
     interval_s: float = 2.0
     plots: Path | None = None
+    overrides: Settings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +116,7 @@ class GA3COptions(TurnOptions):
         agents, predictors, trainers = self.most
         counts = {"envs": agents, "max_agents": agents, "predictors": predictors, "trainers": trainers}
         queues = {"sampler": "queued", "dynamic_adjustment": False}  # which `run_adjustment` does by itself
-        return {**self._common(network), "algo": self.algo, **queues, **counts}
+        return {**self._common(network), "algo": self.algo, **queues, **counts, **self.overrides}
 
     def synchronized_settings(self, network: str, queued: Config, envs: int) -> Settings:
         """Returns the settings of A2C on the same frames with rollouts of the same horizon."""
@@ -270,9 +277,11 @@ def main() -> int:
     add_turns(parser)
     add_json(parser)
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw figure_2.png, figure_3.png and figure_4.png")
+    add_overrides(parser, OVERRIDES)
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return run_program(lambda: run(GA3COptions(**given)))
+    overrides = {name: given.pop(name) for name in OVERRIDES if name in given}
+    return run_program(lambda: run(GA3COptions(**given, overrides=overrides)))
 
 
 if __name__ == "__main__":

@@ -113,7 +113,9 @@ def test_tables_figures_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     axes = ["--agents", "4", "8", "16", "--predictors", "1", "2", "--trainers", "1", "2"]
     files = ["--json", str(file), "--plots", str(plots)]
     networks = ["--networks", "ga3c", "ga3c_large_4"]
-    monkeypatch.setattr(sys, "argv", ["x", *axes, *networks, "--envs", "8", "12", "--rounds", "3", *files])
+    monkeypatch.setattr(
+        sys, "argv", ["x", *axes, *networks, "--envs", "8", "12", "--rounds", "3", "--learning-threads", "1", *files]
+    )
     assert benchmark.main() == 0
     result = json.loads(file.read_text())
     assert result["networks"].keys() == {"ga3c", "ga3c_large_4"} and result["options"]["plots"] is None
@@ -135,6 +137,7 @@ def test_tables_figures_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     trainings = SimulatedTraining.made[:3]
     assert [t.settings["sampler"] for t in trainings] == ["queued", "alternating", "alternating"]
     assert trainings[0].settings.items() >= {"envs": 16, "max_agents": 16, "predictors": 2, "trainers": 2}.items()
+    assert [t.settings.get("learning_threads") for t in trainings] == [1, None, None]
     for alternating, envs in zip(trainings[1:], (8, 12), strict=True):
         same = {"network": "ga3c", "env": "pong", "env_preset": "v5", "frame_skip": 3, "horizon": 5, "envs": envs}
         assert alternating.settings.items() >= same.items()
