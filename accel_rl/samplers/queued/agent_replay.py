@@ -26,7 +26,10 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
     behind h rows of history, blank where they are older than the episode; action [L, *A] (pixel_control only), target
     [L] or [L, cells]; num_steps [], how many of the L count; bootstrap [] or [cells], which a predictor writes.
     Of reward_prediction: rows [h + 3, *row]; reward_class [], as in `algos.auxiliary_tasks.reward_class`; num_steps [],
-    1 or 0. num_steps of 0: nothing was drawn. rows, action and target have time first, all else has no time."""
+    1 or 0. num_steps of 0: nothing was drawn.
+
+    Of all but bootstrap, trainers make columns for `Rollout.auxiliary`: behind time in rows, action and target (all
+    that has two axes or more then), in front in num_steps and reward_class."""
     L, history = config.sequence_steps, max(spec.frame_stack - 1, 0)
     row, dtype = spec.row_shape, spec.row_dtype.str
     layout: Layout = {}
@@ -77,6 +80,7 @@ class AgentReplay:
         self._terminated, self._done, self._valid = (np.zeros(num_rows, bool) for _ in range(3))
         self._last_rows: dict[int, Array] = {}  # by slot: what episodes that ended with this step showed at their end
         self._num_appended = 0
+        self._rng_before_draw: Any = None  # its state, while there is a draw
 
     # ---- writing ----
 
@@ -146,6 +150,7 @@ class AgentReplay:
 
         predict(task): returns once the learner has written what follows the task's sequence into <task>/bootstrap; not
         called where the sequence ends with a termination. Where nothing can be drawn, num_steps is 0."""
+        self._rng_before_draw = self._rng.bit_generator.state
         for task in self.config.tasks:
             slot[f"{task}/num_steps"][...] = 0
             if self.config.waits and not self.is_full:
@@ -154,6 +159,7 @@ class AgentReplay:
                 self._draw_window(slot)
             else:
                 self._draw_sequence(task, slot, predict)
+        self._rng_before_draw = None
 
     def _draw_sequence(self, task: str, slot: dict[str, Array], predict: Callable[[str], None]) -> None:
         """Draws a start uniformly, among the valid steps that have L rows after them."""
@@ -221,14 +227,15 @@ class AgentReplay:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that later draws depend on, picklable."""
+        """Returns everything that later draws depend on, picklable. In a draw, where `predict` waits, it is the state
+        from before: repeat the draw then."""
         written = min(self._num_appended, self._num_rows)
         arrays = {name: array[:written].copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return {
             "arrays": arrays,
             "last_rows": dict(self._last_rows),
             "num_appended": self._num_appended,
-            "rng": self._rng.bit_generator.state,
+            "rng": self._rng_before_draw or self._rng.bit_generator.state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
