@@ -80,7 +80,6 @@ class AgentReplay:
         self._terminated, self._done, self._valid = (np.zeros(num_rows, bool) for _ in range(3))
         self._last_rows: dict[int, Array] = {}  # by slot: what episodes that ended with this step showed at their end
         self._num_appended = 0
-        self._rng_before_draw: Any = None  # its state, while there is a draw
 
     # ---- writing ----
 
@@ -150,7 +149,6 @@ class AgentReplay:
 
         predict(task): returns once the learner has written what follows the task's sequence into <task>/bootstrap; not
         called where the sequence ends with a termination. Where nothing can be drawn, num_steps is 0."""
-        self._rng_before_draw = self._rng.bit_generator.state
         for task in self.config.tasks:
             slot[f"{task}/num_steps"][...] = 0
             if self.config.waits and not self.is_full:
@@ -159,7 +157,6 @@ class AgentReplay:
                 self._draw_window(slot)
             else:
                 self._draw_sequence(task, slot, predict)
-        self._rng_before_draw = None
 
     def _draw_sequence(self, task: str, slot: dict[str, Array], predict: Callable[[str], None]) -> None:
         """Draws a start uniformly, among the valid steps that have L rows after them."""
@@ -227,15 +224,14 @@ class AgentReplay:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that later draws depend on, picklable. In a draw, where `predict` waits, it is the state
-        from before: repeat the draw then."""
+        """Returns everything that later draws depend on, picklable; not within a draw."""
         written = min(self._num_appended, self._num_rows)
         arrays = {name: array[:written].copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return {
             "arrays": arrays,
             "last_rows": dict(self._last_rows),
             "num_appended": self._num_appended,
-            "rng": self._rng_before_draw or self._rng.bit_generator.state,
+            "rng": self._rng.bit_generator.state,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -267,25 +267,6 @@ def test_a_state_continues_the_same_draws(num_steps: int) -> None:
             assert np.array_equal(slots[0][name], slots[1][name]), name
 
 
-def test_a_state_from_within_a_draw_repeats_it() -> None:
-    """Would catch a resumed agent that draws something else than the one that waited for a value."""
-    env = AgentEnv(np.random.default_rng(2), STACKS, 10**9)
-    env.play(30)
-    config = config_of(STACKS, 20, 4)
-    first, second = (Drawer(make_replay(config, STACKS, seed)) for seed in (0, 1))
-    append(first.replay, env, 0, 30)
-    states: list[dict[str, Any]] = []
-    predict = first.predict
-    first.predict = lambda task: (states.append(first.replay.get_state()), predict(task))[1]  # type: ignore[method-assign]
-    expected = {name: array.copy() for name, array in first.draw().items()}
-    assert len(states) == 2
-    for state in states:
-        second.replay.set_state(state)
-        found = second.draw()
-        assert all(np.array_equal(found[name], value) for name, value in expected.items())
-    assert any(not np.array_equal(value, second.draw()[name]) for name, value in expected.items())
-
-
 def test_continuous_actions_and_vectors() -> None:
     """Would catch arrays that fit pictures and discrete actions only."""
     env = AgentEnv(np.random.default_rng(3), CONTINUOUS, 8)
