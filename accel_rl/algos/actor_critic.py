@@ -72,9 +72,11 @@ class ActorCriticAlgo(Algo):
         tasks_class = AgentTasks if self.learns_from_segments else AuxiliaryTasks
         return tasks_class(self.spec, settings, self.local_envs, self.segment, self.policy.state_size > 0)
 
-    def agent_replay_config(self) -> AgentReplayConfig | None:
-        """Returns what agents of the queued sampler keep for the auxiliary tasks, if they do; call it after `setup`."""
-        return self.auxiliary.replay_config() if isinstance(self.auxiliary, AgentTasks) else None
+    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
+        """Returns what agents of the queued sampler keep for the auxiliary tasks, if they do; call it after `setup`.
+
+        num_agents: how many there are at the start."""
+        return self.auxiliary.replay_config(num_agents) if isinstance(self.auxiliary, AgentTasks) else None
 
     @property
     def segment(self) -> int:

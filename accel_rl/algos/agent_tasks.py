@@ -12,10 +12,12 @@ from torch import Tensor
 from accel_rl.algos.auxiliary import AuxiliaryTasks
 from accel_rl.algos.auxiliary_tasks import PreparedSequences, PreparedWindows
 from accel_rl.algos.base import RunInfo
+from accel_rl.algos.replay_settings import saves
 from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_fits
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.replay.sequences import sequence_bytes
 from accel_rl.rollout import Rollout
 from accel_rl.updates import LossPart, Update
 
@@ -25,13 +27,17 @@ Prepared = PreparedSequences | PreparedWindows
 class AgentTasks(AuxiliaryTasks):
     """Learns from what the agents have drawn, as it comes with each rollout; the learner keeps no replay.
 
-    With several updates for a rollout, as in PPO, each learns from all of it. num_envs: agents of this learner."""
+    With several updates for a rollout, as in PPO, each learns from all of it. num_envs: columns of a rollout."""
 
     @property
     def is_filling(self) -> bool:
         return False
 
-    def replay_config(self) -> AgentReplayConfig:
+    @property
+    def saves_replay(self) -> bool:
+        return False  # those of the agents are part of the sampler's state
+
+    def replay_config(self, num_agents: int) -> AgentReplayConfig:
         """Returns what each agent is to keep and to draw; call it after `setup`, which knows the seed."""
         settings = self.settings
         return AgentReplayConfig(
@@ -42,13 +48,13 @@ class AgentTasks(AuxiliaryTasks):
             pixel_control_discount=settings.pixel_control_discount,
             discount=settings.discount,
             waits=settings.auxiliary_start != "at_once",
-            in_checkpoints=self.saves_replay,
+            in_checkpoints=saves(settings.checkpoint_replay, self._bytes_of(num_agents)),
             seed=self._seed,
         )
 
     def validate(self, run: RunInfo, run_envs: int, horizon: int, device: torch.device) -> None:
         """Raises UsageError for settings that agents cannot follow, or replays that do not fit into memory."""
-        settings, size = self.settings, self.settings.auxiliary_replay_steps
+        settings = self.settings
         if self.is_recurrent:
             raise UsageError(
                 "with sampler=queued, agents draw for the auxiliary tasks, and they replay no recurrent cores: use "
@@ -59,11 +65,13 @@ class AgentTasks(AuxiliaryTasks):
                 "auxiliary_start=all_when_full waits for the learner's replay, but with sampler=queued agents keep "
                 "replays, each its own: use when_full, or --sampler alternating"
             )
-        self.check_sizes(run, run_envs, auxiliary_sequence_steps=self.sequence_steps)
-        if count := len(run.devices):
-            way_out = "fewer --envs, or "
-            cpu = torch.device("cpu")
-            check_fits(self.num_bytes * count, size, "auxiliary_replay_steps", cpu, way_out, num_learners=count)
+        self.check_sizes(run, run.num_agents, auxiliary_sequence_steps=self.sequence_steps)
+        num_bytes, way_out = self._bytes_of(run.num_agents), "fewer agents (--envs), or "
+        check_fits(num_bytes, settings.auxiliary_replay_steps, "auxiliary_replay_steps", torch.device("cpu"), way_out)
+
+    def _bytes_of(self, num_agents: int) -> int:
+        """Returns the bytes of the agents' replays, which are laid out as the learner's would be."""
+        return sequence_bytes(self.spec, num_agents, self.settings.auxiliary_replay_steps)
 
     def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> None:
         """Makes the tasks; the learner keeps no replay."""

@@ -30,7 +30,8 @@ from tests.helpers.updates import RecordingUpdate
 
 NAMES = tuple(TASKS)
 SPEC = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(5), 2)
-T, C, NUM_SEGMENTS, AGENTS = 5, 6, 4, 3  # columns of a rollout, of which some are padding
+T, C, NUM_SEGMENTS = 5, 6, 4  # columns of a rollout, of which some are padding
+AGENTS = 3
 ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
     "a2c": (A2C, A2CSettings, {}),
     "ppo": (PPO, PPOSettings, {"epochs": 2, "minibatches": 2}),
@@ -65,7 +66,7 @@ def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig
 
 def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
     """Draws for all columns; the padding and the empty ones hold old numbers, and say that nothing was drawn."""
-    config = algo.agent_replay_config()
+    config = algo.agent_replay_config(AGENTS)
     slots = make_slots(SPEC, config, C)
     for column in range(NUM_SEGMENTS):
         env = AgentEnv(np.random.default_rng(column), SPEC, 9)
@@ -179,16 +180,16 @@ def test_what_agents_are_told() -> None:
     settings = {"pixel_control_discount": 0.7, "pixel_control_cell": 2, "discount": 0.8}
     algo = set_up(make_algo(**settings, reward_prediction_weight=0.0))
     names = ("pixel_control", "value_replay")
-    assert algo.agent_replay_config() == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=3)
+    assert algo.agent_replay_config(AGENTS) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=3)
     assert algo.needs_terminal_frames, "agents replay true last frames"
     algo = set_up(make_algo(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False))
-    config = algo.agent_replay_config()
+    config = algo.agent_replay_config(AGENTS)
     assert (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
-    assert set_up(make_algo(auxiliary=("none",))).agent_replay_config() is None
+    assert set_up(make_algo(auxiliary=("none",))).agent_replay_config(AGENTS) is None
     algo = make_algo()
     algo.learns_from_segments = False
-    assert set_up(algo).agent_replay_config() is None and algo.replay is not None
-    assert set_up(make_algo("vtrace", batch_steps=3)).agent_replay_config().sequence_steps == T, "of a segment"
+    assert set_up(algo).agent_replay_config(AGENTS) is None and algo.replay is not None
+    assert set_up(make_algo("vtrace", batch_steps=3)).agent_replay_config(AGENTS).sequence_steps == T, "of a segment"
 
 
 @pytest.mark.parametrize(
@@ -204,16 +205,22 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     """Would catch settings that fail later, or never."""
     algo = make_algo(**settings)
     with pytest.raises(UsageError, match=message) as error:
-        algo.validate(RunInfo(300, ("cpu",)))
+        algo.validate(RunInfo(300, ("cpu",), AGENTS))
     assert "\n" not in str(error.value)
 
 
 def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch replays of agents that are not counted, or of one learner only, or on a GPU, where they are not."""
-    algo = make_algo()
-    needed = algo.auxiliary.num_bytes
-    assert needed >= AGENTS * 20 * 36 * 36
-    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(2.1 * needed / 0.95))
-    algo.validate(RunInfo(1000, ("cuda:0", "cuda:1")))
-    with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .* for 3 learners.*: use fewer --envs, or"):
-        algo.validate(RunInfo(1000, ("cpu",) * 3))
+    """Would catch replays that are counted by the columns of a rollout, or not at all since the learner has a GPU."""
+    algo, of_one = make_algo(), 20 * 36 * 36
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
+    algo.validate(RunInfo(1000, ("cuda:0",), 10))
+    with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .*: use fewer agents \(--envs\), or"):
+        algo.validate(RunInfo(1000, ("cuda:0",), 20))
+
+
+def test_large_replays_are_not_saved() -> None:
+    """Would catch checkpoints of many gigabytes, and of too few agents that are counted."""
+    algo = set_up(make_algo())
+    in_checkpoints = [algo.agent_replay_config(num_agents).in_checkpoints for num_agents in (10, 100_000)]
+    assert in_checkpoints == [True, False]
+    assert set_up(make_algo(checkpoint_replay=True)).agent_replay_config(100_000).in_checkpoints
