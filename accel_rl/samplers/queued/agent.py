@@ -280,14 +280,13 @@ class Agent:
         self._stage = state["stage"]
         if self._replay and state["replay"]:
             self._replay.set_state(state["replay"])
+        step = self._step_arrays  # before `begin`, which counts ages from there, or shows a new game
+        self._row[...] = state["row"]
+        step["age"][0, 0], step["reset"][0, 0] = state["age"], state["reset"]
         restarted = bool(self._batch.set_state([state["env"]]))
         self._batch.begin()
         if restarted:
             self._drop_unfinished()
-        else:
-            step = self._step_arrays
-            self._row[...] = state["row"]
-            step["age"][0, 0], step["reset"][0, 0] = state["age"], state["reset"]
         return restarted
 
     def _drop_unfinished(self) -> None:

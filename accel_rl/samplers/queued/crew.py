@@ -110,7 +110,7 @@ class Crew:
         self._set_torch_threads()
         if self._pool.auxiliary[task].wait(POLL_S):
             with self._auxiliary_gate.working():
-                self.serve_auxiliary(task)
+                self.serve_auxiliary(task, self._prediction_batch)
 
     def _set_torch_threads(self) -> None:
         """Sets the number of torch's threads that this thread uses."""
@@ -151,9 +151,9 @@ class Crew:
         for first in range(0, len(agents), self._prediction_batch):
             self._server.serve(agents[first : first + self._prediction_batch])
 
-    def serve_auxiliary(self, task: str) -> None:
-        """Answers the requests that wait for what follows the sequences of an auxiliary task."""
-        requests = self._pool.auxiliary[task].get(self._prediction_batch)
+    def serve_auxiliary(self, task: str, most: int) -> None:
+        """Answers the requests, at most so many, that wait for what follows the sequences of an auxiliary task."""
+        requests = self._pool.auxiliary[task].get(most)
         if agents := sorted(agents_of(requests, self._pool.arrays["status"])):
             self._server.serve_auxiliary(task, agents)
 
@@ -192,7 +192,7 @@ class Crew:
                 watch()
                 wait_for_any([pool.predictions, *pool.auxiliary.values()], POLL_S)
                 for task in pool.auxiliary:
-                    self.serve_auxiliary(task)
+                    self.serve_auxiliary(task, 1)  # which requests come together depends on time, and so does rounding
                 self.held.extend(pool.predictions.get(pool.max_agents))
             self.queued.extend(sorted(pool.trainings.get(len(pool.arrays["state"]))))
             while self.queued:
