@@ -8,7 +8,7 @@ open (empty, or partly filled), then filled by a trainer, then complete, and the
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -72,15 +72,18 @@ class Crew:
                 self._num_batches += 1
 
     @contextmanager
-    def paused(self, auxiliary: bool = True) -> Iterator[list[int]]:
-        """Pauses predictors and trainers, auxiliary predictors only if asked to; gives all slots that wait to be
-        copied."""
-        with self._gate.closed():
-            if auxiliary:
-                with self._auxiliary_gate.closed():
-                    yield self.take_segments()
-            else:
-                yield self.take_segments()
+    def paused(self) -> Iterator[list[int]]:
+        """Pauses all threads; gives the slots that wait to be copied."""
+        with self.main_paused(), self.auxiliary_paused():
+            yield self.take_segments()
+
+    def main_paused(self) -> AbstractContextManager[None]:
+        """Pauses trainers and those predictors that choose actions. Agents can still draw for auxiliary tasks."""
+        return self._gate.closed()
+
+    def auxiliary_paused(self) -> AbstractContextManager[None]:
+        """Pauses the other predictors."""
+        return self._auxiliary_gate.closed()
 
     def close(self) -> None:
         """Ends all threads."""
