@@ -1,5 +1,6 @@
 """What `accel-rl tune` prints, and the file of settings that it writes."""
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ def introduction(config: Config, space: Space) -> Iterator[str]:
 def table(config: Config, space: Space, found: Found) -> Iterator[str]:
     """Yields lines: each point with its median rate and its ratio to the default, the fastest first; what was left out;
     the final and its result."""
-    from_final = [] if found.final is None else ["final"]
-    width = max(len(label) for label in (*map(str, found.trials), *map(str, found.skipped), *from_final))
+    width = max(len(str(point)) for point in (*found.trials, *found.skipped))
     grouped = config.run.sampler == "alternating"
     groups = " groups" if grouped else ""
     yield f"\n{'point':{width}}{groups}  steps/s  rounds   / default, with 95 % intervals"
@@ -41,8 +41,7 @@ def table(config: Config, space: Space, found: Found) -> Iterator[str]:
     for point, trial in ranked:
         each = f"{_groups_of_worker(config, point):7}" if grouped else ""
         compared = "the default" if point == space.start else format_ratio(_against_default(trial))
-        rate = sorted(trial.rates)[len(trial.rates) // 2]
-        yield f"{point!s:{width}}{each}{rate:9,.0f}{len(trial.rates):8}   {compared}"
+        yield f"{point!s:{width}}{each}{statistics.median(trial.rates):9,.0f}{len(trial.rates):8}   {compared}"
     for point, reason in found.skipped.items():
         yield f"{point!s:{width}}  skipped: {reason}"
     if found.unsearched:
@@ -53,20 +52,20 @@ def table(config: Config, space: Space, found: Found) -> Iterator[str]:
 
 
 def conclusion(space: Space, found: Found) -> str:
-    """Returns the final's result as a sentence."""
-    if found.final is None or found.ratio is None:
+    """Returns the final's results, a line for each finalist."""
+    if not found.final:
         return f"\nthe default is the fastest: {space.start}"
-    rounds = count(len(found.final[0].rates), "round")
-    sentence = f"\nfinal, {rounds}: {found.best} / default = {format_ratio(found.ratio)}"
-    return sentence if found.pick == found.best else f"{sentence}: not clearly faster, so the default stays"
+    finalists = [point for point in found.final if point != space.start]
+    lines = [f"{point} / default = {format_ratio(found.against_default(point))}" for point in finalists]
+    stays = ["none is clearly faster, so the default stays"] if found.pick == space.start else []
+    rounds = count(len(found.final[space.start].rates), "round")
+    return "\n".join([f"\nfinal, {rounds}:", *lines, *stays])
 
 
 def rate_of_pick(found: Found) -> float:
     """Returns the median rate [steps/s] of what was picked, in the final where there was one."""
-    if found.final:
-        return found.final[int(found.pick == found.best)].median
-    rates = sorted(found.trials[found.pick].rates)
-    return rates[len(rates) // 2]
+    rates = found.final[found.pick].rates if found.final else found.trials[found.pick].rates
+    return statistics.median(rates)
 
 
 def write_settings(path: Path, settings: dict[str, Any], comments: list[str]) -> None:
@@ -79,10 +78,13 @@ def comments(found: Found, space: Space, machine: str, topology: str) -> list[st
     """Returns what the file of settings says above them: where they were found, and how fast they were."""
     lines = [f"found by `accel-rl tune` on {machine}", f"logical CPUs {topology}"]
     rate = f"{rate_of_pick(found):,.0f} steps/s"
-    if found.final is None or found.ratio is None or found.pick == space.start:
+    if found.pick == space.start:
         return [*lines, f"{rate}: what a run picks by default; nothing else was clearly faster"]
-    rounds = count(len(found.final[0].rates), "round")
-    return [*lines, f"{rate}: {format_ratio(found.ratio)} times the default ({space.start}), {rounds}"]
+    rounds = count(len(found.final[found.pick].rates), "round")
+    return [
+        *lines,
+        f"{rate}: {format_ratio(found.against_default(found.pick))} times the default ({space.start}), {rounds}",
+    ]
 
 
 def _against_default(trial: Trial) -> dict[str, float]:

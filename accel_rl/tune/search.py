@@ -8,8 +8,9 @@ The rule:
    with the best values so far of all others. Then each setting once more, with values between the best and its
    neighbours. So a machine with many cores tries some 30 of hundreds of points.
 3. The full grid is divided into knock-outs of MOST_AT_ONCE points, whose winners meet.
-4. The best point meets the default in a final, whose rounds alone decide: the default stays unless the whole 95 %
-   interval of their ratio is above 1. So the luck that made a point the best has no part in it.
+4. The FINALISTS strongest points that are left in the last knock-out meet the default in a final, whose rounds alone
+   decide: the fastest is picked if the whole 95 % interval of its ratio to the default is above 1; else the default
+   stays. So the luck that made a point the best of many has no part in it.
 
 What a run picks by default takes part in every knock-out: ratios to it are from the same rounds. The processes and the
 replay of a point exist only while it is in.
@@ -30,7 +31,7 @@ from accel_rl.tune.points import Point, Space
 
 MOST_AT_ONCE = 16  # points whose processes exist at the same time
 MOST_ROUNDS, LEAST_ROUNDS = 20, 3  # of a knock-out
-FINAL_ROUNDS, LEAST_FINAL_ROUNDS = 30, 5
+FINAL_ROUNDS, LEAST_FINAL_ROUNDS, FINALISTS = 30, 5, 3
 FINAL = 0.3  # its share of the time
 LEAST_FREE = 0.1  # of the memory that is free at the start: below it, no further point is built
 
@@ -49,16 +50,19 @@ class Trial:
 class Found:
     """What a search has found. skipped: why a point was not tried; unsearched: settings for which no time was left.
 
-    best: the point that met the default in the final, or the default itself; then final is None. ratio: of the final,
-    best / default. pick: the point to use."""
+    final: turns of the finalists and the default; empty if the default was the only point left. best: the fastest of
+    them; pick: the point to use."""
 
     trials: dict[Point, Trial] = field(default_factory=dict)
     skipped: dict[Point, str] = field(default_factory=dict)
     unsearched: list[str] = field(default_factory=list)
     best: Point = Point(())
     pick: Point = Point(())
-    final: tuple[Turns, Turns] | None = None
-    ratio: dict[str, float] | None = None
+    final: dict[Point, Turns] = field(default_factory=dict)
+
+    def against_default(self, point: Point) -> dict[str, float]:
+        """Returns the ratio to the default in the final."""
+        return ratio(self.final[point].rates, next(iter(self.final.values())).rates)
 
 
 class Search:
@@ -79,8 +83,9 @@ class Search:
         self.space, self._build, self._seconds, self._clock = space, build, seconds, clock
         self._budget_s, self._start = budget_s, clock()
         self._open: dict[Point, Contestant] = {}
+        self._ranking: list[Point] = []  # of those that the last knock-out left, the strongest first
         self._least_free = LEAST_FREE * free_host_bytes()
-        self._point_s = 0.0  # what a point takes in a knock-out, at least
+        self._build_s = self._rounds_s = 0.0  # of a point: until it has warmed up, and its least rounds
         self.found = Found(best=space.start, pick=space.start)
 
     def run(self, full_grid: bool = False) -> Found:
@@ -90,7 +95,7 @@ class Search:
             contestant = self._open[self.space.start] = self._build(self.space.start)
             built = self._clock()
             contestant.run(self._seconds)
-            self._point_s = built - start + (LEAST_ROUNDS + 1) * (self._clock() - built)
+            self._build_s, self._rounds_s = built - start, (LEAST_ROUNDS + 1) * (self._clock() - built)
             grid = self.space.grid()[1:]
             if full_grid or (len(grid) < MOST_AT_ONCE and self._holds(len(grid))):
                 self._search_grid(grid)
@@ -98,8 +103,7 @@ class Search:
                 self._search_axes()
             if not self.found.trials:
                 raise self._nothing_tried()
-            if self.found.best != self.space.start:
-                self._play_final()
+            self._play_final()
             return self.found
         finally:
             self._close([*self._open])
@@ -125,10 +129,11 @@ class Search:
         if self.found.skipped:
             return UsageError(f"no other point can be built: {next(iter(self.found.skipped.values()))}")
         most = max(len(self.space.line(self.space.start, name)) for name in self.space.axes)
-        minutes = self._budget_s / 60 + ((most + 2) * self._point_s - self._left_s()) / (60 * (1 - FINAL))
+        missing_s = self._least_s(most) - self._left_s()
+        minutes = math.ceil(10 * (self._budget_s + missing_s / (1 - FINAL)) / 60) / 10
         return UsageError(
-            f"minutes={self._budget_s / 60:g} is too short: a point takes {self._point_s:.1f} s at least; use "
-            f"--minutes {math.ceil(10 * minutes) / 10:g} or more"
+            f"minutes={self._budget_s / 60:g} is too short: to start and its first rounds take a point "
+            f"{self._build_s + self._rounds_s:.1f} s; use --minutes {minutes:g} or more"
         )
 
     def _left_s(self) -> float:
@@ -137,11 +142,15 @@ class Search:
 
     def _holds(self, num_points: int) -> bool:
         """Whether the time before the final holds a knock-out of this many points, the default and the best."""
-        return (num_points + 2) * self._point_s <= self._left_s()
+        return self._least_s(num_points) <= self._left_s()
+
+    def _least_s(self, num_points: int) -> float:
+        return num_points * self._build_s + (num_points + 2) * self._rounds_s
 
     def _knock_out(self, points: Sequence[Point], budget_s: float, label: str) -> None:
         """Finds the best of these points, the default and the best so far."""
         end = self._clock() + budget_s
+        self._close([point for point in self._open if point not in (self.space.start, self.found.best)])
         for point in points:
             self._try_to_open(point)
         default, by_name = self.space.start, {str(point): point for point in self._open}
@@ -161,17 +170,23 @@ class Search:
             trial = self.found.trials.setdefault(by_name[name], Trial())
             trial.rates += turn.rates
             trial.default_rates += turns[str(default)].rates[: len(turn.rates)]
-        self.found.best = max(self._open, key=lambda point: strength(turns[str(point)]))
-        self._close([point for point in self._open if point not in (default, self.found.best)])
+        self._ranking = sorted(self._open, key=lambda point: strength(turns[str(point)]), reverse=True)
+        self.found.best = self._ranking[0]
 
     def _play_final(self) -> None:
-        default, best = self.space.start, self.found.best
+        """The finalists and the default; sets `best` and `pick`."""
+        default, found = self.space.start, self.found
+        finalists = [point for point in self._ranking if point != default][:FINALISTS]
+        self._close([point for point in self._open if point not in (default, *finalists)])
+        if not finalists:
+            return
         left_s = self._budget_s - (self._clock() - self._start)
         schedule = Schedule(self._seconds, FINAL_ROUNDS, left_s, LEAST_FINAL_ROUNDS)
-        turns = alternate([self._open[default], self._open[best]], schedule, "final", self._clock)
-        self.found.final = turns[str(default)], turns[str(best)]
-        self.found.ratio = ratio(turns[str(best)].rates, turns[str(default)].rates)
-        self.found.pick = best if self.found.ratio["low"] > 1 else default
+        contestants = [self._open[point] for point in (default, *finalists)]
+        turns = alternate(contestants, schedule, "final", self._clock)
+        found.final = {point: turns[str(point)] for point in (default, *finalists)}
+        found.best = max(found.final, key=lambda point: found.against_default(point)["median"])
+        found.pick = found.best if found.against_default(found.best)["low"] > 1 else default
 
     def _try_to_open(self, point: Point) -> None:
         """Builds a point's contestant, unless that fails or memory is short."""
