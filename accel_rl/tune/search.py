@@ -176,7 +176,7 @@ class Search:
     def _play_final(self) -> None:
         """The finalists and the default; sets `best` and `pick`."""
         default, found = self.space.start, self.found
-        finalists = [point for point in self._ranking if point != default][:FINALISTS]
+        finalists = [point for point in self._ranking if point in self._open and point != default][:FINALISTS]
         self._close([point for point in self._open if point not in (default, *finalists)])
         if not finalists:
             return

@@ -180,6 +180,21 @@ def test_points_that_cannot_be_built_are_skipped(error: Exception) -> None:
     assert found.pick.settings == {"workers": 2, "threads": 2} and machine.open == []
 
 
+def test_a_last_setting_without_points_leaves_a_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch finalists that have been closed since the last knock-out."""
+    monkeypatch.setattr(search, "MOST_AT_ONCE", 2)
+
+    def rate(workers: int, threads: int) -> float:
+        if threads > 1:
+            raise UsageError("one thread at most")
+        return 1000.0 + workers if workers < 3 else 999.0
+
+    machine = Machine(rate, noise=0.05)
+    found = machine.search(space(workers=(1, 2, 4), threads=(1, 2)))
+    assert {*found.skipped.values()} == {"one thread at most"}
+    assert len(found.trials) >= 3 and machine.open == []
+
+
 def test_little_memory_ends_the_building(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a search that drives the machine out of memory."""
     machine = Machine(peak)
