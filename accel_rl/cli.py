@@ -309,8 +309,8 @@ def _launch(options: argparse.Namespace) -> None:
 
 def _show_affinity(given: dict[str, Any]) -> None:
     from accel_rl.config.sources import overlay
-    from accel_rl.hardware.placement import show_plans
     from accel_rl.training.build import check
+    from accel_rl.training.description import describe_placement
     from accel_rl.training.resolve import resolve
     from accel_rl.training.run_directory import read_settings
 
@@ -318,8 +318,11 @@ def _show_affinity(given: dict[str, Any]) -> None:
     saved = read_settings(Path(resume)) if resume else {}
     config = resolve(overlay(saved, given), Path(file) if file else None)
     check(config)
-    lines = show_plans(config.devices, config.plans)
-    print("\n".join([*lines, *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]))
+    print(
+        "\n".join(
+            [*describe_placement(config), *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]
+        )
+    )
 
 
 def _tune(options: argparse.Namespace) -> None:

@@ -147,6 +147,20 @@ class Rollout:
         none = {name: getattr(self, name)[:0] for name in ("final_step", "final_env", "final_observation")}
         return replace(self, **none, terminal_frames=None)
 
+    def without_padding(self) -> "Rollout":
+        """Returns the first num_segments columns, as views; all, if the rollout is not merged from segments.
+
+        What belongs to the auxiliary tasks stays as it is."""
+        n = self.num_segments
+        if n is None or n == self.num_envs:
+            return self
+        names = ("observation_rows", "age", "action", "reward", "terminated", "truncated", "valid", "reset")
+        columns: dict[str, Any] = {name: getattr(self, name)[:, :n] for name in names}
+        outputs = {name: value[:, :n] for name, value in self.policy_outputs.items()}
+        inputs = self.recurrent_inputs and RecurrentInputs(*(rows[:, :n] for rows in self.recurrent_inputs))
+        last = None if self.bootstrap_value is None else self.bootstrap_value[:n]
+        return replace(self, **columns, policy_outputs=outputs, recurrent_inputs=inputs, bootstrap_value=last)
+
     @property
     def horizon(self) -> int:
         return self.reward.shape[0]

@@ -1,4 +1,7 @@
-"""A2C: synchronous advantage actor-critic (Stooke & Abbeel 2018, section 5.3; Mnih et al. 2016, Algorithm S2)."""
+"""A2C: synchronous advantage actor-critic (Stooke & Abbeel 2018, section 5.3; Mnih et al. 2016, Algorithm S2).
+
+With other settings its loss is that of GA3C (Babaeizadeh et al. 2017, section 4.4).
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,12 +10,14 @@ from torch import Tensor
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
 from accel_rl.algos.auxiliary import AuxiliarySettings
-from accel_rl.algos.base import Stats, masked_sum
+from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.minibatches import whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
-from accel_rl.models.distributions import Distribution
+from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import ActorCritic, Network
+from accel_rl.models.distributions import Categorical, Distribution
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -30,6 +35,18 @@ class A2CSettings(AuxiliarySettings, ActorCriticSettings):
     learning_rate_scaling: str = setting(
         "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")
     )
+    loss_reduction: str = setting(
+        "mean", "the gradient is that of the mean over the samples, or of their sum (GA3C)", choices=("mean", "sum")
+    )
+    log_epsilon: float = setting(
+        0.0, "added to probabilities under logarithms, in the entropy, too; for Discrete actions (GA3C: 1e-6)", least=0
+    )
+    advantage_value: str = setting(
+        "acting",
+        "the value in the advantage is that of acting, or computed again when learning (GA3C); learning takes "
+        "gae_lambda=1",
+        choices=("acting", "learning"),
+    )
 
 
 class A2CTargets(NamedTuple):
@@ -43,6 +60,25 @@ class A2C(ActorCriticAlgo):
     Settings = A2CSettings
     settings: A2CSettings
 
+    def build_policy(self, network: Network | None) -> ActorCritic:
+        policy, epsilon = super().build_policy(network), self.settings.log_epsilon
+        if epsilon:
+            if not isinstance(policy.distribution, Categorical):
+                raise UsageError(
+                    f"log_epsilon={epsilon:g} is for Discrete actions, but these are {self.spec.action_space}; omit it"
+                )
+            policy.distribution.log_epsilon = epsilon
+        return policy
+
+    def validate(self, run: RunInfo) -> None:
+        """Raises UsageError for a value of learning in generalized advantages."""
+        super().validate(run)
+        if self.settings.advantage_value == "learning" and self.settings.gae_lambda != 1:
+            raise UsageError(
+                f"advantage_value=learning takes gae_lambda=1, but it is {self.settings.gae_lambda:g}; change one of "
+                "them"
+            )
+
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         rollout = self.store(rollout)
         if self.is_filling:
@@ -52,7 +88,15 @@ class A2C(ActorCriticAlgo):
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
         rate, extra = self.learning_rate(step), self.draw_auxiliary(update)
-        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, extra_losses=extra)
+        return update.minimize(
+            self.loss,
+            arguments,
+            num_samples,
+            rate,
+            sliceable=is_sliceable,
+            extra_losses=extra,
+            reduction=self.settings.loss_reduction,
+        )
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""
@@ -61,12 +105,12 @@ class A2C(ActorCriticAlgo):
     def compute_targets(self, rollout: Rollout) -> A2CTargets:
         """Returns advantages and returns, each [T, B]."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
-        reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
+        reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         if settings.gae_lambda == 1:
-            return_ = discounted_return(reward, rollout.done, bootstrap_value, settings.discount)
+            return_ = discounted_return(reward, done, bootstrap_value, settings.discount)
             return A2CTargets(return_ - value, return_)
         return A2CTargets(
-            *generalized_advantage(reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda)
+            *generalized_advantage(reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda)
         )
 
     def learning_rate(self, step: int) -> float:
@@ -76,12 +120,13 @@ class A2C(ActorCriticAlgo):
     def loss(self, batch: Batch, targets: A2CTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `a2c_loss` of the policy as it is now."""
         parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
+        is_new = self.settings.advantage_value == "learning"
         return a2c_loss(
             self.policy.distribution,
             parameters,
             value,
             batch.action,
-            targets.advantage,
+            targets.return_ - value.detach() if is_new else targets.advantage,
             targets.return_,
             batch.valid,
             self.settings.value_weight,
@@ -106,7 +151,8 @@ def a2c_loss(
 
     parameters [..., P] of the action distribution; value, advantage, return_, valid [...]. Gradients flow through
     parameters and value only. Returns the sum, and its terms as sums over valid samples, detached.
-    Source: Mnih et al. 2016, Algorithm S2.
+    Source: Mnih et al. 2016, Algorithm S2. With the distribution's log_epsilon e, log(pi + e) stands for all
+    logarithms: Babaeizadeh et al. 2017 (GA3C), equation 5.
     """
     policy_loss = -masked_sum(distribution.log_probability(parameters, action) * advantage, valid)
     value_loss = masked_sum((value - return_).square(), valid)

@@ -1,4 +1,4 @@
-"""What the actor-critics share: settings of their network, running statistics, values at a rollout's end."""
+"""What the actor-critics share: settings of their network, running statistics, values behind a rollout's end."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.normalize import ReturnScale
+from accel_rl.models.trunks import initialize_by_fan_in
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.updates import LossPart, Update
 
@@ -30,6 +31,12 @@ class ActorCriticSettings(AlgoSettings):
         "all dimensions that depends on the observation (spherical)",
         choices=("diagonal", "spherical"),
     )
+    initialization: str = setting(
+        "normalized",
+        "first weights: normalized: weight vectors of norm 1 (0.01 of the policy's), Glorot-uniform convolutions, "
+        "biases of 0; fan_in: weights and biases uniform within +-1/sqrt(inputs of a unit) (GA3C)",
+        choices=("normalized", "fan_in"),
+    )
     normalize_observations: bool = setting(False, "normalize observations to mean 0, variance 1 by running statistics")
     normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
 
@@ -37,9 +44,10 @@ class ActorCriticSettings(AlgoSettings):
 class ActorCriticAlgo(Algo):
     """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together.
 
-    A subclass whose settings are AuxiliarySettings, too, calls `store` first in `learn`, learns nothing while
+    A subclass calls `store` first in `learn`. If its settings are AuxiliarySettings, too, it learns nothing while
     `is_filling`, and passes what `draw_auxiliary` returns to each `update.minimize`."""
 
+    accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
     statistics: ActorCriticStatistics | None
@@ -78,11 +86,24 @@ class ActorCriticAlgo(Algo):
             settings.gaussian,
             settings.normalize_observations,
         )
+        by_fan_in = settings.initialization == "fan_in"
+        if by_fan_in:
+            initialize_by_fan_in(policy)
         if isinstance(settings, AuxiliarySettings):
             add_heads(policy, spec, settings)
+            if by_fan_in:
+                with torch.random.fork_rng(devices=[]):  # what is drawn afterwards is as it would be without heads
+                    initialize_by_fan_in(policy.auxiliary_heads)
         return policy
 
     def validate(self, run: RunInfo) -> None:
+        """Raises UsageError for auxiliary tasks that do not fit the run or this machine, and if returns are to be
+        normalized, but rollouts are merged from segments."""
+        if self.learns_from_segments and self.settings.normalize_returns:
+            raise UsageError(
+                "normalize_returns=True needs all steps of each environment in their order, but sampler=queued merges "
+                "segments of any; use --no-normalize-returns, or --sampler alternating"
+            )
         if self.auxiliary:
             run_envs = max(self.num_envs, self.local_envs * len(run.devices))  # asynchronous learners update alone
             self.auxiliary.validate(run, run_envs, self.horizon, self.device)
@@ -95,13 +116,14 @@ class ActorCriticAlgo(Algo):
             self.replay = self.auxiliary.replay
 
     def store(self, rollout: Rollout) -> Rollout:
-        """Stores a complete rollout for the auxiliary tasks, if there are any; returns it without what only they need.
+        """Stores a complete rollout for the auxiliary tasks, if there are any; returns what is to be learned from.
 
-        Call it first in `learn`: terminal frames, of which each rollout has another number, are not for CUDA graphs."""
-        if not self.auxiliary:
-            return rollout
-        self.auxiliary.store(rollout)
-        return replace(rollout, terminal_frames=None)
+        Call it first in `learn`. What it returns is without terminal frames, of which each rollout has another number,
+        so that CUDA graphs can take it; on a CPU also without padding, which would take time."""
+        if self.auxiliary:
+            self.auxiliary.store(rollout)
+            rollout = replace(rollout, terminal_frames=None)
+        return rollout.without_padding() if rollout.reward.device.type == "cpu" else rollout
 
     @property
     def is_filling(self) -> bool:
@@ -125,7 +147,7 @@ def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> 
     """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
 
     The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
-    CUDA graph needs it."""
+    CUDA graph needs it. One that is merged from segments has none, and is returned as it is."""
     steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
     if not len(steps):
         return rollout
@@ -139,12 +161,24 @@ def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> 
 
 
 @torch.no_grad()
-def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor]:
+def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the values of what follows the rollout.
 
-    Returns reward [T, B] as `add_final_values` has it, and the value [B] of the observation after step T - 1.
+    Returns reward [T, B] as `add_final_values` has it, done [T, B], and the value [B] of the observation after step
+    T - 1. Of segments, the rewards hold all values of what follows; each is done at its last step.
     """
+    if rollout.bootstrap_value is not None:
+        return _bootstrap_segments(rollout, discount * rollout.bootstrap_value)
     T, inputs = rollout.horizon, rollout.recurrent_inputs
     last_inputs = inputs and RecurrentInputs(*(rows[T] for rows in inputs))
     value = policy.step(rollout.observations(T, T + 1)[0], last_inputs)[1]
-    return add_final_values(policy, rollout, discount).reward, value
+    return add_final_values(policy, rollout, discount).reward, rollout.done, value
+
+
+def _bootstrap_segments(rollout: Rollout, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds the discounted value [B] of what follows each segment to the reward of its last step, unless that is
+    terminated; returns what `bootstrap` does."""
+    valid = rollout.valid
+    is_last = valid & ~torch.cat([valid[1:], torch.zeros_like(valid[:1])])
+    gain = following.masked_fill(~is_last | rollout.terminated, 0.0)
+    return rollout.reward + gain, rollout.done | is_last, torch.zeros_like(following)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.algos.base import Stats, masked_sum
+from accel_rl.envs.cells import cell_grid
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
@@ -146,21 +147,6 @@ TASKS: dict[str, type[AuxiliaryTask]] = {task.name: task for task in (PixelContr
 def reward_class(reward: Tensor) -> Tensor:
     """Returns 0 for a zero reward, 1 for a positive, 2 for a negative one; int64, of the same shape."""
     return (reward > 0).long() + 2 * (reward < 0).long()
-
-
-def cell_grid(frame: tuple[int, ...], cell: int) -> tuple[int, int]:
-    """Returns how many cells (h, w) of cell x cell pixels pixel control divides a frame (H, W) into.
-
-    Both are even, for the deconvolution; of what remains, half is cropped at each side, the odd pixel at the bottom or
-    right. 84x84 pixels: 2 are cropped at each side, 20x20 cells remain; 104x80: 26x20. Raises UsageError for frames
-    with less than 4x4 cells."""
-    cells = tuple(size // (2 * cell) * 2 for size in frame)
-    if min(cells) < 4:
-        raise UsageError(
-            f"pixel_control needs frames of at least {4 * cell}x{4 * cell} pixels, 4x4 cells of pixel_control_cell="
-            f"{cell}, but these have {frame[0]}x{frame[1]}; take it out of --auxiliary"
-        )
-    return cells[0], cells[1]
 
 
 def pixel_change(frames: Tensor, cell: int) -> Tensor:

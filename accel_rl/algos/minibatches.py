@@ -33,7 +33,7 @@ def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch
 
 
 def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
-    """Returns a permutation for each epoch [epochs, N]: of the T x B samples, or of the B sequences.
+    """Returns a permutation for each epoch [epochs, N]: of the T x B samples, valid or not, or of the B sequences.
 
     All go to a GPU at once, without waiting for it."""
     num_items = rollout.num_envs if rollout.recurrent_inputs is not None else rollout.reward.numel()

@@ -52,9 +52,19 @@ class PPO(ActorCriticAlgo):
     settings: PPOSettings
 
     def validate(self, run: RunInfo) -> None:
-        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches."""
+        """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches.
+
+        Segments are merged to any number of samples: of these there must be as many as minibatches."""
         super().validate(run)
         count, envs, horizon = self.settings.minibatches, self.local_envs, self.horizon
+        if self.learns_from_segments:
+            num_items, what = (envs, "segments") if self.policy.state_size else (envs * horizon, "samples")
+            if num_items < count:
+                raise UsageError(
+                    f"batches of about {num_items} {what} do not divide into minibatches={count}; lower it, or raise "
+                    "min_training_batch"
+                )
+            return
         if self.policy.state_size and envs % count:
             raise UsageError(
                 f"a learner's envs={envs} sequences do not divide into minibatches={count}; change one of them"
@@ -78,13 +88,14 @@ class PPO(ActorCriticAlgo):
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         stats: list[Stats] = []
         for order in random_orders(rollout, settings.epochs):
-            for chosen in order.chunk(settings.minibatches):
+            parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
+            for chosen in parts:
                 batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
                 arguments, extra = (batch, part, *coefficients), self.draw_auxiliary(update)
                 stats.append(
                     update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, extra_losses=extra)
                 )
-            if settings.target_kl is not None and self._is_too_far(stats[-settings.minibatches :], update):
+            if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
         return stack_stats(stats)
 
@@ -100,9 +111,9 @@ class PPO(ActorCriticAlgo):
     def compute_targets(self, rollout: Rollout) -> PPOTargets:
         """Returns the targets of all steps; advantages are as they are, not standardized."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
-        reward, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
+        reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
-            reward, value, rollout.done, bootstrap_value, settings.discount, settings.gae_lambda
+            reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda
         )
         old_log_probability = self.policy.distribution.log_probability(
             rollout.policy_outputs["distribution"], rollout.action
@@ -159,6 +170,7 @@ def ppo_loss(
     Source: Schulman et al. 2017, equations 7 and 9.
     """
     log_ratio = distribution.log_probability(parameters, action) - old_log_probability
+    log_ratio = log_ratio.masked_fill(~valid, 0.0)  # whose exponential may overflow, with a gradient of 0 x infinity
     ratio = log_ratio.exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
     policy_loss = -masked_sum(surrogate, valid)
@@ -183,8 +195,7 @@ def ppo_loss(
 
 def standardized(advantage: Tensor, valid: Tensor, update: Update) -> Tensor:
     """Returns advantages [T, B] with mean 0 and std 1 over the valid samples of all learners."""
-    mask = valid.float()
-    count = update.sum(mask.sum()).clamp(min=1)
-    centred = advantage - update.sum((mask * advantage).sum()) / count
-    variance = update.sum((mask * centred.square()).sum()) / count
+    count = update.sum(valid.float().sum()).clamp(min=1)
+    centred = advantage - update.sum(masked_sum(advantage, valid)) / count
+    variance = update.sum(masked_sum(centred.square(), valid)) / count
     return centred / (variance.sqrt() + 1e-6)

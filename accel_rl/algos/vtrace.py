@@ -46,7 +46,8 @@ class VTraceTargets(NamedTuple):
 class VTrace(ActorCriticAlgo):
     """Learns while sampling: at every steps_per_update-th step, from the next batch of environments.
 
-    A sample is used batch_steps / (steps_per_update x batches) times.
+    A sample is used batch_steps / (steps_per_update x batches) times. Rollouts that are merged from segments are
+    learned from whole, once; none of these three numbers matters then.
     """
 
     Settings = VTraceSettings
@@ -54,24 +55,33 @@ class VTrace(ActorCriticAlgo):
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.window_steps = self.settings.batch_steps
         self._env_steps = 0  # of each environment, with those of the rollout that is being sampled
 
     @property
+    def window_steps(self) -> int:  # type: ignore[override]
+        return 0 if self.learns_from_segments else self.settings.batch_steps
+
+    @property
+    def learns_on_step(self) -> bool:
+        return not self.learns_from_segments
+
+    @property
     def segment(self) -> int:
-        return int(self.settings.batch_steps)
+        return self.horizon if self.learns_from_segments else self.settings.batch_steps
 
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the environments do not divide into batches, if c_bar is larger than rho_bar, or if the
         run ends before the first update."""
         super().validate(run)
         settings = self.settings
+        if settings.c_bar > settings.rho_bar:
+            raise UsageError(f"c_bar={settings.c_bar} must be at most rho_bar={settings.rho_bar}")
+        if self.learns_from_segments:
+            return
         if self.local_envs % settings.batches:
             raise UsageError(
                 f"a learner's envs={self.local_envs} do not divide into batches={settings.batches}; change one of them"
             )
-        if settings.c_bar > settings.rho_bar:
-            raise UsageError(f"c_bar={settings.c_bar} must be at most rho_bar={settings.rho_bar}")
         if settings.batch_steps * self.num_envs >= self.schedule_steps:
             raise UsageError(
                 f"batch_steps={settings.batch_steps} x envs={self.num_envs} are not reached in {self.schedule_steps} "
@@ -92,31 +102,36 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
+        return self._learn_from(recent, self.envs_to_update(t) or slice(None), update)
+
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        """Learns from merged segments. Of others only stores the steps for the auxiliary tasks: `on_step` has learned
+        from them, and will from the last."""
+        rollout = self.store(rollout)
+        return self._learn_from(rollout, slice(None), update) if self.learns_from_segments else {}
+
+    def _learn_from(self, steps: Rollout, envs: slice, update: Update) -> Stats:
+        """Makes one update from these steps of some environments."""
         if self.is_filling:
             return {}
-        step = recent.first_step
-        recent = add_final_values(self.policy, recent, self.settings.discount)
+        step = steps.first_step
+        steps = add_final_values(self.policy, steps, self.settings.discount)
         # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
-        outputs = {"distribution": recent.policy_outputs["distribution"]}
-        recent = replace(recent, reset=recent.reset[:0], policy_outputs=outputs)
-        batch, targets, num_samples = update.graphed(self.prepare, recent)
+        outputs = {"distribution": steps.policy_outputs["distribution"]}
+        steps = replace(steps, reset=steps.reset[:0], policy_outputs=outputs)
+        batch, targets, num_samples = update.graphed(self.prepare, steps)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        rate, extra = self.learning_rate(step), self.draw_auxiliary(update, self.envs_to_update(t) or slice(None))
+        rate, extra = self.learning_rate(step), self.draw_auxiliary(update, envs)
         return update.minimize(self.loss, arguments, num_samples, rate, sliceable=False, extra_losses=extra)
 
     def prepare(self, recent: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns what an update needs: sequences, their targets, and how many steps are valid."""
         return recent.sequences(), self.compute_targets(recent), recent.valid.sum()
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        """Only stores these steps for the auxiliary tasks: `on_step` has learned from them, and will from the last."""
-        self.store(rollout)
-        return {}
-
     def compute_targets(self, rollout: Rollout) -> VTraceTargets:
-        reward, bootstrap_value = bootstrap(self.policy, rollout, self.settings.discount)
+        reward, done, bootstrap_value = bootstrap(self.policy, rollout, self.settings.discount)
         behaviour = self.policy.distribution.log_probability(rollout.policy_outputs["distribution"], rollout.action)
-        return VTraceTargets(reward, rollout.done, bootstrap_value, behaviour)
+        return VTraceTargets(reward, done, bootstrap_value, behaviour)
 
     def loss(self, batch: Batch, targets: VTraceTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `vtrace_loss` of the policy as it is now; batch [T, B, ...]."""
@@ -173,7 +188,7 @@ def vtrace_loss(
     samples, detached. Source: Dalton et al. 2020, appendix A.1.
     """
     log_probability = distribution.log_probability(parameters, action)
-    log_ratio = (log_probability - behaviour).detach()
+    log_ratio = (log_probability - behaviour).detach().masked_fill(~valid, 0.0)  # whose exponential may overflow
     target, advantage = vtrace(reward, value.detach(), done, bootstrap_value, log_ratio, discount, rho_bar, c_bar)
     policy_loss = -masked_sum(log_probability * advantage, valid)
     value_loss = masked_sum((value - target).square(), valid)

@@ -1,4 +1,4 @@
-"""The settings of the queued sampler."""
+"""The settings of the queued sampler, and of the replays that its agents keep."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class QueueSettings:
     min_training_batch: int | None = setting(
         None, "queued: steps of a batch to learn from, at least (default: envs x horizon)", least=1
     )
-    training_queue: int = setting(100, "queued: most segments that wait to be merged", least=1)
+    training_queue: int = setting(3, "queued: segments of each agent that may wait to be merged", least=1)
     dynamic_adjustment: bool = setting(
         False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
     )
@@ -28,3 +28,23 @@ class QueueSettings:
     max_agents: int | None = setting(
         None, "queued: most agents that dynamic adjustment may start (default: as memory allows)", least=1
     )
+
+
+@dataclass(frozen=True)
+class AgentReplayConfig:
+    """What an agent of the queued sampler keeps and draws for the auxiliary tasks.
+
+    size: steps that are kept. sequence_steps: L, of a sequence. tasks: by name. pixel_control_cell: height and width of
+    a cell, in pixels. pixel_control_discount: of pixel changes; discount: of rewards, both per step.
+    waits: nothing is drawn before the replay is full. in_checkpoints: the replay is part of the sampler's saved state.
+    seed: this learner's; an agent's generator comes from it and from the agent's index."""
+
+    size: int
+    sequence_steps: int
+    tasks: tuple[str, ...]
+    pixel_control_cell: int
+    pixel_control_discount: float
+    discount: float
+    waits: bool = True
+    in_checkpoints: bool = True
+    seed: int = 0

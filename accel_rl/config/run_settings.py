@@ -15,7 +15,9 @@ class RunSettings:
     env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))
     env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     network: str | None = setting(
-        None, "a3c, nature, cule, a3c_mlp, or package.module:factory of your own: factory(spec) -> nn.Module"
+        None,
+        "a3c, nature, cule, a3c_mlp, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of your own: "
+        "factory(spec) -> nn.Module",
     )
     seed: int = setting(0, "seed of all random numbers in the run", least=0)
     steps: int = setting(1_000_000, "agent steps of the run, summed over all environments", least=1)
@@ -37,8 +39,9 @@ class RunSettings:
     cpus: str = setting("all", "logical CPUs to use, as in 0-7,16-23; all: every one that this process may use")
     sampler: str = setting(
         "alternating",
-        "alternating: environments run in simulator processes; serial: in the learner's own process",
-        choices=("alternating", "serial"),
+        "alternating: environments run in simulator processes; serial: in the learner's own process; queued: agents, a "
+        "prediction and a training queue, as in GA3C",
+        choices=("alternating", "serial", "queued"),
     )
     horizon: int = setting(5, "steps of each environment per rollout", least=1)
     reset_mode: str = setting(

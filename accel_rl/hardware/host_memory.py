@@ -1,4 +1,4 @@
-"""How much memory is free, on the host within its control group or on a GPU."""
+"""How much memory is free or in use, on the host within its control group or on a GPU."""
 
 from __future__ import annotations
 
@@ -67,17 +67,31 @@ def free_bytes(device: torch.device) -> int:
 
 def free_host_bytes() -> int:
     """Returns the smaller of what the system has available and what the control group still allows."""
-    free = [2**62]
-    for line in _read(MEMINFO).splitlines():
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
+    return max(0, min([free for free, _ in _free_and_total()], default=2**62))
+
+
+def used_share() -> float:
+    """Returns the share of memory in use, from 0 to 1: the larger of the system's and the control group's.
+
+    Cached files that give way when memory is needed do not count. 0 on a system without these figures."""
+    used = max([1 - free / total for free, total in _free_and_total() if total], default=0.0)
+    return min(max(0.0, used), 1.0)
+
+
+def _free_and_total() -> list[tuple[int, int]]:
+    """Returns the bytes that are free and all bytes, of the system and of a control group with a limit."""
+    found = []
+    meminfo = dict(line.split(":", 1) for line in _read(MEMINFO).splitlines() if ":" in line)
+    if "MemAvailable" in meminfo:
+        free, total = (int(meminfo.get(name, "0 kB").split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+        found.append((free, total))
     for folder, limit_name, usage_name, cache_field in CGROUPS:
         limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
         if limit.isdigit() and usage.isdigit():
             # Cached files count as used, but give way when memory is needed.
             stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-            free.append(int(limit) - int(usage) + int(stat.get(cache_field, 0)))
-    return max(0, min(free))
+            found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -27,10 +27,15 @@ MIN_VARIANCE = 1e-4  # of the spherical Gaussian, since softplus underflows to 0
 
 
 class Categorical(nn.Module):
-    """Chooses one of A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...]."""
+    """Chooses one of A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...].
 
-    def __init__(self, num_actions: int):
+    log_epsilon: e; log-probability and entropy are log(p + e) and -sum p log(p + e), whose gradients stay bounded where
+    p vanishes (Babaeizadeh et al. 2017, GA3C, equation 5).
+    """
+
+    def __init__(self, num_actions: int, log_epsilon: float = 0.0):
         super().__init__()
+        self.log_epsilon = log_epsilon
         self.num_outputs = self.encoded_size = num_actions
         self.noise_shape: tuple[int, ...] = ()
 
@@ -50,12 +55,18 @@ class Categorical(nn.Module):
         return logits.argmax(-1)
 
     def log_probability(self, logits: Tensor, action: Tensor) -> Tensor:
-        return logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return self._add_epsilon(logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1))
 
     def entropy(self, logits: Tensor) -> Tensor:
         """Returns -sum p log p [...], in nats; finite where p underflows to 0."""
         log_p = logits.log_softmax(-1)
-        return -(log_p.exp() * log_p).sum(-1)
+        return -(log_p.exp() * self._add_epsilon(log_p)).sum(-1)
+
+    def _add_epsilon(self, log_p: Tensor) -> Tensor:
+        """Returns log(p + e), exact near p = 0 and p = 1, too."""
+        if not self.log_epsilon:
+            return log_p
+        return torch.logaddexp(log_p, log_p.new_full((), math.log(self.log_epsilon)))
 
     def encode(self, action: Tensor) -> Tensor:
         """Returns actions [N] one-hot, float32 [N, A]."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,10 @@ from accel_rl.envs.spaces import Part, is_channels_last, is_picture, parts_of
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.layers import ByteConv, Conv2d, Linear
 
-A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # filters, kernel, stride, padding; for images of at least 20 x 20
+ConvLayer = tuple[int, int, int, int | str]
+"""Filters, kernel, stride, padding of a convolution; "same": as TensorFlow pads, see `same_padding`."""
+
+A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # for images of at least 20 x 20
 
 
 def make_trunk(spec: EnvSpec) -> nn.Module:
@@ -43,8 +47,30 @@ def initialize(layer: nn.Linear, norm: float = 1.0) -> None:
     layer.bias.zero_()
 
 
+@torch.no_grad()
+def initialize_by_fan_in(network: nn.Module) -> None:
+    """Draws all weights and biases of a network's convolutions and linear layers uniformly from +-1/sqrt(fan-in).
+
+    The fan-in is the number of inputs of a unit: channels times kernel for a convolution, and for a deconvolution, too.
+    Source: the public code of GA3C and UNREAL."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear):
+            fan_in = layer.in_features
+        elif isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+        else:
+            continue
+        for parameter in layer.parameters(recurse=False):
+            parameter.uniform_(-(fan_in**-0.5), fan_in**-0.5)
+
+
 def conv(
-    num_inputs: int, num_outputs: int, kernel: int, stride: int, padding: int = 0, takes_bytes: bool = False
+    num_inputs: int,
+    num_outputs: int,
+    kernel: int,
+    stride: int,
+    padding: int | tuple[int, int] = 0,
+    takes_bytes: bool = False,
 ) -> nn.Conv2d:
     """Returns a convolution with Glorot-uniform weights and zero biases; takes_bytes: a `ByteConv`."""
     layer = (ByteConv if takes_bytes else Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
@@ -60,19 +86,30 @@ class _Flatten(nn.Module):
         return x.permute(0, 2, 3, 1).flatten(1)
 
 
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Returns how many zeros TensorFlow's padding "SAME" adds before and behind rows or columns of this size, so that
+    ceil(size / stride) remain; of an odd number, the larger half is behind."""
+    missing = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+    return missing // 2, missing - missing // 2
+
+
 class ConvNet(nn.Module):
-    """Applies convolutions and one hidden layer, with ReLU after each: images uint8 [N, C, H, W] -> [N, num_features].
+    """Applies convolutions and a hidden layer, with ReLU after each: images uint8 [N, C, H, W] -> [N, num_features]."""
 
-    layers: (filters, kernel, stride, padding) of each convolution.
-    """
-
-    def __init__(self, shape: tuple[int, ...], layers: Sequence[tuple[int, int, int, int]], num_features: int):
+    def __init__(self, shape: tuple[int, ...], layers: Sequence[ConvLayer], num_features: int):
         super().__init__()
-        num_inputs, modules = shape[0], list[nn.Module]()
-        for num_filters, kernel, stride, padding in layers:
-            layer = conv(num_inputs, num_filters, kernel, stride, padding, takes_bytes=not modules)
+        (num_inputs, *size), modules = shape, list[nn.Module]()
+        for index, (num_filters, kernel, stride, padding) in enumerate(layers):
+            sides = [same_padding(n, kernel, stride) if padding == "same" else (int(padding),) * 2 for n in size]
+            (top, bottom), (left, right) = sides
+            is_symmetric = top == bottom and left == right
+            if not is_symmetric:
+                modules.append(nn.ZeroPad2d((left, right, top, bottom)))
+            own_padding = (top, left) if is_symmetric else 0
+            layer = conv(num_inputs, num_filters, kernel, stride, own_padding, takes_bytes=index == 0)
             modules += [layer, nn.ReLU()]
             num_inputs = num_filters
+            size = [(n + sum(pads) - kernel) // stride + 1 for n, pads in zip(size, sides, strict=True)]
         self.convolutions = nn.Sequential(*modules, _Flatten())
         with torch.no_grad():
             num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
@@ -113,6 +150,19 @@ def nature_cnn(spec: EnvSpec) -> ConvNet:
 def cule_net(spec: EnvSpec) -> ConvNet:
     """Returns the trunk of CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512."""
     return ConvNet(spec.observation_shape, [(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512)
+
+
+def ga3c_net(spec: EnvSpec) -> ConvNet:
+    """Returns A3C-Net with padded convolutions, as in the code of GA3C: 4x84x84 -> 16x21x21 -> 32x11x11 -> 256."""
+    return ConvNet(spec.observation_shape, [(16, 8, 4, "same"), (32, 4, 2, "same")], num_features=256)
+
+
+def ga3c_large_net(spec: EnvSpec, stride: int) -> ConvNet:
+    """Returns GA3C's larger network, whose first convolution has this stride (Babaeizadeh et al. 2017, footnote 2).
+
+    4x84x84 -> 32x21x21 -> 32x11x11 -> 64x6x6 -> 256 with stride 4, 32x84x84 -> 32x42x42 -> 64x21x21 with stride 1."""
+    layers = [(32, 8, stride, "same"), (32, 4, 2, "same"), (64, 4, 2, "same")]
+    return ConvNet(spec.observation_shape, layers, num_features=256)
 
 
 class MLP(nn.Module):
@@ -203,5 +253,7 @@ NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "nature": nature_cnn,
     "cule": cule_net,
     "a3c_mlp": a3c_mlp,
+    "ga3c": ga3c_net,
+    **{f"ga3c_large_{stride}": partial(ga3c_large_net, stride=stride) for stride in (4, 3, 2, 1)},
 }
 """The trunks that `--network` knows by name."""

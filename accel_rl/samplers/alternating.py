@@ -158,6 +158,9 @@ class AlternatingSampler:
             server.close()
         return played
 
+    def read_metrics(self) -> dict[str, float]:
+        return {}
+
     def get_state(self) -> dict[str, Any]:
         states = self.pool.request("get_state")
         envs = {

@@ -146,6 +146,9 @@ class Sampler(Protocol):
         index: decides their seeds. greedy: actions are not sampled. policy: the one that plays; None: the one that acts
         in training."""
 
+    def read_metrics(self) -> dict[str, float]:
+        """Returns what the sampler itself has to report since the last call, by name; most have nothing."""
+
     def get_state(self) -> dict[str, Any]:
         """Returns, between rollouts, everything that the next rollout depends on except the policy."""
 

@@ -132,6 +132,9 @@ class SerialSampler:
         finally:
             envs.close()
 
+    def read_metrics(self) -> dict[str, float]:
+        return {}
+
     def get_state(self) -> dict[str, Any]:
         return {"server": self._server.get_state(), "envs": self._envs.get_state()}
 

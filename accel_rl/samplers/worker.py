@@ -85,6 +85,10 @@ class WorkerSetup:
     replaces: bool = False
     evaluation_role: int | None = None
 
+    def run(self, control: "Connection[Any, Any]") -> None:
+        """Runs the worker in the process that was forked for it."""
+        work(self, control)
+
 
 class Worker:
     """Holds the environments of one process: those of training and, while it lasts, of an evaluation."""
@@ -219,7 +223,7 @@ class Worker:
         self._status[HEARTBEAT] = self._heartbeats
 
 
-class _SendWarnings(logging.Handler):
+class SendWarnings(logging.Handler):
     """Passes the framework's warnings on to the server, which has the log."""
 
     def __init__(self, control: "Connection[Any, Any]"):
@@ -235,7 +239,7 @@ def work(setup: WorkerSetup, control: "Connection[Any, Any]") -> None:
     leave_signals_to_parent()
     random.seed()  # forked processes start with the same global generators
     np.random.seed()
-    logging.getLogger("accel_rl").addHandler(_SendWarnings(control))
+    logging.getLogger("accel_rl").addHandler(SendWarnings(control))
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         if setup.cpu is not None:
             os.sched_setaffinity(0, {setup.cpu})

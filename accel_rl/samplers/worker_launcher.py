@@ -17,14 +17,20 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import Any, Protocol
 
 from accel_rl.envs.batch_simulator import BatchConfig, prepare
 from accel_rl.errors import RunError
 from accel_rl.hardware.signals import leave_signals_to_parent
-from accel_rl.samplers.worker import WorkerSetup, work
 
 EXIT_PATIENCE_S = 2.0
+
+
+class ProcessSetup(Protocol):
+    """What a simulator process is told first: a WorkerSetup, or an agent's."""
+
+    def run(self, control: "Connection[Any, Any]") -> None:
+        """Does the process's work, in the process that was forked for it, until the server hangs up."""
 
 
 @dataclass
@@ -33,7 +39,7 @@ class WorkerProcess:
 
     pid: int
     control: "Connection[Any, Any]"
-    setup: WorkerSetup
+    setup: Any
 
 
 class Launcher:
@@ -59,7 +65,7 @@ class Launcher:
         theirs.close()
         self._control.send(batch)
 
-    def launch(self, setup: WorkerSetup) -> WorkerProcess:
+    def launch(self, setup: ProcessSetup) -> WorkerProcess:
         """Starts a worker, which builds its environments and then sends ("done", None)."""
         ours, theirs = Pipe()
         try:
@@ -132,7 +138,8 @@ def main() -> None:
                 pid = os.fork()
                 if pid == 0:
                     control.close()
-                    return work(arguments[0], Connection(connection))  # the rest of this process is the worker's
+                    arguments[0].run(Connection(connection))
+                    return  # the rest of this process was the worker's
                 os.close(connection)
                 children[pid] = None
                 control.send(pid)

@@ -18,6 +18,7 @@ from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
+from accel_rl.samplers.queued.sampler import QueueConfig, QueuedSampler
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
@@ -25,6 +26,8 @@ from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shar
 from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
+
+MOST_AGENTS = 256  # by default, where their number is adjusted: each needs two file descriptors
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> None:
@@ -41,11 +44,35 @@ def _check(config: Config, devices: tuple[str, ...]) -> None:
     if is_elsewhere:  # this process would keep part of a GPU's memory
         config = on_cpu(config)
     algo = build_algo(config)
+    if config.run.sampler == "queued":
+        check_queues(config, algo)
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
     algo.validate(RunInfo(config.run.steps, devices))
     sampler_config(config)
+
+
+def check_queues(config: Config, algo: Algo) -> None:
+    """Raises UsageError for what the queued sampler cannot do."""
+    run = config.run
+    if not algo.accepts_segments:
+        raise UsageError(
+            f"sampler=queued hands over segments of steps, from which {run.algo} cannot learn; use an actor-critic, "
+            "or --sampler alternating"
+        )
+    if config.rank_info.size > 1 or config.is_central:
+        raise UsageError(
+            "sampler=queued has one learner, whose network all agents share; use --sampler alternating with several "
+            "learners or a central store"
+        )
+    if config.min_training_batch > run.steps:
+        raise UsageError(
+            f"min_training_batch={config.min_training_batch} is never reached in steps={run.steps}: nothing would be "
+            "learned; make one of them smaller or larger"
+        )
+    if run.reset_mode == "wait":
+        raise UsageError("reset_mode=wait waits for the end of a rollout, which agents do not have; use immediate")
 
 
 def on_cpu(config: Config) -> Config:
@@ -61,13 +88,17 @@ def build_algo(config: Config) -> Algo:
     torch.manual_seed(config.run.seed)
     try:
         num_envs = config.local_envs if config.is_central else config.run.envs
+        local_envs = config.local_envs
+        if config.run.sampler == "queued":  # an environment stands for a column: of a segment of full length
+            num_envs = local_envs = -(-config.min_training_batch // config.run.horizon)
         algo = config.algo_class(
-            config.spec, config.algo, config.schedule_steps, num_envs, config.run.horizon, network, config.local_envs
+            config.spec, config.algo, config.schedule_steps, num_envs, config.run.horizon, network, local_envs
         )
     except (RuntimeError, TypeError) as error:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
+    algo.learns_from_segments = config.run.sampler == "queued"
     algo.policy.to(torch.device(config.device))
     if algo.learns_on_step:
         expect_changes(algo.policy)
@@ -149,8 +180,11 @@ def build_training_sampler(config: Config, algo: Algo) -> Sampler:
 
 def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
     """Makes the run's sampler. changes: fields of SamplerConfig that differ from the run's."""
-    sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
     settings = replace(sampler_config(config), **changes)
+    if config.run.sampler == "queued":
+        queues = queue_config(config)
+        return QueuedSampler(config.spec, batch_config(config), policy, settings, config.device, queues)
+    sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
     return sampler_class(config.spec, batch_config(config), policy, settings, config.device)
 
 
@@ -171,6 +205,31 @@ def sampler_config(config: Config) -> SamplerConfig:
         env_timeout_s=run.env_timeout_s,
         env_build_timeout_s=run.env_build_timeout_s,
     )
+
+
+def queue_config(config: Config) -> QueueConfig:
+    """Returns the settings of the queued sampler."""
+    queues = config.queues
+    return QueueConfig(
+        num_predictors=queues.predictors,
+        num_trainers=queues.trainers,
+        prediction_batch=queues.prediction_batch,
+        min_training_batch=config.min_training_batch,
+        places=queues.training_queue,
+        max_agents=max_agents(config),
+        threads=config.plan.sampling_threads,
+        deterministic=config.run.deterministic,
+        adjustment_interval_s=queues.adjustment_interval_s if queues.dynamic_adjustment else None,
+        adjustment_objective=queues.adjustment_objective,
+    )
+
+
+def max_agents(config: Config) -> int:
+    """Returns how many agents there may ever be: as many as at the start, unless their number is adjusted."""
+    run, queues = config.run, config.queues
+    if not queues.dynamic_adjustment:
+        return run.envs
+    return max(run.envs, queues.max_agents or min(MOST_AGENTS, max(4 * run.envs, 16 * config.plan.topology.num_busy)))
 
 
 def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:

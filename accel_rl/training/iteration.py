@@ -64,7 +64,7 @@ class Iteration:
 
         torch.set_num_threads(self.plan.sampling_threads)
         algo.before_rollout(step)
-        every = 1 if algo.learns_on_step else self.pull_horizon
+        every = 1 if algo.learns_on_step and not algo.learns_from_segments else self.pull_horizon
         envs_to_update = algo.envs_to_update if algo.window_steps else None
         rollout = self.sampler.collect(on_step if every else None, every or 1, step, envs_to_update)
         if self.pull_horizon:

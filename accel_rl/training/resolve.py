@@ -60,6 +60,11 @@ class Config:
         return len(self.plan.worker_cpus)
 
     @property
+    def min_training_batch(self) -> int:
+        """Steps of a batch that the queued sampler merges, at least."""
+        return self.queues.min_training_batch or self.run.envs * self.run.horizon
+
+    @property
     def is_central(self) -> bool:
         """Whether parameters lie in a central store."""
         return self.learners.update == "central_store"
@@ -262,7 +267,7 @@ def _plans(
         workers and workers // rank_info.size,
         on_gpu=devices[0].startswith("cuda"),
         gpu_nodes=[gpu_node(device) if knows_all else None for device in devices],
-        sampling_threads=run.sampling_threads,
+        sampling_threads=run.sampling_threads or (1 if run.sampler == "queued" else None),
         learning_threads=run.learning_threads,
         share=learners.share_processors,
     )

@@ -89,7 +89,7 @@ class Trainer:
         except Exception as error:
             learner.guard.explain_error(error, learner.steps)
             raise
-        learner.steps = self.coordinator.add_steps(result.rollout.reward.numel())
+        learner.steps = self.coordinator.add_steps(result.rollout.num_steps)
         learner.num_rollouts += 1
         seconds = {name: value - seconds_before[name] for name, value in sampler.seconds.items()}
         self._count(result, seconds, sampler.bytes_moved - bytes_before)
@@ -112,7 +112,7 @@ class Trainer:
         learn_s = self.iteration.timer.read()
         if self.config.run.device != "cpu":
             learner.metrics.add_seconds({"gpu": learn_s})
-        counts: dict[str, float] = {}
+        counts = {f"sampler/{name}": value for name, value in learner.sampler.read_metrics().items()}
         if self.config.run.on_env_error == "restart":
             counts["rollout/env_restarts"] = learner.sampler.num_restarts
         reports = coordinator.send_report(learner.metrics.flush(counts), is_last)

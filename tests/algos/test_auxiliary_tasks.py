@@ -12,11 +12,11 @@ from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.auxiliary_tasks import (
     TASKS,
     AuxiliaryTask,
-    cell_grid,
     pixel_change,
     replayed_return,
     reward_class,
 )
+from accel_rl.envs.cells import cell_grid
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.auxiliary import PixelControlHead

@@ -214,9 +214,9 @@ def test_learn_agrees_with_the_targets() -> None:
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
     sampler.collect()
     rollout, watched = sampler.collect(), RecordingUpdate(algo.policy, Adam())
-    reward, bootstrap_value = bootstrap(algo.policy, rollout, 0.99)
+    reward, done, bootstrap_value = bootstrap(algo.policy, rollout, 0.99)
     value = rollout.policy_outputs["value"]
-    advantage, return_ = generalized_advantage(reward, value, rollout.done, bootstrap_value, 0.99, 0.95)
+    advantage, return_ = generalized_advantage(reward, value, done, bootstrap_value, 0.99, 0.95)
     valid = advantage[rollout.valid].double()
     advantage = (advantage - valid.mean()) / (valid.std(correction=0) + 1e-6)
     stats = algo.learn(rollout, watched)

@@ -222,6 +222,42 @@ UNREAL_RUN = (
     )
 )
 
+GA3C, GA3C_CODE = "Babaeizadeh et al. 2017 (GA3C)", "the code of GA3C"
+GA3C_RUN = (
+    numbers(f"{GA3C}, section 3.2", horizon=5, optimizer="rmsprop", network="ga3c")
+    | numbers(f"{GA3C}, section 4.4, equation 5", loss_reduction="sum", advantage_value="learning", clip_grad_norm=None)
+    | numbers(f"{GA3C}, section 5.3 (20 to 40); {GA3C_CODE}: merges while there are at most 40", min_training_batch=41)
+    | numbers(f"{GA3C}, Figure 6", learning_rate=3e-4)
+    | numbers(
+        f"{GA3C_CODE}, Config.py",
+        envs=32,
+        predictors=2,
+        trainers=2,
+        prediction_batch=128,
+        training_queue=3,
+        learning_rate_schedule="constant",
+        optimizer_options={"decay": 0.99, "epsilon": 0.1, "initial_square": 1.0},
+        entropy_weight=0.01,
+        entropy_schedule="constant",
+        log_epsilon=1e-6,
+        discount=0.99,
+        clip_reward=True,
+        dynamic_adjustment=True,
+    )
+    | numbers(f"{GA3C_CODE}, NetworkVP.py", value_weight=0.5, initialization="fan_in", gae_lambda=1.0)
+    | numbers(
+        f"{GA3C_CODE}, Environment.py",
+        frame_shape=(84, 84),
+        frame_skip=4,
+        frame_stack=4,
+        repeat_action_probability=0.25,
+        episodic_lives=False,
+        fire_on_start=False,
+        noop_max=0,
+        decorrelation_steps=0,
+    )
+)
+
 
 def vtrace_of(num_envs: int, batches: int, batch_steps: int, steps_per_update: int) -> dict[str, Paper]:
     table = {"batches": batches, "batch_steps": batch_steps, "steps_per_update": steps_per_update}
@@ -282,6 +318,7 @@ PAPERS = {
     "vtrace_1200_1_5_5": vtrace_of(1200, 1, 5, 5),
     "vtrace_1200_5_5_1": vtrace_of(1200, 5, 5, 1),
     "unreal": UNREAL_RUN,
+    "ga3c": GA3C_RUN,
 }
 NOT_IN_PAPERS = {"ppo_lstm", "vtrace_lstm"}
 
@@ -303,6 +340,7 @@ DEVIATIONS: dict[str, dict[str, Any]] = {
         "clip_grad_norm": 40 / 20,
         "clip_reward": True,
     },
+    "ga3c": {"dynamic_adjustment": False},
     "vtrace": {"frame_shape": (104, 80), "episodic_lives": True, "max_episode_steps": 27_000},
 }
 
@@ -334,8 +372,10 @@ def test_a_preset_has_its_papers_numbers(preset: str) -> None:
     config = resolved(preset)
     settings = config.as_dict()
     expected = {name: paper.value for name, paper in PAPERS[preset].items()}
-    for name in lineage(preset):
-        expected |= DEVIATIONS.get(name, {})
+    for name in lineage(preset):  # a base's, where its paper has the same number
+        for setting, value in DEVIATIONS.get(name, {}).items():
+            if setting not in PAPERS[preset] or PAPERS[preset][setting].value == PAPERS[name][setting].value:
+                expected[setting] = value
     if "devices" in expected and "color" not in expected:
         expected["frame_shape"] = (84, 84)  # as in the paper again, unlike their bases
     wrong = {
@@ -381,6 +421,7 @@ NUM_PARAMETERS = {
     "eps_rainbow": 7_340_037,
     "a3c_cpu16": 677_943,  # on 4x84x84
     "unreal": 2_874_977,  # on 3x84x84, with the heads of its tasks
+    "ga3c": 1_005_623,  # padded, on 4x84x84
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware import host_memory
-from accel_rl.hardware.host_memory import check_fits, free_host_bytes
+from accel_rl.hardware.host_memory import check_fits, free_host_bytes, used_share
 
 CPU = torch.device("cpu")
 
@@ -64,6 +64,26 @@ def test_unknown_systems_have_no_limit(kernel: Path) -> None:
     """Would catch a system without these files on which nothing fits."""
     (kernel / "meminfo").unlink()
     assert free_host_bytes() == 2**62
+
+
+def test_the_share_in_use_is_the_larger_one(kernel: Path) -> None:
+    """Would catch a share of the wrong total, cached files counted as used, and a control group that is ignored."""
+    assert used_share() == 0.5  # 8,000 of 16,000 kB
+    group = {"memory__max": "1000000\n", "memory__stat": "anon 1\ninactive_file 50000\n"}
+    write(kernel / "cgroup", **group, memory__current="1020000\n")
+    assert used_share() == pytest.approx(0.97)
+    write(kernel / "cgroup", **group, memory__current="400000\n")
+    assert used_share() == 0.5
+    write(kernel / "cgroup", **group, memory__current="1200000\n")  # above its limit for a moment
+    assert used_share() == 1.0
+
+
+def test_without_figures_no_memory_is_in_use(kernel: Path) -> None:
+    """Would catch an unlimited group that counts, and a division by a total of nothing."""
+    write(kernel / "cgroup", memory__max="max\n", memory__current="5\n")
+    assert used_share() == 0.5
+    (kernel / "meminfo").unlink()
+    assert used_share() == 0.0
 
 
 def test_what_does_not_fit_is_refused_with_a_size_that_fits(kernel: Path) -> None:

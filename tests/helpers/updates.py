@@ -20,6 +20,7 @@ class Call(NamedTuple):
     num_samples: Tensor
     learning_rate: float
     sliceable: bool
+    reduction: str
 
 
 class RecordingUpdate(Update):
@@ -44,14 +45,21 @@ class RecordingUpdate(Update):
         *,
         sliceable: bool = True,
         extra_losses: Sequence[LossPart] = (),
+        reduction: str = "mean",
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
         self.calls.append(
-            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable)
+            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable, reduction)
         )
         if self.learns:
             return super().minimize(
-                loss, batch, num_samples, learning_rate, sliceable=sliceable, extra_losses=extra_losses
+                loss,
+                batch,
+                num_samples,
+                learning_rate,
+                sliceable=sliceable,
+                extra_losses=extra_losses,
+                reduction=reduction,
             )
         return means(loss(*batch)[1], num_samples)
 

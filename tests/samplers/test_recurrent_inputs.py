@@ -116,11 +116,11 @@ def test_what_acted_is_what_learns(case: str) -> None:
             for other in others:
                 assert_equal(rollout, other, f"rollout {index}")
             reward, last = by_hand.check(rollout)
-            found = bootstrap(policy, rollout, 0.9)
+            found, _, found_last = bootstrap(policy, rollout, 0.9)
             valid = rollout.valid
-            close(found[0][valid], reward[valid])
+            close(found[valid], reward[valid])
             cut = rollout.done.flip(0).cummax(0).values[0] & ~valid[-1]  # their games are over
-            close(found[1][~cut], last[~cut])
+            close(found_last[~cut], last[~cut])
             num_finals += len(rollout.final_step)
             batch = rollout.sequences()
             assert batch.recurrent_inputs is not None

@@ -1,0 +1,224 @@
+"""Decides how many agents, predictors and trainers run: dynamic adjustment (GA3C, section 4.3).
+
+GA3C changes one of the three numbers by +-1 at random every minute, and keeps the change if more trainings per second
+follow. Here, too, one number changes at a time and the objective decides, but the search is made for noisy machines:
+
+* Windows have equal lengths. The first part of each lets the machine settle and does not count.
+* A change with a gain of more than CLEAR_GAIN is accepted at once. Any other one goes back, and the accepted
+  configuration is measured again: the change is compared with the mean of the windows before and after it, so that a
+  steady drift cancels. A gain must exceed what two windows of one configuration usually differ by, which is measured on
+  the way. One that is smaller but not negative is measured again, MOST_TRIALS times at most: the more measurements, the
+  smaller the mean gain that suffices.
+* A rejected change really goes back, and the next change is compared with a new measurement of the accepted
+  configuration, not with an old or lucky one.
+* The number of agents doubles or halves as long as that pays, and then changes by smaller and smaller shares;
+  predictors and trainers change by one. The kind of change that was accepted last is tried first, others at random.
+* Once nothing pays, the configuration rests for 1, 2, 4, ... up to LONGEST_REST windows before all changes are tried
+  again. A rest ends early if the objective moves by more than CLEAR_GAIN.
+* Above MEMORY_CEILING of the memory, the accepted counts become upper limits (GUNREAL, section 3.2), and a change under
+  way that has raised one of them goes back.
+"""
+
+from collections import deque
+from collections.abc import Generator
+from math import log, sqrt
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from accel_rl.errors import UsageError
+
+SETTLING = 1 / 3  # share of a window that does not count
+CLEAR_GAIN = 0.10  # a difference of logarithms, as all gains
+MOST_TRIALS = 3
+FIRST_NOISE = 0.02  # by which two windows of one configuration are taken to differ until this is known
+LEAST_NOISE = 0.005
+LEAST_SHARE = 1 / 8  # of the agents, by which their number changes
+LONGEST_REST = 32  # windows
+MEMORY_CEILING = 0.95  # GUNREAL, section 3.2
+TINY = 1e-9  # in place of an objective of 0, which has no logarithm
+
+
+class Counts(NamedTuple):
+    """How many there are of each."""
+
+    agents: int
+    predictors: int
+    trainers: int
+
+
+class Window(NamedTuple):
+    """A finished window, which ended at `seconds` of the caller's clock. objective: per second. accepted: whether these
+    counts were the accepted ones, before the window or because of it."""
+
+    seconds: float
+    counts: Counts
+    objective: float
+    accepted: bool
+
+
+MOVES = tuple((name, sign) for name in Counts._fields for sign in (1, -1))
+Measured = Generator[Counts, float, float]
+"""Yields the counts of each window, is sent its log objective, and returns the newest one of the accepted counts."""
+
+
+class Adjuster:
+    """Says how many agents, predictors and trainers should run, from how fast the present ones are.
+
+    counts: those that should run now; accepted: the best ones so far; limits: the most of each, where 1 is the least.
+    history: all windows so far. Raises UsageError if start is not within the limits."""
+
+    def __init__(self, start: Counts, limits: Counts, seed: int, interval_s: float):
+        for name, number, limit in zip(Counts._fields, start, limits, strict=True):
+            if not 1 <= number <= limit:
+                raise UsageError(f"{name}={number} to start with must be from 1 to {limit}, the most that may run")
+        self.accepted, self.limits, self.interval_s = start, limits, interval_s
+        self.history: list[Window] = []
+        self._rng = np.random.default_rng(seed)
+        self._noise = deque([FIRST_NOISE] * 3, maxlen=9)  # |differences| of windows of one configuration, in logarithms
+        self._rejected: set[Counts] = set()  # since a change was accepted, or since the last rest
+        self._last_move: tuple[str, int] | None = None  # that was accepted
+        self._share, self._rest_windows = 1.0, 1
+        self.counts = start
+        self._window_start_s: float | None = None
+        self._settled: tuple[float, float] | None = None  # the time and the total from which the window counts
+        self._start_search()
+
+    # ---- windows ----
+
+    def advance(self, now_s: float, total_objective: float, memory_share: float) -> Counts | None:
+        """Returns the counts that should run from now on if they change, else None. To be called often.
+
+        now_s: by a monotonic clock; total_objective: trainings or predictions since the run began; memory_share: what
+        is in use of the memory, from 0 to 1."""
+        before = self.counts
+        if memory_share > MEMORY_CEILING:
+            self._fix_limits()
+        if self._window_start_s is None:
+            self._window_start_s = now_s
+        elif self._settled is None:
+            if now_s >= self._window_start_s + SETTLING * self.interval_s:
+                self._settled = (now_s, total_objective)
+        elif now_s >= self._window_start_s + self.interval_s:
+            settled_s, settled_total = self._settled
+            self._end_window(now_s, (total_objective - settled_total) / (now_s - settled_s))
+            self._window_start_s, self._settled = now_s, None
+        return None if self.counts == before else self.counts
+
+    def interrupt(self) -> None:
+        """Starts the window anew with the next `advance`: after a pause, such as an evaluation, that would spoil it."""
+        self._window_start_s = self._settled = None
+
+    def _end_window(self, now_s: float, objective: float) -> None:
+        measured, accepted = self.counts, self.accepted
+        self.counts = self._search.send(log(max(objective, TINY)))
+        self.history.append(Window(now_s, measured, objective, measured in (accepted, self.accepted)))
+
+    def _start_search(self) -> None:
+        self._search = self._search_forever()
+        self.counts = next(self._search)
+        self.interrupt()
+
+    def _fix_limits(self) -> None:
+        """Makes the accepted counts upper limits; drops a change that exceeds them."""
+        self.limits = Counts(*map(min, self.limits, self.accepted))
+        if not self._allowed(self.counts):
+            self._start_search()
+
+    # ---- the search ----
+
+    def _search_forever(self) -> Measured:
+        baseline = yield self.accepted
+        while True:
+            if move := self._choose_move():
+                baseline = yield from self._try(move, baseline)
+            else:
+                baseline = yield from self._rest(baseline)
+
+    def _choose_move(self) -> tuple[str, int] | None:
+        """Returns a change that is allowed and not rejected yet: the last one again, or any; None if there is none."""
+        while True:
+            moves = [move for move in MOVES if self._allowed(new := self._apply(move)) and new not in self._rejected]
+            if self._last_move in moves:
+                return self._last_move
+            if moves:
+                return moves[self._rng.integers(len(moves))]
+            if self._share <= LEAST_SHARE:
+                return None
+            self._share /= 2
+
+    def _apply(self, move: tuple[str, int]) -> Counts:
+        name, sign = move
+        number = getattr(self.accepted, name)
+        share = self._share if name == "agents" else 0.0
+        new = number + max(1, round(number * share)) if sign > 0 else min(number - 1, round(number / (1 + share)))
+        return self.accepted._replace(**{name: new})
+
+    def _allowed(self, counts: Counts) -> bool:
+        return all(1 <= number <= limit for number, limit in zip(counts, self.limits, strict=True))
+
+    def _try(self, move: tuple[str, int], baseline: float) -> Measured:
+        """Measures a change between windows of the accepted counts, and accepts or rejects it."""
+        changed = self._apply(move)
+        gains: list[float] = []
+        for num_trials in range(1, MOST_TRIALS + 1):
+            trial = yield changed
+            noise = 2 * max(LEAST_NOISE, median(self._noise))
+            if trial - baseline > max(CLEAR_GAIN, 2 * noise):
+                self._accept(move, changed)
+                return trial
+            again = yield self.accepted
+            self._noise.append(abs(again - baseline))
+            gains.append(trial - (baseline + again) / 2)
+            baseline = again
+            if fmean(gains) < 0 or not self._allowed(changed):
+                break
+            if fmean(gains) > noise / sqrt(num_trials):
+                self._accept(move, changed)
+                return (yield changed)
+        self._rejected.add(changed)
+        return baseline
+
+    def _accept(self, move: tuple[str, int], changed: Counts) -> None:
+        self._rejected = {self.accepted}
+        self.accepted, self._last_move, self._rest_windows = changed, move, 1
+
+    def _rest(self, baseline: float) -> Measured:
+        """Keeps the accepted counts for some windows, after which all changes may be tried again."""
+        first, windows = baseline, self._rest_windows
+        self._rest_windows = min(2 * windows, LONGEST_REST)
+        for _ in range(windows):
+            before, baseline = baseline, (yield self.accepted)
+            self._noise.append(abs(baseline - before))
+            if abs(baseline - first) > CLEAR_GAIN:
+                self._rest_windows = 1
+                break
+        self._rejected, self._share, self._last_move = set(), 1.0, None
+        return baseline
+
+    # ---- checkpoints ----
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps: all but the windows, since a resumed run measures its machine anew."""
+        return {
+            "accepted": list(self.accepted),
+            "limits": list(self.limits),
+            "rejected": sorted(list(counts) for counts in self._rejected),
+            "last_move": self._last_move and list(self._last_move),
+            "share": self._share,
+            "rest_windows": self._rest_windows,
+            "noise": list(self._noise),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues with the accepted counts of `get_state`, as far as the present limits allow them too."""
+        self.limits = Counts(*map(min, self.limits, state["limits"]))
+        self.accepted = Counts(*map(min, self.limits, state["accepted"]))
+        self._rejected = {Counts(*counts) for counts in state["rejected"]}
+        self._last_move = state["last_move"] and tuple(state["last_move"])
+        self._share, self._rest_windows = state["share"], state["rest_windows"]
+        self._noise = deque(state["noise"], maxlen=self._noise.maxlen)
+        self._rng.bit_generator.state = state["rng"]
+        self._start_search()

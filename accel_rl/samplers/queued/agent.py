@@ -1,0 +1,339 @@
+"""An agent: a process that plays one environment, asks predictors for actions, and hands over segments. No torch here.
+
+It is GA3C's Algorithm 3 (Shirahata et al. 2018; Babaeizadeh et al. 2017, section 4.1), with the terminal reward kept.
+What it does next is its stage:
+
+    SLOT    waits for a free slot to begin a segment in, and asks for the action of its first row
+    ACT     waits for the action of row t, and takes it; then the segment goes on, or ends:
+              at T steps      the next request, for the first row of the next segment, also brings the value behind it
+              terminated      it is handed over at once
+              truncated       FINAL: waits for the value of the true last observation first
+"""
+
+import contextlib
+import logging
+import random
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
+from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.samplers.queued.agent_replay import AgentReplay
+from accel_rl.samplers.queued.slots import Ending, IndexQueue, SlotState, Status, free_slots, request
+from accel_rl.samplers.worker import SendWarnings
+
+SLOT, ACT, FINAL = "slot", "act", "final"  # stages
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """The first message to an agent: all that it needs to know.
+
+    auxiliary: the prediction queue of each auxiliary task that has one; replay: what these tasks are drawn from.
+    replies, free: semaphores, of answers to its requests and of its free slots. starts: it plays at once, as one does
+    that is started in the middle of a run; else it waits for the message to."""
+
+    sys_path: list[str]
+    index: int
+    spec: EnvSpec
+    batch: BatchConfig
+    layout: Layout
+    fd: int
+    slots_per_agent: int
+    horizon: int
+    predictions: IndexQueue
+    trainings: IndexQueue
+    auxiliary: dict[str, IndexQueue]
+    replay: AgentReplayConfig | None
+    replies: Semaphore
+    free: Semaphore
+    generation: int = 0
+    starts: bool = False
+
+    def run(self, control: "Connection[Any, Any]") -> None:
+        """Runs the agent in the process that was forked for it."""
+        work(self, control)
+
+
+class Agent:
+    """Plays one environment until the learner retires it or hangs up (EOFError)."""
+
+    def __init__(self, setup: AgentSetup, control: "Connection[Any, Any]"):
+        self._setup, self._control = setup, control
+        self._arrays = SharedArrays(setup.layout, setup.fd).arrays
+        self._status = memoryview(self._arrays["status"][setup.index])
+        self._request_number = request(setup.index, setup.generation)
+        self._heartbeats, self._waited_ns = self._status[Status.HEARTBEAT], self._status[Status.WAITED_NS]
+        # One step of one environment: row 0 is what is seen before it, row 1 what is seen after it.
+        layout = rollout_layout(setup.spec, 1, 1)
+        self._step_arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
+        self._step_arrays["restarts"][0] = self._arrays["restarts"][setup.index]
+        self._batch = BatchSimulator(setup.batch, self._step_arrays, setup.index, self._heartbeat)
+        self._history = max(setup.spec.frame_stack - 1, 0)
+        self._row = self._step_arrays["observation"][self._history, 0, ...]
+        self._pollers = {
+            semaphore.fd: make_poller(control.fileno(), semaphore.fd) for semaphore in (setup.replies, setup.free)
+        }
+        self._stage = SLOT
+        self._slot, self._t, self._previous = -1, 0, -1
+        self._ended_at = 0  # steps of the last segment
+        self._last_action = self._arrays["previous_action"][0, 0].copy() * 0
+        self._last_reward = 0.0
+        self._replay: AgentReplay | None = None
+        if setup.replay:
+            spawn_key = (setup.index, int(self._arrays["restarts"][setup.index]))
+            seed = np.random.SeedSequence(setup.replay.seed, spawn_key=spawn_key)
+            self._replay = AgentReplay(setup.spec, setup.replay, np.random.default_rng(seed))
+
+    # ---- playing ----
+
+    def start(self) -> None:
+        """Starts the environment, with its random number of random actions."""
+        self._batch.start()
+        self._batch.begin()
+
+    def run(self) -> None:
+        """Plays until the learner retires the agent, which has handed over all its steps when this returns."""
+        if self._stage != SLOT:  # of a run that is resumed: the request was not answered yet
+            self._request(is_final=self._stage == FINAL)
+        while True:
+            if self._stage == SLOT:
+                self._wait(self._setup.free)
+                self._begin_segment()
+            elif self._stage == FINAL:
+                self._wait(self._setup.replies)
+                self._end_segment(Ending.TRUNCATED)
+            else:
+                self._wait(self._setup.replies)
+                if self._previous >= 0:
+                    self._hand_over(self._previous)
+                    self._previous = -1
+                if self._status[Status.RETIRES]:
+                    return self._cut_segment()
+                self._step()
+
+    def _begin_segment(self) -> None:
+        """Takes a free slot; its first row is what is seen now, and what was seen before is its history."""
+        arrays, before = self._arrays, self._slot
+        slot = free_slots(arrays["state"], self._setup.index, self._setup.slots_per_agent)[0]
+        arrays["state"][slot] = SlotState.WRITING
+        if self._history and before >= 0:
+            seen = arrays["observation"][before, self._ended_at : self._ended_at + self._history].copy()
+            arrays["observation"][slot, : self._history] = seen
+        arrays["game_length"][slot] = 0
+        self._slot, self._t, self._stage = slot, 0, ACT
+        self._write_row()
+        self._request()
+
+    def _write_row(self) -> None:
+        """Writes what is seen now, before step t, into the slot."""
+        arrays, slot, t = self._arrays, self._slot, self._t
+        arrays["observation"][slot, self._history + t] = self._row
+        arrays["age"][slot, t] = self._step_arrays["age"][0, 0]
+        arrays["reset"][slot, t] = self._step_arrays["reset"][0, 0]
+        arrays["previous_action"][slot, t] = self._last_action
+        arrays["previous_reward"][slot, t] = self._last_reward
+
+    def _step(self) -> None:
+        """Takes the action of row t, and decides how the segment goes on."""
+        arrays, step, slot, t = self._arrays, self._step_arrays, self._slot, self._t
+        action = step["action"][0, 0] = arrays["action"][slot, t]
+        self._batch.step(0)
+        if not step["valid"][0, 0]:  # the environment has failed, and gets replaced now
+            self._renew()
+            self._arrays["restarts"][self._setup.index] = step["restarts"][0]
+            return self._cut_segment()
+        terminated, truncated = bool(step["terminated"][0, 0]), bool(step["truncated"][0, 0])
+        self._last_action, self._last_reward = action, float(step["reward"][0, 0])
+        arrays["reward"][slot, t] = self._last_reward
+        if step["game_length"][0, 0]:
+            arrays["game_length"][slot] = step["game_length"][0, 0]
+            arrays["game_score"][slot] = step["game_score"][0, 0]
+        if self._replay:
+            age, reset = int(step["age"][0, 0]), bool(step["reset"][0, 0])
+            last_row = step["final_observation"][0, 0]
+            self._replay.append(self._row, age, action, self._last_reward, terminated, truncated, reset, last_row)
+        if truncated and not terminated:
+            arrays["observation"][slot, self._history + t + 1] = step["final_observation"][0, 0]
+            arrays["age"][slot, t + 1] = step["age"][0, 0] + 1
+        self._renew()
+        self._t = t + 1
+        if terminated:
+            self._end_segment(Ending.TERMINATED)
+        elif truncated:
+            arrays["previous_action"][slot, t + 1], arrays["previous_reward"][slot, t + 1] = action, self._last_reward
+            arrays["reset"][slot, t + 1] = False
+            self._stage = FINAL
+            self._request(is_final=True)
+        elif t + 1 == self._setup.horizon:
+            self._write_row()
+            self._previous = slot
+            self._end_segment(Ending.FULL)
+        else:
+            self._write_row()
+            self._request()
+
+    def _renew(self) -> None:
+        """Makes what is seen after the step what is seen before the next one."""
+        step = self._step_arrays
+        self._row[...] = step["observation"][self._history + 1, 0]
+        step["age"][0, 0], step["reset"][0, 0] = step["age"][1, 0], step["reset"][1, 0]
+        self._batch.pause()
+        self._batch.begin()
+
+    def _end_segment(self, ending: Ending) -> None:
+        """Ends the segment after step t - 1, and hands it over unless a value is still to come."""
+        self._arrays["num_steps"][self._slot] = self._ended_at = self._t
+        self._arrays["ending"][self._slot] = ending
+        if ending != Ending.FULL:
+            self._hand_over(self._slot)
+        self._stage = SLOT
+
+    def _cut_segment(self) -> None:
+        """Ends the segment before step t, of which nothing is known but the prediction."""
+        if self._t:
+            self._end_segment(Ending.CUT)
+        else:  # there is nothing to hand over
+            self._arrays["state"][self._slot] = SlotState.FREE
+            self._setup.free.release()
+            self._ended_at, self._stage = 0, SLOT
+
+    # ---- the learner ----
+
+    def _request(self, is_final: bool = False) -> None:
+        """Asks for the action and the value of row t; is_final: only for the value."""
+        status = self._status
+        status[Status.SLOT], status[Status.ROW], status[Status.IS_FINAL] = self._slot, self._t, is_final
+        status[Status.PREVIOUS] = self._previous
+        self._setup.predictions.put([self._request_number])
+
+    def _hand_over(self, slot: int) -> None:
+        """Puts a segment into the training queue, with what is drawn from the replay for the auxiliary tasks."""
+        if self._replay:
+            self._status[Status.DRAWN_INTO] = slot
+            drawn = {name: array[slot, ...] for name, array in self._arrays.items() if "/" in name}
+            self._replay.draw(drawn, self._predict)
+        self._arrays["state"][slot] = SlotState.QUEUED
+        self._setup.trainings.put([slot])
+
+    def _predict(self, task: str) -> None:
+        """Asks for the value behind the sequence that has been drawn for an auxiliary task, and waits for it."""
+        self._setup.auxiliary[task].put([self._request_number])
+        self._wait(self._setup.replies, answers=False)
+
+    def _wait(self, semaphore: Semaphore, answers: bool = True) -> None:
+        """Waits for a token; answers the learner's messages meanwhile, or leaves them for the next time."""
+        if semaphore.try_acquire():
+            return
+        start = time.perf_counter_ns()
+        self._status[Status.IS_WAITING] = True
+        poller = self._pollers[semaphore.fd] if answers else make_poller(semaphore.fd)
+        while not semaphore.try_acquire():
+            ready = [fd for fd, _ in poller.poll()]
+            if self._control.fileno() in ready and semaphore.fd not in ready:
+                assert self._control.recv() == "get_state"
+                self._control.send(("done", self.get_state()))
+        self._heartbeat()
+        self._status[Status.IS_WAITING] = False
+        self._waited_ns += time.perf_counter_ns() - start
+        self._status[Status.WAITED_NS] = self._waited_ns
+
+    def _heartbeat(self, env: int = 0) -> None:
+        self._heartbeats += 1
+        self._status[Status.HEARTBEAT] = self._heartbeats
+
+    def close(self) -> None:
+        """Closes the environment, which may have something of its own to clean up."""
+        self._batch.close()
+
+    # ---- checkpoints ----
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns, while it waits, what the future depends on besides its slots."""
+        step = self._step_arrays
+        return {
+            "env": self._batch.get_state()[0],
+            "row": self._row.copy(),
+            "age": int(step["age"][0, 0]),
+            "reset": bool(step["reset"][0, 0]),
+            "stage": self._stage,
+            "place": (self._slot, self._t, self._previous, self._ended_at),
+            "last": (self._last_action, self._last_reward),
+            "replay": self._replay.get_state() if self._replay and self._replay.config.in_checkpoints else None,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> bool:
+        """Continues from get_state's result, in place of `start`.
+
+        Returns whether the environment could only be started anew: then the segment in progress is dropped."""
+        self._slot, self._t, self._previous, self._ended_at = state["place"]
+        self._last_action, self._last_reward = state["last"]
+        self._stage = state["stage"]
+        if self._replay and state["replay"]:
+            self._replay.set_state(state["replay"])
+        restarted = bool(self._batch.set_state([state["env"]]))
+        self._batch.begin()
+        if restarted:
+            self._drop_unfinished()
+        else:
+            step = self._step_arrays
+            self._row[...] = state["row"]
+            step["age"][0, 0], step["reset"][0, 0] = state["age"], state["reset"]
+        return restarted
+
+    def _drop_unfinished(self) -> None:
+        """Drops the steps whose future has been lost with the environment: those of the segment in progress, and the
+        last one of a full segment, whose value behind it is not known yet."""
+        if self._previous >= 0:
+            slot, self._slot, self._t = self._slot, self._previous, self._setup.horizon - 1
+            self._cut_segment()
+            self._slot, self._previous = slot, -1
+        if self._stage == ACT:
+            self._t = 0
+            self._cut_segment()
+
+
+def work(setup: AgentSetup, control: "Connection[Any, Any]") -> None:
+    """Runs an agent from its first message to its last."""
+    leave_signals_to_parent()
+    random.seed()  # forked processes start with the same global generators
+    np.random.seed()
+    logging.getLogger("accel_rl").addHandler(SendWarnings(control))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        sys.path[:] = setup.sys_path
+        try:
+            agent = Agent(setup, control)
+            try:
+                control.send(("built", None))
+                _start(agent, setup, control)
+                agent.run()
+                control.send(("retired", None))
+            finally:
+                with contextlib.suppress(Exception):
+                    agent.close()
+        except UsageError as error:
+            control.send(("usage", str(error)))
+        except RunError as error:
+            control.send(("failed", str(error)))
+
+
+def _start(agent: Agent, setup: AgentSetup, control: "Connection[Any, Any]") -> None:
+    """Starts the agent's environment, or continues from the state that the learner sends."""
+    if setup.starts:
+        agent.start()
+        return control.send(("started", None))
+    state = control.recv()
+    if state is None:
+        agent.start()
+        control.send(("done", False))
+    else:
+        control.send(("done", agent.set_state(state)))

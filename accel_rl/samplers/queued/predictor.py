@@ -1,0 +1,246 @@
+"""Predictors: threads of the learner's process that choose the agents' actions (GA3C, section 4.1; Algorithm 4).
+
+A predictor takes the requests that there are, up to a limit, and serves them as one batch. It acts with a copy of the
+policy whose parameters the learner has published in one piece, so never with half an update.
+"""
+
+import logging
+import threading
+import time
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.hardware.shared_memory import Semaphore
+from accel_rl.models.layers import expect_changes
+from accel_rl.rollout import Policy, RecurrentInputs
+from accel_rl.samplers.queued.agent_replay import last_observations
+from accel_rl.samplers.queued.slots import Status
+from accel_rl.stacks import blank
+
+logger = logging.getLogger("accel_rl")
+
+
+@dataclass
+class Published:
+    """A copy of the policy. version: how many batches had been learned. num_users: predictors that act with it now."""
+
+    policy: Any
+    version: int = 0
+    num_users: int = 0
+
+
+class PolicyCopies:
+    """Copies of a policy for threads that act while it is being changed.
+
+    `publish` fills a copy that nobody uses and then makes it the newest one; there are as many as that takes."""
+
+    def __init__(self, policy: Any):
+        self._policy, self._lock = policy, threading.Lock()
+        self._newest = self._copy()
+        self._others: list[Published] = []
+
+    @property
+    def version(self) -> int:
+        """The version that `acquire` returns now."""
+        return self._newest.version
+
+    def _copy(self) -> Published:
+        copy = deepcopy(self._policy)
+        for parameter in copy.parameters():
+            parameter.requires_grad_(False)
+        expect_changes(copy)
+        return Published(copy)
+
+    @torch.no_grad()
+    def publish(self, version: int) -> None:
+        """Makes the policy, as it is now, the newest copy."""
+        with self._lock:
+            unused = next((copy for copy in self._others if not copy.num_users), None)
+            if unused:
+                self._others.remove(unused)
+        copy = unused or self._copy()
+        source, target = ([*each.parameters(), *each.buffers()] for each in (self._policy, copy.policy))
+        torch._foreach_copy_(target, source)
+        if source[0].is_cuda:
+            torch.cuda.current_stream(source[0].device).synchronize()  # predictors act on streams of their own
+        copy.version = version
+        with self._lock:
+            self._others.append(self._newest)
+            self._newest = copy
+
+    def acquire(self) -> Published:
+        """Returns the newest copy, which stays as it is until `release`."""
+        with self._lock:
+            self._newest.num_users += 1
+            return self._newest
+
+    def release(self, copy: Published) -> None:
+        with self._lock:
+            copy.num_users -= 1
+
+
+@dataclass
+class PredictionCounts:
+    """What predictors have done so far: batches, predictions, seconds."""
+
+    batches: int = 0
+    predictions: int = 0
+    seconds: float = 0.0
+
+
+class PredictionServer:
+    """Serves batches of requests: reads observations from the slots, acts, and writes what was chosen.
+
+    arrays: those of `slots.shared_layout`. replies: of each agent. generator: of the policy's noise, on `device`.
+
+    What only learning needs stays in this process: outputs (name -> [slots, T, ...]), version [slots, T],
+    bootstrap_value [slots], and state [slots, T + 1, S] of a recurrent policy, as NumPy arrays."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        arrays: dict[str, Array],
+        replies: list[Semaphore],
+        policy: Policy,
+        generator: torch.Generator,
+        device: torch.device,
+    ):
+        self.spec, self.arrays, self.replies = spec, arrays, replies
+        self.device, self.generator = device, generator
+        self.copies = PolicyCopies(policy)
+        self.counts, self._lock = PredictionCounts(), threading.Lock()
+        self._history = max(spec.frame_stack - 1, 0)
+        self._num_rows = arrays["observation"].shape[1]
+        self._frames = torch.from_numpy(arrays["observation"]).flatten(0, 1)  # of all slots
+        num_slots, T = arrays["reward"].shape
+        self.version = np.zeros((num_slots, T), np.int64)
+        self.bootstrap_value = np.zeros(num_slots, np.float32)
+        self.outputs: dict[str, Array] = {}
+        self.state: Array | None = None
+        self._agent_state = np.zeros((len(arrays["status"]), policy.state_size), np.float32)  # after their last steps
+        if policy.state_size:
+            self.state = np.zeros((num_slots, T + 1, policy.state_size), np.float32)
+        for name, value in self._try(policy).items():
+            self.outputs[name] = np.zeros((num_slots, T, *value.shape[1:]), value.numpy().dtype)
+
+    def _try(self, policy: Policy) -> dict[str, Tensor]:
+        """Returns what the policy returns besides an action."""
+        noise = policy.draw_noise(1, 1, torch.Generator(self.device))[0]
+        slot = np.zeros(1, np.int64)
+        inputs = self._recurrent_inputs([0], slot, slot, slot > 0)
+        observation = torch.zeros((1, *self.spec.observation_shape), dtype=self._frames.dtype, device=self.device)
+        return {name: value.cpu() for name, value in policy.act(observation, noise, inputs)[1].items()}
+
+    def serve(self, agents: list[int]) -> None:
+        """Answers the requests of these agents, as one batch."""
+        start = time.perf_counter()
+        copy = self.copies.acquire()
+        try:
+            self._predict(agents, copy)
+        finally:
+            self.copies.release(copy)
+        for agent in agents:
+            self.replies[agent].release()
+        with self._lock:
+            self.counts.batches += 1
+            self.counts.predictions += len(agents)
+            self.counts.seconds += time.perf_counter() - start
+
+    @torch.inference_mode()
+    def serve_auxiliary(self, task: str, agents: list[int]) -> None:
+        """Answers these agents' requests to predict what follows the sequences they have drawn, as one batch."""
+        slots = self.arrays["status"][agents, Status.DRAWN_INTO].tolist()
+        observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots)).to(self.device)
+        copy = self.copies.acquire()
+        try:
+            value = copy.policy.predict_auxiliary(task, observation)
+            self.arrays[f"{task}/bootstrap"][slots] = value.cpu().numpy()
+        finally:
+            self.copies.release(copy)
+        for agent in agents:
+            self.replies[agent].release()
+
+    @torch.inference_mode()
+    def _predict(self, agents: list[int], copy: Published) -> None:
+        status = self.arrays["status"][agents]
+        slot, row, previous = (status[:, column] for column in (Status.SLOT, Status.ROW, Status.PREVIOUS))
+        is_final = status[:, Status.IS_FINAL] != 0
+        observation = self._observations(slot, row).to(self.device)
+        with self._lock:  # the generator is one for all predictors
+            noise = copy.policy.draw_noise(1, len(agents), self.generator)[0]
+        inputs = self._recurrent_inputs(agents, slot, row, is_final)
+        action, outputs, state = copy.policy.act(observation, noise, inputs)
+        value = outputs["value"].cpu().numpy()
+        follows = previous >= 0
+        self.bootstrap_value[previous[follows]] = value[follows]
+        self.bootstrap_value[slot[is_final]] = value[is_final]
+        # What was truncated takes no further action.
+        chosen = ~is_final
+        slot, row = slot[chosen], row[chosen]
+        for name, each in outputs.items():
+            self.outputs[name][slot, row] = each.cpu().numpy()[chosen]
+        if self.state is not None and inputs is not None and state is not None:
+            self.state[slot, row] = inputs.state.cpu().numpy()[chosen]
+            self._agent_state[np.array(agents)[chosen]] = state.cpu().numpy()[chosen]
+        self.version[slot, row] = copy.version
+        self.arrays["action"][slot, row] = action.cpu().numpy()[chosen]
+
+    def _observations(self, slot: Array, row: Array) -> Tensor:
+        """Returns what the network sees at these rows of these slots [n, *O]."""
+        first = slot * self._num_rows + row
+        if not self.spec.frame_stack:
+            return self._frames[torch.from_numpy(first)]
+        rows = torch.from_numpy(first[:, None] + np.arange(self._history + 1)).flatten()
+        stacks = self._frames.index_select(0, rows).view(len(slot), self._history + 1, *self._frames.shape[1:])
+        age = self.arrays["age"][slot, row]
+        if len(young := np.flatnonzero(age < self._history)):
+            stacks[young] = blank(stacks[young], torch.from_numpy(age[young]))
+        return stacks
+
+    def _recurrent_inputs(self, agents: list[int], slot: Array, row: Array, is_final: Array) -> RecurrentInputs | None:
+        if self.state is None:
+            return None
+        arrays = self.arrays
+        inputs = (
+            self._agent_state[agents],
+            arrays["previous_action"][slot, row],
+            arrays["previous_reward"][slot, row],
+            arrays["reset"][slot, row] & ~is_final,
+        )
+        return RecurrentInputs(*(torch.from_numpy(each).to(self.device) for each in inputs))
+
+    # ---- checkpoints ----
+
+    def get_state(self, slots: list[int]) -> dict[str, Any]:
+        """Returns what belongs to these slots, and what the next predictions depend on."""
+        return {
+            "outputs": {name: values[slots] for name, values in self.outputs.items()},
+            "version": self.version[slots],
+            "bootstrap_value": self.bootstrap_value[slots],
+            "state": None if self.state is None else self.state[slots],
+            "agent_state": self._agent_state.copy(),
+            "generator": self.generator.get_state(),
+            "generator_device": self.generator.device.type,
+        }
+
+    def set_state(self, state: dict[str, Any], slots: list[int]) -> None:
+        for name, values in state["outputs"].items():
+            self.outputs[name][slots] = values
+        self.version[slots], self.bootstrap_value[slots] = state["version"], state["bootstrap_value"]
+        if self.state is not None:
+            self.state[slots] = state["state"]
+        num_agents = min(len(self._agent_state), len(state["agent_state"]))
+        self._agent_state[:num_agents] = state["agent_state"][:num_agents]
+        if state["generator_device"] == self.generator.device.type:
+            self.generator.set_state(state["generator"])
+        else:
+            logger.warning(
+                "the policy's noise starts anew: its generator was saved on another device (%s)",
+                state["generator_device"],
+            )

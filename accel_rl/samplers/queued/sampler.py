@@ -1,0 +1,291 @@
+"""GA3C's way to sample: agents ask predictors for actions, trainers merge what the agents have seen into batches.
+
+Predictors and trainers are threads of this process. Learning itself is the caller's, between two calls of `collect`, so
+one thread at a time holds forward pass, backward pass and step; trainers prepare the next batches meanwhile. What a
+batch learns from was chosen with parameters of different ages: each step carries the number of batches that had been
+learned from by then, and the difference is the policy lag (Babaeizadeh et al. 2017, section 4.4).
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.hardware.host_memory import used_share
+from accel_rl.hardware.placement import default_workers
+from accel_rl.hardware.topology import read_topology
+from accel_rl.rollout import Game, Policy, Rollout
+from accel_rl.samplers.alternating import AlternatingSampler
+from accel_rl.samplers.base import EnvsToUpdate, GamesToPlay, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.queued.adjustment import Adjuster, Counts
+from accel_rl.samplers.queued.agent_pool import AgentPool
+from accel_rl.samplers.queued.agent_replay import auxiliary_layout
+from accel_rl.samplers.queued.batches import SegmentBatch
+from accel_rl.samplers.queued.crew import Crew
+from accel_rl.samplers.queued.meter import Meter
+from accel_rl.samplers.queued.predictor import PredictionServer
+from accel_rl.samplers.queued.slots import SlotState, shared_layout
+
+WATCH_S = 0.1  # how often the agents are looked after
+MOST_THREADS = 16  # predictors, and trainers, that adjustment may start: as many as the paper has tried
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """How the queued sampler runs, besides what is common to all samplers.
+
+    places: of each agent in the training queue. max_agents: that there may ever be (None: as many as at the start).
+    threads: of torch, in each predictor. deterministic: nothing depends on the time that anything takes: all agents'
+    requests are waited for and served together, in order, and no prediction is made while a batch is learned from.
+    adjustment_interval_s: the numbers of agents, predictors and trainers are adjusted while they run, in windows of so
+    many seconds, to raise trainings or predictions per second (None: they stay).
+    """
+
+    num_predictors: int = 2
+    num_trainers: int = 2
+    prediction_batch: int = 128
+    min_training_batch: int = 1
+    places: int = 3
+    max_agents: int | None = None
+    threads: int = 1
+    deterministic: bool = False
+    adjustment_interval_s: float | None = None
+    adjustment_objective: str = "trainings"
+
+
+class QueuedSampler:
+    """Plays config.num_envs environments in as many agents; its rollouts are merged from their segments.
+
+    Raises UsageError or RunError if an environment cannot be built. Every method that waits raises RunError if an agent
+    or a thread fails. `close` ends them."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        batch: BatchConfig,
+        policy: Policy,
+        config: SamplerConfig,
+        device: str | torch.device = "cpu",
+        queues: QueueConfig | None = None,
+        replay: AgentReplayConfig | None = None,
+    ):
+        self.spec, self.policy, self.config = spec, policy, config
+        self.batch = replace(batch, terminal_frames=replay is not None)
+        self.queues = queues = queues or QueueConfig()
+        self.device = torch.device(device)
+        self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
+        self.bytes_moved = 0
+        max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.places
+        drawn = auxiliary_layout(spec, replay) if replay else None
+        layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
+        self._pool = AgentPool(
+            spec,
+            self.batch,
+            layout,
+            config.num_envs,
+            slots_per_agent,
+            config.env_timeout_s,
+            config.env_build_timeout_s,
+            replay,
+        )
+        try:
+            generator = noise_generator(batch, self.device)
+            arrays, replies = self._pool.arrays, self._pool.replies
+            self._server = PredictionServer(spec, arrays, replies, policy, generator, self.device)
+        except BaseException:
+            self._pool.close()
+            raise
+        self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
+        self._crew = Crew(self._pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
+        self._learned: SegmentBatch | None = None  # shown by the last rollout
+        self._started = False
+        self._next_watch = self._next_memory_reading = 0.0
+        self._memory_share = 0.0
+        self._num_learned = 0
+        self._steps_done = 0
+        self._meter = Meter()
+        self.adjuster: Adjuster | None = None
+        if queues.adjustment_interval_s:
+            start = Counts(config.num_envs, queues.num_predictors, queues.num_trainers)
+            limits = Counts(max_agents, *(max(MOST_THREADS, number) for number in start[1:]))
+            self.adjuster = Adjuster(start, limits, batch.seed, queues.adjustment_interval_s)
+
+    # ---- what every sampler has ----
+
+    @property
+    def num_restarts(self) -> int:
+        return int(self._pool.arrays["restarts"].sum())
+
+    def collect(
+        self,
+        on_step: OnStep | None = None,
+        every: int = 1,
+        first_step: int | None = None,
+        envs_to_update: EnvsToUpdate | None = None,
+    ) -> Rollout:
+        """Returns the next batch, as a rollout with a column for each segment (see `Rollout`).
+
+        Predictors act with the policy's present parameters from now on. Raises UsageError for an on_step: there are no
+        steps that all environments take together."""
+        if on_step or envs_to_update:
+            raise UsageError("sampler=queued has no steps between which to learn; use --sampler alternating")
+        self._steps_done = self._steps_done if first_step is None else first_step
+        self._start()
+        if self._learned:
+            self._num_learned += 1
+            self._crew.reuse(self._learned)
+            self._learned = None
+        self._server.copies.publish(self._num_learned)
+        start = time.perf_counter()
+        fill = partial(self._crew.fill_in_rounds, self._watch) if self.queues.deterministic else self._wait_for_batch
+        batch = self._learned = fill()
+        self.seconds["env_wait"] += time.perf_counter() - start
+        self.seconds["inference"] = self._server.counts.seconds
+        self.seconds["action_wait"] = self._pool.waited_s
+        rollout = batch.rollout(self._steps_done)
+        self._steps_done += batch.num_steps
+        num_queued = int(np.count_nonzero(self._pool.arrays["state"] == SlotState.QUEUED))
+        self._meter.add(batch, self._num_learned, len(self._pool.predictions), num_queued)
+        self._adjust()
+        return rollout
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        raise UsageError("sampler=queued keeps no window of earlier steps; use --sampler alternating")
+
+    def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
+        """Returns whole games, played in workers of their own, as those of AlternatingSampler; agents pause."""
+        num_envs = self.config.evaluation_envs + self.config.evaluation_envs % 2
+        num_workers = default_workers(num_envs, read_topology().num_busy)
+        config = replace(
+            self.config,
+            num_envs=2 * num_workers,  # these stay unused
+            num_workers=num_workers,
+            num_evaluation_envs=num_envs,
+            worker_cpus=None,
+        )
+        with self._crew.paused():
+            sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
+            try:
+                return sampler.evaluate(games, index, greedy, policy or self.policy)
+            finally:
+                sampler.close()
+                if self.adjuster:
+                    self.adjuster.interrupt()
+
+    def close(self) -> None:
+        self._crew.close()
+        self._pool.close()
+
+    def _start(self, states: dict[int, Any] | None = None) -> list[int]:
+        """Starts agents, from these states if there are any, and threads; returns whose environment starts anew."""
+        if self._started:
+            return []
+        self._started = True
+        restarted = self._pool.start(states)
+        if not self.queues.deterministic:
+            self._crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)
+        if self.adjuster and states:
+            self.set_counts(*self.adjuster.counts)
+        return restarted
+
+    def _wait_for_batch(self) -> SegmentBatch:
+        """Waits until a trainer has completed a batch."""
+        while not (batch := self._crew.wait_for_batch(WATCH_S)):
+            self._watch()
+        self._watch()
+        return batch
+
+    def _watch(self) -> None:
+        """Looks after the agents, now and then."""
+        if time.monotonic() >= self._next_watch:
+            self._pool.watch(self._crew.paused)
+            self._next_watch = time.monotonic() + WATCH_S
+
+    # ---- measuring and adjusting ----
+
+    def read_metrics(self) -> dict[str, float]:
+        """Returns what has been measured since the last call (see `Meter.read`), and the numbers of everything."""
+        return self._meter.read(self._server.counts) | {
+            "agents": self._pool.num_agents,
+            "predictors": self.queues.num_predictors,
+            "trainers": self.queues.num_trainers,
+        }
+
+    def set_counts(self, num_agents: int, num_predictors: int, num_trainers: int) -> None:
+        """Changes the numbers of agents, predictors and trainers while they run.
+
+        An agent that has to go hands over its unfinished segment first."""
+        self._start()
+        self.queues = replace(self.queues, num_predictors=num_predictors, num_trainers=num_trainers)
+        if not self.queues.deterministic:
+            self._crew.set_numbers(num_predictors, num_trainers)
+        self._pool.set_number(num_agents)
+
+    def _adjust(self) -> None:
+        """Lets the adjuster see how much has been done, and changes the numbers as it says."""
+        if not self.adjuster:
+            return
+        now = time.monotonic()
+        if now >= self._next_memory_reading:
+            self._memory_share, self._next_memory_reading = used_share(), now + 1.0
+        is_trainings = self.queues.adjustment_objective == "trainings"
+        total = self._num_learned if is_trainings else self._server.counts.predictions
+        if counts := self.adjuster.advance(now, total, self._memory_share):
+            self.set_counts(*counts)
+
+    # ---- checkpoints ----
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns, between two rollouts, what the next one continues from, what waits in the queues included."""
+        self._start()
+        while self._pool.is_starting:
+            self._pool.watch(self._crew.paused)
+            time.sleep(WATCH_S)
+        with self._crew.paused(auxiliary=False):
+            arrays = self._pool.arrays
+            agents = self._pool.get_states()
+            queued = self._crew.take_segments()
+            slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
+            return {
+                "agents": agents,
+                "slots": {slot: int(arrays["state"][slot]) for slot in slots},
+                "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
+                "restarts": arrays["restarts"].copy(),
+                "queued": queued,
+                "server": self._server.get_state(slots),
+                "complete": [batch.get_state() for batch in self._crew.complete],
+                "partly_filled": [batch.get_state() for batch in self._crew.partly_filled()],
+                "num_learned": self._num_learned + (self._learned is not None),
+                "steps_done": self._steps_done,
+                "adjuster": self.adjuster and self.adjuster.get_state(),
+            }
+
+    def set_state(self, state: dict[str, Any]) -> list[int]:
+        """Continues from get_state's result, before the first rollout; returns the environments that start anew."""
+        arrays, slots = self._pool.arrays, list(state["slots"])
+        self._pool.set_members(state["agents"])
+        self._pool.restore_slots(state["slots"])
+        for name, values in state["arrays"].items():
+            arrays[name][slots] = values
+        arrays["restarts"][: len(state["restarts"])] = state["restarts"]
+        self._server.set_state(state["server"], slots)
+        self._crew.queued.extend(state["queued"])
+        self._crew.restore(*(self._restored(state[name]) for name in ("complete", "partly_filled")))
+        self._num_learned, self._steps_done = state["num_learned"], state["steps_done"]
+        if self.adjuster and state["adjuster"]:
+            self.adjuster.set_state(state["adjuster"])
+        restarted = self._start(state["agents"])
+        return [self.batch.first_env + agent for agent in restarted]
+
+    def _restored(self, states: list[Any]) -> list[SegmentBatch]:
+        batches = [self._new_batch() for _ in states]
+        for batch, state in zip(batches, states, strict=True):
+            batch.set_state(state)
+        return batches

@@ -1,0 +1,153 @@
+"""What agents and learner share: slots that segments are written into, and queues of their numbers. Imports no torch.
+
+Every agent has a few slots of its own, each with room for one segment of at most T steps. The agent writes into one of
+them; once the segment has ended, the slot's number goes through the training queue, and the slot is free again as soon
+as a trainer has copied it. The prediction queue holds the numbers of agents: what is to be predicted stands in the
+agent's row of `status`. No array is ever pickled, and all memory is allocated at the start.
+"""
+
+import array
+import fcntl
+import os
+import select
+import termios
+from collections.abc import Iterable
+from enum import IntEnum
+
+import numpy as np
+
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.hardware.shared_memory import Layout
+
+RECORD = np.dtype("<i4")  # of a queue
+MOST_AGENTS = 1024
+MOST_GENERATIONS = 2**20
+
+
+class SlotState(IntEnum):
+    """Who may touch a slot: FREE: its agent may begin a segment in it; WRITING: it has; QUEUED: the trainers."""
+
+    FREE, WRITING, QUEUED = range(3)
+
+
+class Ending(IntEnum):
+    """How a segment has ended, and so what follows its last step.
+
+    FULL: it has T steps, and the value of what follows came with the next prediction. TERMINATED: nothing follows.
+    TRUNCATED: the true last observation, whose value was asked for. CUT: row num_steps, whose value is known already,
+    since a prediction was made for it: an agent that retires, or one whose environment has failed, ends so."""
+
+    FULL, TERMINATED, TRUNCATED, CUT = range(4)
+
+
+class Status(IntEnum):
+    """Columns of an agent's row of `status`.
+
+    HEARTBEAT counts its signs of life; IS_WAITING: it waits for the learner; WAITED_NS: so long so far. SLOT, ROW: what
+    its request is about; PREVIOUS: the full segment that gets the value of that row, or -1; IS_FINAL: only the value is
+    wanted, of a truncated episode's last observation. DRAWN_INTO: the slot that its request to predict for an auxiliary
+    task is about. RETIRES: the learner asks it to end. GENERATION: of the process.
+    """
+
+    HEARTBEAT, IS_WAITING, WAITED_NS, SLOT, ROW, PREVIOUS, IS_FINAL, DRAWN_INTO, RETIRES, GENERATION = range(10)
+
+
+def shared_layout(
+    spec: EnvSpec, horizon: int, num_slots: int, num_agents: int, auxiliary: Layout | None = None
+) -> Layout:
+    """Returns the arrays that agents and learner share, for segments of at most T = horizon steps.
+
+    Slots come first, then rows; row h + t of observation is what is seen before step t, after h = frame_stack - 1 rows
+    of history. auxiliary: arrays of one slot for what is drawn from an agent's replay."""
+    T, N, row = horizon, num_slots, spec.row_shape
+    history = max(spec.frame_stack - 1, 0)
+    action = (spec.action_shape, spec.action_dtype.str)
+    layout: Layout = {
+        "observation": ((N, history + T + 1, *row), spec.row_dtype.str),
+        "action": ((N, T, *action[0]), action[1]),
+        "reward": ((N, T), "<f4"),
+        "age": ((N, T + 1), "<i8"),  # rows since the first one of the learner's episode
+        "reset": ((N, T + 1), "|b1"),  # a new game starts at this row
+        "previous_action": ((N, T + 1, *action[0]), action[1]),
+        "previous_reward": ((N, T + 1), "<f4"),
+        "num_steps": ((N,), "<i8"),
+        "ending": ((N,), "<i8"),
+        "game_score": ((N,), "<f8"),
+        "game_length": ((N,), "<i8"),  # steps; 0: no game has ended with the segment
+        "state": ((N,), "<i8"),
+    }
+    layout |= {name: ((N, *shape), dtype) for name, (shape, dtype) in (auxiliary or {}).items()}
+    return layout | {"status": ((num_agents, len(Status)), "<i8"), "restarts": ((num_agents,), "<i8")}
+
+
+class IndexQueue:
+    """A queue of numbers from 0 to 2^31 - 1 between processes, by which many put and many threads get.
+
+    It is a pipe of records of 4 bytes: the operating system writes and reads them whole, in order, and wakes whoever
+    waits. Nobody puts more than it holds (64 KiB): each number stands for a slot or an agent."""
+
+    def __init__(self, fds: tuple[int, int] | None = None):
+        self.fds = os.pipe() if fds is None else fds
+        os.set_blocking(self.fds[0], False)
+
+    @property
+    def fd(self) -> int:
+        """The file descriptor that is readable while there are numbers."""
+        return self.fds[0]
+
+    def put(self, numbers: Iterable[int]) -> None:
+        """Appends numbers, in one piece."""
+        os.write(self.fds[1], np.fromiter(numbers, RECORD).tobytes())
+
+    def get(self, most: int, timeout_s: float = 0.0) -> list[int]:
+        """Takes what there is, at most `most` numbers; waits for the first one, but no longer than timeout_s."""
+        while True:
+            try:
+                return [int(number) for number in np.frombuffer(os.read(self.fds[0], most * RECORD.itemsize), RECORD)]
+            except BlockingIOError:
+                if timeout_s <= 0 or not self.wait(timeout_s):
+                    return []
+                timeout_s = 0.0  # another thread may have been faster
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until there are numbers, but no longer than timeout_s; returns whether there are."""
+        return wait_for_any([self], timeout_s)
+
+    def __len__(self) -> int:
+        size = array.array("i", [0])
+        fcntl.ioctl(self.fds[0], termios.FIONREAD, size)
+        return size[0] // RECORD.itemsize
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+def wait_for_any(queues: Iterable[IndexQueue], timeout_s: float) -> bool:
+    """Waits until one of the queues has numbers, but no longer than timeout_s; returns whether one has."""
+    poller = select.poll()
+    for queue in queues:
+        poller.register(queue.fd, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
+
+
+def request(agent: int, generation: int) -> int:
+    """Returns a record of the prediction queue. generation: of the agent's process; what a dead one has asked for is
+    not answered."""
+    return generation % MOST_GENERATIONS * MOST_AGENTS + agent
+
+
+def agents_of(requests: list[int], status: Array) -> list[int]:
+    """Returns the agents of these requests, in order, without those whose process has been replaced since."""
+    found = (divmod(number, MOST_AGENTS) for number in requests)
+    return [agent for generation, agent in found if status[agent, Status.GENERATION] % MOST_GENERATIONS == generation]
+
+
+def slots_of(agent: int, slots_per_agent: int) -> range:
+    """Returns the numbers of an agent's slots."""
+    return range(agent * slots_per_agent, (agent + 1) * slots_per_agent)
+
+
+def free_slots(state: Array, agent: int, slots_per_agent: int) -> list[int]:
+    """Returns which of an agent's slots are free."""
+    return [slot for slot in slots_of(agent, slots_per_agent) if state[slot] == SlotState.FREE]

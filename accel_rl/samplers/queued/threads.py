@@ -1,0 +1,70 @@
+"""Threads of the learner's process: they can be paused between two pieces of work, and their errors reach it."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+
+class Gate:
+    """Lets threads work while it is open. `close` returns once none is at work any more."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_open, self._num_working = True, 0
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Waits until the gate is open, and keeps it from closing meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_open)
+            self._num_working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_working -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Closes the gate for a while."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: not self._num_working)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_open = True
+                self._changed.notify_all()
+
+
+class Loop:
+    """Calls work() again and again in a thread of its own, until `stop` or the first exception.
+
+    on_error: is told of that exception, in the thread."""
+
+    def __init__(self, name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]):
+        self._work, self._on_error = work, on_error
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stops.is_set():
+                self._work()
+        except BaseException as error:
+            self._on_error(error)
+
+    @property
+    def ident(self) -> int:
+        """The thread's number."""
+        return self._thread.ident or 0
+
+    def stop(self) -> None:
+        """Asks the thread to end after its present piece of work."""
+        self._stops.set()
+
+    def join(self) -> None:
+        self._thread.join()

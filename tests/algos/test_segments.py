@@ -1,0 +1,229 @@
+"""Rollouts that are merged from segments: what is learned from them is what is learned from each segment alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C
+from accel_rl.algos.base import RunInfo
+from accel_rl.algos.ppo import PPO, standardized
+from accel_rl.algos.vtrace import VTrace
+from accel_rl.errors import UsageError
+from accel_rl.models.normalize import RunningMoments
+from accel_rl.rollout import Rollout
+from accel_rl.updates import Update
+from accel_rl.updates.cuda_graphs import CudaGraphs
+from accel_rl.updates.optimizers import SGD, RMSProp
+from accel_rl.updates.trees import map_leaves
+from tests.helpers.random_rollouts import FRAMES, VECTORS
+from tests.helpers.segments import ALL_KINDS, HORIZON, Segment, alone, merged
+from tests.helpers.updates import RecordingUpdate
+
+NUM_SEGMENTS = len(ALL_KINDS)
+WHOLE = {"epochs": 1, "minibatches": 1}  # PPO's minibatch is the rollout
+CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+ALGOS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a2c": (A2C, {}),
+    "a2c, gae": (A2C, {"gae_lambda": 0.9}),
+    "a2c, ga3c's loss": (A2C, {"loss_reduction": "sum", "log_epsilon": 1e-6, "advantage_value": "learning"}),
+    "a2c, core": (A2C, CORE),
+    "ppo": (PPO, WHOLE),
+    "ppo, core": (PPO, {**WHOLE, **CORE}),
+    "vtrace": (VTrace, {}),
+    "vtrace, core": (VTrace, CORE),
+}
+
+
+def make(name: str, spec: Any = VECTORS, from_segments: bool = True, **changes: Any) -> Any:
+    algo_class, settings = ALGOS[name]
+    torch.manual_seed(0)
+    algo = algo_class(spec, algo_class.Settings(discount=0.9, **{**settings, **changes}), 1000, 3, HORIZON)
+    with torch.no_grad():  # or all actions would be about equally likely, and all values about 0
+        for parameter in algo.policy.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    algo.learns_from_segments = from_segments
+    algo.setup(0, RecordingUpdate)
+    return algo
+
+
+def loss_and_gradient(algo: Any, rollout: Rollout) -> tuple[float, Tensor, float]:
+    """Returns the sum of the loss over the rollout's samples, its gradient, and the number of samples."""
+    update = RecordingUpdate(algo.policy, learns=False)
+    if isinstance(algo, VTrace) and not algo.learns_from_segments:
+        algo.before_rollout(0)
+        algo.on_step(0, rollout, update)
+    else:
+        algo.learn(rollout, update)
+    (call,) = update.calls
+    update.parameters.zero_gradient()
+    loss_sum, _ = call.loss(*call.batch)
+    loss_sum.backward()  # type: ignore[no-untyped-call]
+    return loss_sum.item(), update.parameters.gradient.clone(), call.num_samples.item()
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize("name", ALGOS)
+def test_a_merged_rollout_is_its_segments(name: str, is_padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a return that goes on behind a segment, or stops before its end's value; a value that is added
+    twice, to a terminal, or not discounted; a state of another segment; whatever of a step that is not valid gets into
+    a sum, also where padding is not cut off, as on a GPU."""
+    if is_padded:
+        monkeypatch.setattr(Rollout, "without_padding", lambda rollout: rollout)
+    algo, single = make(name), make(name, from_segments=False)
+    rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 3)
+    loss_sum, gradient, num_samples = loss_and_gradient(algo, rollout)
+    clean = merged(VECTORS, algo.policy, NUM_SEGMENTS, garbage=None)
+    each = [loss_and_gradient(single, alone(clean, column)) for column in range(NUM_SEGMENTS)]
+    assert num_samples == sum(num for _, _, num in each) == 23
+    assert loss_sum == pytest.approx(sum(loss for loss, _, _ in each), rel=1e-4)
+    torch.testing.assert_close(gradient, sum(part for _, part, _ in each), rtol=1e-3, atol=1e-4)
+    assert gradient.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_padding_changes_nothing(name: str) -> None:
+    """Would catch an update that depends on how much padding there is, or on what is in it: bit for bit on a CPU."""
+    values = []
+    for num_columns, garbage in ((NUM_SEGMENTS, 1e6), (NUM_SEGMENTS + 4, 1e6), (NUM_SEGMENTS + 4, 1e12)):
+        algo = make(name)
+        update = Update(algo.policy, SGD(), clip_grad_norm=0.5)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            algo.learn(merged(VECTORS, algo.policy, num_columns, seed, garbage=garbage), update)
+        values.append(update.parameters.values.clone())
+        assert values[-1].isfinite().all()
+    assert torch.equal(values[0], values[1]) and torch.equal(values[0], values[2])
+
+
+@pytest.mark.parametrize("is_young", [False, True])
+@pytest.mark.parametrize("name", ["a2c", "ppo", "vtrace"])
+def test_frames_without_padding(name: str, is_young: bool) -> None:
+    """Would catch stacks of other columns, where columns are a part of wider rows; is_young: some frames are blank."""
+    algo, single = make(name, FRAMES), make(name, FRAMES, from_segments=False)
+    min_age = 0 if is_young else 3
+    clean, rollout = (
+        merged(FRAMES, algo.policy, NUM_SEGMENTS + 3, garbage=garbage, min_age=min_age) for garbage in (None, 1e6)
+    )
+    expected = sum(loss_and_gradient(single, alone(clean, column))[0] for column in range(NUM_SEGMENTS))
+    assert loss_and_gradient(algo, rollout)[0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_padding_is_cut_off_without_copies() -> None:
+    """Would catch a copy of all frames for each update, a field that keeps its padding, and a rollout of environments
+    that loses columns."""
+    policy = make("a2c, core").policy
+    rollout = merged(VECTORS, policy, NUM_SEGMENTS + 3)
+    narrow = rollout.without_padding()
+    assert narrow.num_envs == NUM_SEGMENTS == narrow.num_segments and narrow.num_steps == rollout.num_steps == 23
+    for name, value in narrow.tensors().items():
+        whole = getattr(rollout, name)
+        pairs = [(value, whole)]
+        if isinstance(value, dict):
+            pairs = [(value[key], whole[key]) for key in whole]
+        elif name == "recurrent_inputs":
+            pairs = list(zip(value, whole, strict=True))
+        for part, all_columns in pairs:
+            if part is None or name.startswith("final"):
+                continue
+            assert part.data_ptr() == all_columns.data_ptr()
+            assert NUM_SEGMENTS in part.shape[:2] and NUM_SEGMENTS + 3 in all_columns.shape[:2], name
+    ordinary = alone(rollout, 0)
+    assert ordinary.without_padding() is ordinary and narrow.without_padding() is narrow
+
+
+@pytest.mark.parametrize("how", ["buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
+@pytest.mark.parametrize("name", ["a2c", "a2c, ga3c's loss", "a2c, core", "ppo", "vtrace"])
+def test_graphs_learn_from_segments(name: str, how: str) -> None:
+    """Would catch a number of segments, a value behind them or an end that a graph freezes."""
+    device = torch.device("cuda:0" if how == "graph" else "cpu")
+    algos = [make(name), make(name)]
+    algos[1].policy.to(device)
+    updates = [Update(algo.policy, RMSProp(), 0.5) for algo in algos]
+    if how == "buffers":
+        updates[1]._graphs = CudaGraphs(device)
+    for seed in range(6):
+        segments = tuple(
+            Segment(HORIZON, "full") if (seed + column) % 3 else ALL_KINDS[(seed + column) % NUM_SEGMENTS]
+            for column in range(3 + seed % 3)
+        )
+        rollout = merged(VECTORS, algos[0].policy, NUM_SEGMENTS, seed, segments)
+        for algo, update in zip(algos, updates, strict=True):
+            torch.manual_seed(seed)
+            tensors = map_leaves(lambda leaf, device=update.device: leaf.to(device), rollout.tensors())
+            algo.learn(replace(rollout, **tensors), update)
+    torch.testing.assert_close(updates[1].parameters.values.cpu(), updates[0].parameters.values, rtol=1e-3, atol=1e-4)
+    graphs = updates[1]._graphs
+    assert graphs and graphs.is_enabled and not graphs._not_capturable
+    if how == "graph":
+        assert len(graphs._calls) <= 3, "each number of segments has graphs of its own"
+
+
+def test_advantages_are_standardized_over_valid_steps() -> None:
+    """Would catch a mean or std that padding is part of."""
+    algo = make("ppo", normalize_advantage=True)
+    rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 2, garbage=1e12)
+    advantage = algo.compute_targets(rollout).advantage
+    valid = rollout.valid
+    found = standardized(advantage, valid, RecordingUpdate(algo.policy))[valid].double()
+    expected = advantage[valid].double()
+    expected = (expected - expected.mean()) / expected.std(correction=0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_observations_are_normalized_by_valid_steps() -> None:
+    """Would catch moments of observations that no agent has seen."""
+    algo = make("a2c", normalize_observations=True)
+    rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 2)
+    algo.statistics.update(rollout, Update(algo.policy, SGD()))
+    moments: RunningMoments = algo.policy.norm.moments
+    seen = rollout.observations(0, HORIZON)[rollout.valid].double()
+    assert moments.count.item() == 23
+    torch.testing.assert_close(moments.mean, seen.mean(0))
+    torch.testing.assert_close(moments.variance, seen.var(0, correction=0))
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo, core"])
+@pytest.mark.parametrize("count", [3, 5])
+def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
+    """Would catch samples that are left out, or learned from twice in an epoch."""
+    algo = make(name, epochs=2, minibatches=count)
+    rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 3)
+    update = RecordingUpdate(algo.policy)
+    algo.learn(rollout, update)
+    assert len(update.calls) == 2 * count if name == "ppo" else len(update.calls) > count
+    assert sum(call.num_samples.item() for call in update.calls) == 2 * 23
+    epochs = [update.calls[: len(update.calls) // 2], update.calls[len(update.calls) // 2 :]]
+    rewards = [sorted(torch.cat([call.batch[1].return_.flatten() for call in epoch]).tolist()) for epoch in epochs]
+    assert rewards[0] == rewards[1]
+
+
+def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
+    """Would catch updates while sampling, and settings of the multi-batch strategy that segments are held to."""
+    algo = make("vtrace", batches=7, batch_steps=50)
+    assert (algo.window_steps, algo.learns_on_step) == (0, False)
+    algo.validate(RunInfo(100, ("cpu",)))
+    ordinary = make("vtrace", batches=7, batch_steps=50, from_segments=False)
+    assert (ordinary.window_steps, ordinary.learns_on_step) == (50, True)
+    with pytest.raises(UsageError, match="do not divide into batches=7"):
+        ordinary.validate(RunInfo(100, ("cpu",)))
+    with pytest.raises(UsageError, match="at most rho_bar"):
+        make("vtrace", c_bar=2.0).validate(RunInfo(100, ("cpu",)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("a2c", {"normalize_returns": True}, "--sampler alternating"),
+        ("ppo", {"minibatches": 13}, "raise min_training_batch"),
+        ("ppo, core", {"minibatches": 4}, "about 3 segments"),
+    ],
+)
+def test_settings_that_do_not_fit_segments(name: str, changes: dict[str, Any], message: str) -> None:
+    """Would catch a run that divides rewards by returns of nobody, or one that has more minibatches than samples."""
+    with pytest.raises(UsageError, match=message):
+        make(name, **changes).validate(RunInfo(1000, ("cpu",)))
+    make("ppo", minibatches=5).validate(RunInfo(1000, ("cpu",)))  # any other number is divided somehow
+    assert all(algo_class.accepts_segments for algo_class in (A2C, PPO, VTrace))
