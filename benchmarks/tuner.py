@@ -112,10 +112,7 @@ def compare(pick: Point, best: Point, final: dict[str, Turns]) -> Result:
 
 def describe(found: Found, space: Space) -> Result:
     """Returns one search's part of the JSON."""
-    trials = {
-        str(point): {**asdict(trial), "/ default": ratio(trial.rates, trial.default_rates)}
-        for point, trial in found.trials.items()
-    }
+    trials = {str(point): {**asdict(trial), "/ default": trial.ratio} for point, trial in found.trials.items()}
     skipped = {str(point): reason for point, reason in found.skipped.items()}
     final = {str(point): turns.rates for point, turns in found.final.items()}
     ends = {"final": final, "best": str(found.best), "pick": str(found.pick)}

@@ -25,6 +25,7 @@ from accel_rl.tune.search import Build, Found, Search
 Settings = dict[str, Any]
 
 SHORT_DECORRELATION_STEPS = 100  # more cost seconds before the first turn, and nothing later
+BUSY = 0.5  # load average
 LEAST_REPLAY_SIZE = 5_000
 LEAST_WARMUP_STEPS = 256
 LEAST_AUXILIARY_REPLAY_STEPS = 100
@@ -35,12 +36,15 @@ def run(given: Settings, config_file: Path | None, options: TuneOptions) -> Path
 
     given: the user's settings, which all points share. Raises UsageError for settings that do not fit, and for a file
     that exists. When a signal ends it, nothing is written and no process is left."""
+    load = os.getloadavg()[0]
     chosen = overlay(read_yaml(config_file, "settings") if config_file else {}, given)
     config = resolve(chosen)
     path = _find_path(config, options)
     space = plan_search(config, chosen, options)
     machine = format_machine(describe_machine())
     print(machine, f"logical CPUs {config.plan.topology}", *introduction(config, space), sep="\n", flush=True)
+    if load > BUSY:
+        print(f"load average {load:.1f} before the start: other programs use this machine, so all below is noisy")
     with StopSignal():
         found = search(config, chosen, space, options)
     print(*table(config, space, found), sep="\n")

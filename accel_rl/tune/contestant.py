@@ -14,7 +14,7 @@ class Training:
     """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
     total_steps: valid agent steps so far. Between turns its processes sleep. With the queued sampler, they do once the
-    training queue is full: so each turn first learns from as many steps as that holds, which do not count."""
+    training queue and the batches are full: so each turn first learns from as many steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
@@ -33,13 +33,12 @@ class Training:
         pull_horizon = config.learners.pull_horizon
         self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan, pull_horizon)
         self._turn = Repeated(name, self.iterate)
-        is_queued = config.run.sampler == "queued"
-        self._steps_in_queue = config.queues.training_queue * config.run.horizon if is_queued else 0
+        self._steps_in_queues = _steps_in_queues(config) if config.run.sampler == "queued" else 0
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns agent steps/s."""
         with pinned(self.config.plan.server_cpus):
-            self.iterate_for(self._steps_in_queue)
+            self.iterate_for(self._steps_in_queues)
             return self._turn.run(seconds)
 
     def iterate_for(self, steps: int) -> None:
@@ -64,3 +63,9 @@ class Training:
         """Ends its processes and lets go of its memory."""
         self._close()
         del self.algo, self._update, self._sampler, self._iteration, self._turn, self._close
+
+
+def _steps_in_queues(config: Config) -> int:
+    """Returns how many steps the queued sampler holds, at most, while nobody learns from them."""
+    queues, run = config.queues, config.run
+    return queues.training_queue * run.envs * run.horizon + (queues.trainers + 1) * config.min_training_batch

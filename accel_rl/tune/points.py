@@ -102,8 +102,7 @@ def settings_of_search(config: Config) -> dict[str, Any]:
     batch, whatever the number of agents, and counts that do not change while running."""
     if config.run.sampler != "queued":
         return {}
-    batch = config.queues.min_training_batch or config.run.envs * config.run.horizon
-    return {"min_training_batch": batch, "dynamic_adjustment": False}
+    return {"min_training_batch": config.min_training_batch, "dynamic_adjustment": False}
 
 
 def _own_values(config: Config) -> dict[str, int]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from accel_rl.bench.timing import format_ratio, ratio
+from accel_rl.bench.timing import format_ratio
 from accel_rl.hardware.placement import serves_both_groups
 from accel_rl.hardware.topology import count
 from accel_rl.training.resolve import Config
 from accel_rl.tune.points import Point, Space
-from accel_rl.tune.search import Found, Trial
+from accel_rl.tune.search import Found
 
 
 def introduction(config: Config, space: Space) -> Iterator[str]:
@@ -37,10 +37,10 @@ def table(config: Config, space: Space, found: Found) -> Iterator[str]:
     grouped = config.run.sampler == "alternating"
     groups = " groups" if grouped else ""
     yield f"\n{'point':{width}}{groups}  steps/s  rounds   / default, with 95 % intervals"
-    ranked = sorted(found.trials.items(), key=lambda item: -_against_default(item[1])["median"])
+    ranked = sorted(found.trials.items(), key=lambda item: -item[1].ratio["median"])
     for point, trial in ranked:
         each = f"{_groups_of_worker(config, point):7}" if grouped else ""
-        compared = "the default" if point == space.start else format_ratio(_against_default(trial))
+        compared = "the default" if point == space.start else format_ratio(trial.ratio)
         yield f"{point!s:{width}}{each}{statistics.median(trial.rates):9,.0f}{len(trial.rates):8}   {compared}"
     for point, reason in found.skipped.items():
         yield f"{point!s:{width}}  skipped: {reason}"
@@ -85,10 +85,6 @@ def comments(found: Found, space: Space, machine: str, topology: str) -> list[st
         *lines,
         f"{rate}: {format_ratio(found.against_default(found.pick))} times the default ({space.start}), {rounds}",
     ]
-
-
-def _against_default(trial: Trial) -> dict[str, float]:
-    return ratio(trial.rates, trial.default_rates)
 
 
 def _groups_of_worker(config: Config, point: Point) -> int:

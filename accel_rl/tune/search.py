@@ -8,9 +8,9 @@ The rule:
    with the best values so far of all others. Then each setting once more, with values between the best and its
    neighbours. So a machine with many cores tries some 30 of hundreds of points.
 3. The full grid is divided into knock-outs of MOST_AT_ONCE points, whose winners meet.
-4. The FINALISTS strongest points that are left in the last knock-out meet the default in a final, whose rounds alone
-   decide: the fastest is picked if the whole 95 % interval of its ratio to the default is above 1; else the default
-   stays. So the luck that made a point the best of many has no part in it.
+4. The last winner, and of all other points those with the highest ratios to the default, FINALISTS in all, meet the
+   default in a final, whose rounds alone decide: the fastest is picked if the whole 95 % interval of its ratio to the
+   default is above 1; else the default stays. So the luck that made a point the best of many has no part in it.
 
 What a run picks by default takes part in every knock-out: ratios to it are from the same rounds. The processes and the
 replay of a point exist only while it is in.
@@ -44,6 +44,11 @@ class Trial:
 
     rates: list[float] = field(default_factory=list)
     default_rates: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> dict[str, float]:
+        """Returns the ratio to the default, with its interval."""
+        return ratio(self.rates, self.default_rates)
 
 
 @dataclass
@@ -83,7 +88,6 @@ class Search:
         self.space, self._build, self._seconds, self._clock = space, build, seconds, clock
         self._budget_s, self._start = budget_s, clock()
         self._open: dict[Point, Contestant] = {}
-        self._ranking: list[Point] = []  # of those that the last knock-out left, the strongest first
         self._least_free = LEAST_FREE * free_host_bytes()
         self._build_s = self._rounds_s = 0.0  # of a point: until it has warmed up, and its least rounds
         self.found = Found(best=space.start, pick=space.start)
@@ -170,14 +174,17 @@ class Search:
             trial = self.found.trials.setdefault(by_name[name], Trial())
             trial.rates += turn.rates
             trial.default_rates += turns[str(default)].rates[: len(turn.rates)]
-        self._ranking = sorted(self._open, key=lambda point: strength(turns[str(point)]), reverse=True)
-        self.found.best = self._ranking[0]
+        self.found.best = max(self._open, key=lambda point: strength(turns[str(point)]))
 
     def _play_final(self) -> None:
         """The finalists and the default; sets `best` and `pick`."""
         default, found = self.space.start, self.found
-        finalists = [point for point in self._ranking if point in self._open and point != default][:FINALISTS]
-        self._close([point for point in self._open if point not in (default, *finalists)])
+        chosen = self._finalists()
+        self._close([point for point in self._open if point not in (default, *chosen)])
+        for point in chosen:
+            if point not in self._open:
+                self._try_to_open(point)
+        finalists = [point for point in chosen if point in self._open]
         if not finalists:
             return
         left_s = self._budget_s - (self._clock() - self._start)
@@ -187,6 +194,13 @@ class Search:
         found.final = {point: turns[str(point)] for point in (default, *finalists)}
         found.best = max(found.final, key=lambda point: found.against_default(point)["median"])
         found.pick = found.best if found.against_default(found.best)["low"] > 1 else default
+
+    def _finalists(self) -> list[Point]:
+        """Returns the last winner and the points with the highest ratios to the default, if they may be above 1."""
+        ratios = {point: trial.ratio for point, trial in self.found.trials.items() if point != self.space.start}
+        hopeful = [point for point, value in ratios.items() if value["high"] > 1 or point == self.found.best]
+        order = sorted(hopeful, key=lambda point: (point == self.found.best, ratios[point]["median"]), reverse=True)
+        return order[:FINALISTS]
 
     def _try_to_open(self, point: Point) -> None:
         """Builds a point's contestant, unless that fails or memory is short."""

@@ -1,5 +1,6 @@
 """`accel-rl tune`: its errors, what it prints, the file that it writes, and a tiny real search."""
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -44,6 +45,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(resolving, "read_topology", lambda *_: TWO)
     monkeypatch.setattr(command, "_build", Simulated)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     Simulated.open = []
     return tmp_path
 
@@ -98,6 +100,14 @@ def test_what_it_prints(simulated: Path, capfd: Any) -> None:
     assert "workers 4 / default = 2.000 (2.000 to 2.000)" in lines
 
 
+def test_other_programs_are_noticed(simulated: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch figures of a busy machine that look like any others."""
+    fixed = ["--sampling-threads", 1, "--learning-threads", 1, "--overwrite"]
+    assert "load average" not in call(capfd, *SMALL, *fixed)[1]
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.5, 0.0, 0.0))
+    assert "load average 3.5 before the start: other programs" in call(capfd, *SMALL, *fixed)[1]
+
+
 def test_other_numbers_of_environments(simulated: Path, capfd: Any) -> None:
     """Would catch a number of environments that changes what is learned without a word."""
     status, out, _ = call(capfd, *SMALL, "--tune-envs", "--workers", 2, "--minutes", 0.1, "--seconds", 0.01)
@@ -117,8 +127,7 @@ def test_a_file_of_settings_counts_as_set(simulated: Path, capfd: Any) -> None:
 
 def test_settings_of_the_queued_sampler() -> None:
     """Would catch a tuned run whose batch depends on the number of agents, or whose counts change while running."""
-    config = resolve({"env": "CartPole-v1", "device": "cpu", "envs": 8, "horizon": 5, "sampler": "serial"})
-    object.__setattr__(config.run, "sampler", "queued")
+    config = resolve({"env": "CartPole-v1", "device": "cpu", "envs": 8, "horizon": 5, "sampler": "queued"})
     pick = make_space(config, ()).start.replace("envs", 16).replace("predictors", 3)
     written = settings_to_write(config, {"algo": "a2c", "envs": 8, "horizon": 5, "sampler": "queued"}, pick)
     assert written == {

@@ -18,8 +18,8 @@ MANY = CpuTopology(tuple((cpu, cpu + 32) for cpu in range(32)), (0,) * 32, 64)
 
 def on(topology: CpuTopology, sampler: str = "alternating", device: str = "cpu", **settings: Any) -> Config:
     """Returns a run as it would be on this machine."""
-    config = resolve({"env": "CartPole-v1", "device": "cpu", "horizon": 5, **settings})
-    run = replace(config.run, sampler=sampler, device=device)
+    config = resolve({"env": "CartPole-v1", "device": "cpu", "horizon": 5, "sampler": sampler, **settings})
+    run = replace(config.run, device=device)
     workers = 0 if sampler != "alternating" else settings.get("workers")
     plan = make_plan(topology, run.envs, workers, on_gpu=device != "cpu")
     return replace(config, run=run, devices=(device,), plans=(plan,))

@@ -190,9 +190,20 @@ def test_a_last_setting_without_points_leaves_a_final(monkeypatch: pytest.Monkey
         return 1000.0 + workers if workers < 3 else 999.0
 
     machine = Machine(rate, noise=0.05)
-    found = machine.search(space(workers=(1, 2, 4), threads=(1, 2)))
+    found = machine.search(SMALL)
     assert {*found.skipped.values()} == {"one thread at most"}
     assert len(found.trials) >= 3 and machine.open == []
+
+
+def test_all_that_were_strong_meet_in_the_final(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a point that is forgotten because others were searched after it."""
+    monkeypatch.setattr(search, "MOST_AT_ONCE", 2)
+    machine = Machine(lambda workers, threads: {1: 900.0, 2: 1000.0, 3: 500.0, 4: 980.0}[workers] / threads)
+    found = machine.search(SMALL)
+    second = SMALL.start.replace("workers", 4)
+    assert [point.settings["workers"] for point in found.final] == [1, 2, 4]
+    assert machine.built.count(second) == 2
+    assert found.pick == SMALL.start.replace("workers", 2) and machine.open == []
 
 
 def test_little_memory_ends_the_building(monkeypatch: pytest.MonkeyPatch) -> None:
