@@ -9,8 +9,9 @@ The rule:
    neighbours. So a machine with many cores tries some 30 of hundreds of points.
 3. The full grid is divided into knock-outs of MOST_AT_ONCE points, whose winners meet.
 4. The last winner, and of all other points those with the highest ratios to the default, FINALISTS in all, meet the
-   default in a final, whose rounds alone decide: the fastest is picked if the whole 95 % interval of its ratio to the
-   default is above 1; else the default stays. So the luck that made a point the best of many has no part in it.
+   default in a final, whose rounds alone decide: of those that are clearly faster than the default (the whole 95 %
+   interval of their ratio is above 1) the fastest is picked; if there are none, the default stays. So the luck that
+   made a point the best of many has no part in it.
 
 What a run picks by default takes part in every knock-out: ratios to it are from the same rounds. The processes and the
 replay of a point exist only while it is in.
@@ -193,7 +194,8 @@ class Search:
         turns = alternate(contestants, schedule, "final", self._clock)
         found.final = {point: turns[str(point)] for point in (default, *finalists)}
         found.best = max(found.final, key=lambda point: found.against_default(point)["median"])
-        found.pick = found.best if found.against_default(found.best)["low"] > 1 else default
+        faster = [point for point in finalists if found.against_default(point)["low"] > 1]
+        found.pick = max(faster, key=lambda point: found.against_default(point)["median"], default=default)
 
     def _finalists(self) -> list[Point]:
         """Returns the last winner and the points with the highest ratios to the default, if they may be above 1."""

@@ -83,7 +83,7 @@ def test_a_small_space_is_searched_whole() -> None:
     assert machine.open == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_noise_and_drift_cost_little(seed: int) -> None:
     """Would catch a search that luck decides: what it picks must be nearly as fast as the best of all points."""
     small = Machine(peak, 0.05, seed).search(SMALL)
@@ -124,6 +124,26 @@ def test_a_default_that_wins_needs_no_final() -> None:
     assert found.final == {} and found.pick == found.best == SMALL.start
 
 
+def test_the_fastest_of_those_that_are_clearly_faster_is_picked() -> None:
+    """Would catch a default that stays because the fastest point, but not the second one, is too uneven to tell."""
+
+    class Uneven(Training):
+        def run(self, seconds: float) -> float:
+            rate = super().run(seconds)
+            workers = self.point.settings["workers"]
+            return rate * ((0.5, 1.5, 1.6)[self.num_turns % 3] if workers == 4 else 1.2 if workers == 2 else 1.0)
+
+    machine = Machine(lambda workers, threads: 0.0)
+
+    def build(point: Point) -> Training:
+        machine.build(point)
+        return Uneven(machine, point, 1000.0 / point.settings["threads"] ** 2)
+
+    found = Search(SMALL, build, TURN_S, 60.0, lambda: machine.now).run()
+    assert found.best == SMALL.start.replace("workers", 4) and found.against_default(found.best)["low"] < 1
+    assert found.pick == SMALL.start.replace("workers", 2)
+
+
 def test_only_the_final_counts() -> None:
     """Would catch a point whose luck in the knock-out makes it the pick."""
     lucky = SMALL.start.replace("workers", 4)
@@ -146,7 +166,7 @@ def test_only_the_final_counts() -> None:
 
 def test_it_takes_about_the_time_that_it_was_given() -> None:
     """Would catch a search that takes as long as it likes, and one that leaves half of the time unused."""
-    for minutes in (2.0, 4.0, 8.0):
+    for minutes in (2.0, 6.0):
         machine = Machine(wide_peak, 0.05)
         machine.search(LARGE, minutes)
         assert machine.now <= 1.25 * 60 * minutes
