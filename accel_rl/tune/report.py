@@ -57,9 +57,12 @@ def conclusion(space: Space, found: Found) -> str:
         return f"\nthe default is the fastest: {space.start}"
     finalists = [point for point in found.final if point != space.start]
     lines = [f"{point} / default = {format_ratio(found.against_default(point))}" for point in finalists]
-    stays = ["none is clearly faster, so the default stays"] if found.pick == space.start else []
+    if found.pick == space.start:
+        lines.append("none is faster to speak of, so the default stays")
+    elif found.against_default(found.pick)["low"] <= 1:
+        lines.append("the fastest may be no faster than the default; more --minutes would tell")
     rounds = count(len(found.final[space.start].rates), "round")
-    return "\n".join([f"\nfinal, {rounds}:", *lines, *stays])
+    return "\n".join([f"\nfinal, {rounds}:", *lines])
 
 
 def rate_of_pick(found: Found) -> float:
@@ -79,7 +82,7 @@ def comments(found: Found, space: Space, machine: str, topology: str) -> list[st
     lines = [f"found by `accel-rl tune` on {machine}", f"logical CPUs {topology}"]
     rate = f"{rate_of_pick(found):,.0f} steps/s"
     if found.pick == space.start:
-        return [*lines, f"{rate}: what a run picks by default; nothing else was clearly faster"]
+        return [*lines, f"{rate}: what a run picks by default; nothing else was faster to speak of"]
     rounds = count(len(found.final[found.pick].rates), "round")
     return [
         *lines,

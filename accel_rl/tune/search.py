@@ -9,9 +9,9 @@ The rule:
    neighbours. So a machine with many cores tries some 30 of hundreds of points.
 3. The full grid is divided into knock-outs of MOST_AT_ONCE points, whose winners meet.
 4. The last winner, and of all other points those with the highest ratios to the default, FINALISTS in all, meet the
-   default in a final, whose rounds alone decide: of those that are clearly faster than the default (the whole 95 %
-   interval of their ratio is above 1) the fastest is picked; if there are none, the default stays. So the luck that
-   made a point the best of many has no part in it.
+   default in a final, whose rounds alone decide, so that the luck that made a point the best of many has no part in
+   it. The fastest is picked if its ratio to the default is WORTH_IT or more, or the whole 95 % interval above 1; else
+   the default stays. A wide interval alone keeps no default: on a busy machine, that would often be the slower choice.
 
 What a run picks by default takes part in every knock-out: ratios to it are from the same rounds. The processes and the
 replay of a point exist only while it is in.
@@ -33,6 +33,7 @@ from accel_rl.tune.points import Point, Space
 MOST_AT_ONCE = 16  # points whose processes exist at the same time
 MOST_ROUNDS, LEAST_ROUNDS = 20, 3  # of a knock-out
 FINAL_ROUNDS, LEAST_FINAL_ROUNDS, FINALISTS = 30, 5, 3
+WORTH_IT = 1.03  # a ratio to the default, even if not sure
 FINAL = 0.3  # its share of the time
 LEAST_FREE = 0.1  # of the memory that is free at the start: below it, no further point is built
 
@@ -194,8 +195,9 @@ class Search:
         turns = alternate(contestants, schedule, "final", self._clock)
         found.final = {point: turns[str(point)] for point in (default, *finalists)}
         found.best = max(found.final, key=lambda point: found.against_default(point)["median"])
-        faster = [point for point in finalists if found.against_default(point)["low"] > 1]
-        found.pick = max(faster, key=lambda point: found.against_default(point)["median"], default=default)
+        against_default = found.against_default(found.best)
+        is_faster = against_default["median"] >= WORTH_IT or against_default["low"] > 1
+        found.pick = found.best if is_faster else default
 
     def _finalists(self) -> list[Point]:
         """Returns the last winner and the points with the highest ratios to the default, if they may be above 1."""
