@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | launch | eval | record | plot | list | bench | doctor`."""
+"""The command line: `accel-rl train | launch | eval | record | plot | list | tune | bench | doctor`."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from accel_rl.bench.network_options import NetworkOptions, add_network_arguments
 from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
 from accel_rl.doctor.command import add_arguments as add_doctor_arguments
 from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.tune.options import TuneOptions, add_tune_arguments
 from accel_rl.version import __version__
 
 
@@ -83,6 +84,20 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     _add_launch_arguments(command)
     _add_train_arguments(command, arguments)
     command.set_defaults(run=_launch)
+
+    command = commands.add_parser(
+        "tune",
+        help="find the fastest settings for this machine",
+        usage="accel-rl tune [--algo NAME] [--env ENV] [--minutes X] [--out FILE.yaml] [--full-grid] [--tune-envs] "
+        "[any other setting below]",
+        description="Tries numbers of workers and threads (queued sampler: agents, predictors, trainers) with real "
+        "training, prints how fast each was, and writes the fastest to a file for `accel-rl train --config`. What is "
+        "set below stays as it is.",
+        allow_abbrev=False,
+    )
+    add_tune_arguments(command)
+    _add_settings(command, arguments)
+    command.set_defaults(run=_tune)
 
     command = commands.add_parser(
         "eval",
@@ -164,15 +179,21 @@ def _add_run_dir(command: argparse.ArgumentParser) -> None:
 
 
 def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Adds a flag for every setting of the run, of its learners, of Atari, and of the algorithm that arguments name."""
+    """Adds the flags of `train`: for a run's folder, and for its settings."""
     command.add_argument("--out", metavar="DIR", help="the run's folder (default: results/<algo>/<env>/<time>-s<seed>)")
-    command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
     command.add_argument("--resume", metavar="RUN_DIR", help="continue the run in this folder, up to --steps")
     command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
     command.add_argument(
         "--show-affinity", action="store_true", help="print which logical CPUs learners and workers use, and exit"
     )
-    if arguments[:1] not in (["train"], ["launch"]):
+    _add_settings(command, arguments)
+
+
+def _add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Adds a flag for every setting of the run, of its learners, of the queued sampler, of Atari, and of the algorithm
+    that arguments name; and one for a file of them."""
+    command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
+    if arguments[:1] not in (["train"], ["launch"], ["tune"]):
         return  # other commands do without the heavy imports below
     from accel_rl.config.flags import add_flags
     from accel_rl.config.learners import LearnerSettings
@@ -288,8 +309,8 @@ def _launch(options: argparse.Namespace) -> None:
 
 def _show_affinity(given: dict[str, Any]) -> None:
     from accel_rl.config.sources import overlay
-    from accel_rl.hardware.placement import show_plans
     from accel_rl.training.build import check
+    from accel_rl.training.description import describe_placement
     from accel_rl.training.resolve import resolve
     from accel_rl.training.run_directory import read_settings
 
@@ -297,8 +318,22 @@ def _show_affinity(given: dict[str, Any]) -> None:
     saved = read_settings(Path(resume)) if resume else {}
     config = resolve(overlay(saved, given), Path(file) if file else None)
     check(config)
-    lines = show_plans(config.devices, config.plans)
-    print("\n".join([*lines, *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]))
+    print(
+        "\n".join(
+            [*describe_placement(config), *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]
+        )
+    )
+
+
+def _tune(options: argparse.Namespace) -> None:
+    given = _given(options)
+    config_file = given.pop("config", None)
+    settings = TuneOptions(
+        **{field.name: given.pop(field.name) for field in fields(TuneOptions) if field.name in given}
+    )
+    from accel_rl.tune.command import run
+
+    run(given, Path(config_file) if config_file else None, settings)
 
 
 def _eval(options: argparse.Namespace) -> None:

@@ -22,20 +22,20 @@ On 2 logical CPUs this takes some 10 minutes. With more of them, restrict the gr
 
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from accel_rl.bench.output import create_parents, describe_run, write_json
-from accel_rl.bench.timing import LEAST_ROUNDS, Contestant, Schedule, Turns, alternate, format_ratio, ratio
+from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ratio
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.instructions import read_instructions
 from accel_rl.hardware.placement import Plan, default_workers, divides_evenly, make_plan
 from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology
 from accel_rl.training.resolve import resolve
+from accel_rl.tune.knock_out import knock_out, strength
 from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
 from training_contestants import Training
 from training_contests import CONTESTS, Settings
@@ -51,7 +51,6 @@ SETTINGS: dict[str, Settings] = {
 BUDGETS_S = {"a2c": 90.0, "ppo": 150.0, "dqn": 100.0}  # of one precision
 FINAL = 0.3  # its share of the time
 PRECISIONS = ("float32", "bfloat16")
-CLEARLY_BEHIND = 0.97
 ENDS = {"median": "median", "low": "high", "high": "low"}  # of an interval that is turned around
 MOST_PERCENT_BEHIND = 5  # the fastest other point
 
@@ -174,45 +173,10 @@ def run_grid(contest: str, precision: str, topology: CpuTopology, options: Threa
         whole = options.schedule(BUDGETS_S[contest])
         first = replace(whole, budget_s=whole.budget_s * (1 - FINAL) - (time.perf_counter() - start))
         turns = knock_out([*contestants.values()], str(pick), first, label)
-        fastest = max(turns.keys() - {str(pick)}, key=lambda name: _strength(turns[name]))
+        fastest = max(turns.keys() - {str(pick)}, key=lambda name: strength(turns[name]))
         last = replace(whole, budget_s=whole.budget_s - (time.perf_counter() - start))
         final = alternate([contestants[str(pick)], contestants[fastest]], last, f"{label}, final")
     return describe(points, str(pick), fastest, turns, final)
-
-
-def knock_out(
-    contestants: Sequence[Contestant],
-    pick: str,
-    schedule: Schedule,
-    label: str = "",
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Turns]:
-    """Returns every contestant's turns by its name: in each round one of all that are still in.
-
-    After LEAST_ROUNDS and each later round, those leave that are clearly behind the fastest; the pick stays. Ends with
-    the schedule's rounds or time, or once only two are left. A round for warm-up comes first and does not count."""
-    turns = {contestant.name: Turns() for contestant in contestants}
-    start, left, rounds = clock(), list(contestants), 0
-    for contestant in contestants:
-        contestant.run(schedule.seconds)
-    while rounds < schedule.rounds and (rounds < LEAST_ROUNDS or clock() - start < schedule.budget_s):
-        rounds += 1
-        print(f"\r{label}: round {rounds}, {count(len(left), 'point')}   ", end="", file=sys.stderr, flush=True)
-        for contestant in left if rounds % 2 else left[::-1]:
-            turns[contestant.name].rates.append(contestant.run(schedule.seconds))
-        if rounds < LEAST_ROUNDS:
-            continue
-        leader = turns[max(left, key=lambda contestant: turns[contestant.name].median).name].rates
-        left = [c for c in left if c.name == pick or ratio(turns[c.name].rates, leader)["high"] >= CLEARLY_BEHIND]
-        if len(left) <= 2:
-            break
-    print("\r" + " " * (len(label) + 30) + "\r", end="", file=sys.stderr, flush=True)
-    return turns
-
-
-def _strength(turns: Turns) -> tuple[int, float]:
-    """Orders contestants of a knock-out: those that stayed longer first, then by their medians."""
-    return len(turns.rates), turns.median
 
 
 def describe(

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
+import accel_rl.tune.contestant
 from accel_rl.algos.base import frozen_copy
 from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
-from accel_rl.hardware.placement import Plan, pinned
+from accel_rl.hardware.placement import Plan
 from accel_rl.replay import Replay
-from accel_rl.rollout import Rollout
-from accel_rl.training.build import build_algo, build_training_sampler, build_update
-from accel_rl.training.iteration import Iteration
+from accel_rl.training.build import build_algo, build_update
 from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
 
@@ -37,26 +35,20 @@ class UpdateCounter:
         return counted
 
 
-class Training(Repeated):
-    """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
+class Training(accel_rl.tune.contestant.Training):
+    """A training as `accel-rl tune` has it, which counts its updates, and whose parts are contestants of their own.
 
     One of the Q-learning family warms up first, until it has learned once: `steps` and `updates` count from there.
     plan: of workers and threads, in place of the run's own."""
 
     def __init__(self, name: str, settings: Settings, plan: Plan | None = None):
-        super().__init__(name, self._iterate)
         short = {
             "decorrelation_steps": 100
         }  # the preset's number costs seconds before the first turn, and nothing later
         config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
-        self.config = config = replace(config, plans=(plan,)) if plan else config
-        self.algo = build_algo(config)
-        self._update = build_update(config, self.algo.policy)
-        self._counter = UpdateCounter(self._update)
-        self.algo.setup(config.run.seed, partial(build_update, config))
-        self.steps = self._steps_before = 0
-        self._sampler = build_training_sampler(config, self.algo)
-        self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan)
+        super().__init__(name, replace(config, plans=(plan,)) if plan else config)
+        config = self.config
+        self._counter, self._steps_before = UpdateCounter(self._update), 0
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
             "optimizer": config.algo.optimizer,
@@ -79,23 +71,13 @@ class Training(Repeated):
     def _warm_up(self) -> None:
         """Trains until the first updates, which no turn counts."""
         while not self.updates:
-            self._iterate()
-        self._steps_before, self.steps, self._counter.count = self.steps, 0, 0
+            self.iterate()
+        self._steps_before, self._counter.count = self.total_steps, 0
 
-    def run(self, seconds: float) -> float:
-        """Takes a turn; returns agent steps/s."""
-        with pinned(self.config.plan.server_cpus):
-            return super().run(seconds)
-
-    def _iterate(self) -> int:
-        step = self._steps_before + self.steps
-        result = self._iteration.collect_and_learn(step, learns=step > 0 or self.algo.statistics is None)
-        return self._count(result.rollout)
-
-    def _count(self, rollout: Rollout) -> int:
-        steps = rollout.reward.numel()
-        self.steps += steps
-        return steps
+    @property
+    def steps(self) -> int:
+        """The number of agent steps so far, without the warm-up."""
+        return self.total_steps - self._steps_before
 
     @property
     def updates(self) -> int:
@@ -114,7 +96,7 @@ class Training(Repeated):
             for _ in range(2 * horizon):
                 self.algo.policy.act(observation, noise)
             self.algo.learn(rollout, self._update)
-            return self._count(rollout)
+            return self.count(rollout.num_steps)
 
         return Repeated(name, passes)
 
@@ -146,6 +128,3 @@ class Training(Repeated):
             return self._sampler.collect().reward.numel()
 
         return Repeated("sampling", collect)
-
-    def close(self) -> None:
-        self._sampler.close()

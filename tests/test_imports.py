@@ -13,6 +13,7 @@ PACKAGE = ROOT / "accel_rl"
 FLOORS = (
     ("__init__", "__main__"),
     ("cli",),
+    ("tune",),
     ("experiments", "bench", "doctor"),
     ("analysis",),
     ("distributed",),

@@ -39,11 +39,12 @@ class Plan:
         """Whether this process has logical CPUs that no worker uses."""
         return bool(self.server_cpus and self.worker_cpus and not {*self.server_cpus} & {*self.worker_cpus})
 
-    def lines(self) -> list[str]:
-        """Returns one line of text each on the logical CPUs, the workers, and this process."""
+    def lines(self, simulators: str | None = None) -> list[str]:
+        """Returns one line of text each on the logical CPUs, the workers (or what is said of other simulators), and
+        this process."""
         return [
             f"CPUs        {self.topology}",
-            f"workers     {self._workers()}",
+            simulators or f"workers     {self._workers()}",
             f"server      {self.server()}; {self.threads()}",
         ]
 
@@ -68,11 +69,11 @@ class Plan:
         return f"{text}group 0 {_on(self.worker_cpus[:half])}, group 1 {_on(self.worker_cpus[half:])}"
 
 
-def show_plans(devices: Sequence[str], plans: Sequence[Plan]) -> list[str]:
-    """Returns the lines of the only learner's plan, or one line for each of several learners, by rank; with the threads
-    of those on the CPU."""
+def show_plans(devices: Sequence[str], plans: Sequence[Plan], simulators: str | None = None) -> list[str]:
+    """Returns the lines of the only learner's plan (see `Plan.lines`), or one line for each of several learners, by
+    rank; with the threads of those on the CPU."""
     if len(plans) == 1:
-        return plans[0].lines()
+        return plans[0].lines(simulators)
     width = max(map(len, devices))
     return [
         f"learner {rank:<3} {device:<{width}}  {_show_part(plan)}{f'; {plan.threads()}' if device == 'cpu' else ''}"

@@ -8,6 +8,7 @@ from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
+from accel_rl.training.build import max_agents
 from accel_rl.training.log import logger
 from accel_rl.training.resolve import Config
 
@@ -15,13 +16,12 @@ from accel_rl.training.resolve import Config
 def log_description(config: Config, policy: nn.Module) -> None:
     """Logs algorithm, environments, placement and precision, and warnings about settings that cost speed."""
     run = config.run
-    num_workers = config.workers * config.rank_info.size
     logger.info(
         "%s on %s: %s in %s, network on %s",
         run.algo,
         run.env,
         count(run.envs, "environment"),
-        count(num_workers, "worker") if num_workers else "this process",
+        _simulated_in(config),
         ", ".join(config.devices),
     )
     game = game_name(config.env.env_id)
@@ -29,7 +29,7 @@ def log_description(config: Config, policy: nn.Module) -> None:
         options = make_options(config.env.preset, config.env.options)
         if reason := why_no_reserve(game, options):
             logger.info("%s starts from real resets, not from prepared states: %s", run.env, reason)
-    for line in show_plans(config.devices, config.plans):
+    for line in describe_placement(config):
         logger.info("%s", line)
     instructions = read_instructions() if run.device == "cpu" else None
     precision = "bfloat16" if run.bf16 else "float32"
@@ -40,6 +40,26 @@ def log_description(config: Config, policy: nn.Module) -> None:
         _advise_on_precision(run.bf16, instructions, policy)
         for name, kind in _slow_layers(policy).items():
             logger.info("network     layer %s (%s) computes as in PyTorch: its weights are not prepared", name, kind)
+
+
+def _simulated_in(config: Config) -> str:
+    if config.run.sampler == "queued":
+        return count(config.run.envs, "agent")
+    num_workers = config.workers * config.rank_info.size
+    return count(num_workers, "worker") if num_workers else "this process"
+
+
+def describe_placement(config: Config) -> list[str]:
+    """Returns lines of text on where the parts of a run are."""
+    return show_plans(config.devices, config.plans, _queues(config) if config.run.sampler == "queued" else None)
+
+
+def _queues(config: Config) -> str:
+    queues, text = config.queues, count(config.run.envs, "agent")
+    text = f"agents      {text}, {count(queues.predictors, 'predictor')}, {count(queues.trainers, 'trainer')}"
+    if queues.dynamic_adjustment:
+        text += f", adjusted every {queues.adjustment_interval_s:g} s (up to {max_agents(config)} agents)"
+    return f"{text}; batches of at least {config.min_training_batch} steps"
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:

@@ -52,7 +52,7 @@ def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
     run = config.run
     if out is None:
         name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
-        out = Path("results") / _as_file_name(run.algo) / _as_file_name(run.env) / name
+        out = Path("results") / as_file_name(run.algo) / as_file_name(run.env) / name
     folder = Path(out)
     try:
         if (folder / "config.yaml").exists():
@@ -200,5 +200,6 @@ def _read(folder: Path) -> list[str]:
         return []
 
 
-def _as_file_name(name: str) -> str:
+def as_file_name(name: str) -> str:
+    """Returns the name with an underscore for each character that does not belong into a file's name."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

@@ -1,20 +1,19 @@
-"""The benchmark of what a run picks for this machine: its grid, the knock-out, the result, and a tiny real run."""
+"""The benchmark of what a run picks for this machine: its grid, the result, and a tiny real run."""
 
 import json
 import runpy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import thread_plan
-from accel_rl.bench.timing import Schedule, Turns
+from accel_rl.bench.timing import Turns
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import make_plan
 from accel_rl.hardware.topology import CpuTopology
-from thread_plan import Point, ThreadPlanOptions, grid, knock_out, point_of
+from thread_plan import Point, ThreadPlanOptions, grid, point_of
 
 ROOT = Path(__file__).parents[2]
 TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
@@ -50,58 +49,6 @@ def test_a_system_that_cannot_pin_reserves_nothing() -> None:
     """Would catch a point that such a system cannot be at."""
     loose = CpuTopology(((0,), (1,)), (0, 0), 2, can_pin=False)
     assert {point.server_cpus for point in grid(loose, 16, ThreadPlanOptions())} == {None}
-
-
-class Player:
-    """Has the given rates in its turns, in a circle, the first one for warm-up; takes a second for each."""
-
-    now = 0.0
-    order: list[str] = []
-
-    def __init__(self, name: str, rates: Sequence[float]):
-        self.name, self.shares, self._rates, self.turns = name, {}, rates, 0  # type: ignore[var-annotated]
-
-    def run(self, seconds: float) -> float:
-        Player.now += 1.0
-        Player.order.append(self.name)
-        self.turns += 1
-        return self._rates[(self.turns - 1) % len(self._rates)]
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def players() -> list[Player]:
-    Player.now, Player.order = 0.0, []
-    rates = {"fast": [100.0], "near": [98.0], "noisy": [80.0, 120.0, 60.0], "slow": [50.0], "pick": [40.0]}
-    return [Player(name, turns) for name, turns in rates.items()]
-
-
-def clock() -> float:
-    return Player.now
-
-
-def test_those_clearly_behind_leave(players: list[Player]) -> None:
-    """Would catch a slow point that keeps on taking time, one that leaves for a single bad round, and a pick that is
-    missing in the final."""
-    turns = knock_out(players, "pick", Schedule(1.0, 5), clock=clock)
-    played = {name: len(turn.rates) for name, turn in turns.items()}
-    assert played == {"fast": 5, "near": 5, "noisy": 5, "slow": 2, "pick": 5}
-    assert turns["noisy"].rates[:2] == [120.0, 60.0]  # without the warm-up
-    assert Player.order[5:15] == ["fast", "near", "noisy", "slow", "pick", "pick", "slow", "noisy", "near", "fast"]
-
-
-def test_a_knock_out_ends_in_time(players: list[Player]) -> None:
-    """Would catch a grid that takes as long as it likes, and one that is judged by a single round."""
-    assert len(knock_out(players, "pick", Schedule(1.0, 100, 30.0), clock=clock)["fast"].rates) == 6
-    assert len(knock_out(players, "pick", Schedule(1.0, 100, 0.0), clock=clock)["fast"].rates) == 2
-
-
-def test_a_knock_out_ends_with_two(players: list[Player]) -> None:
-    """Would catch rounds that decide nothing any more."""
-    turns = knock_out([players[0], players[3], players[4]], "pick", Schedule(1.0, 100), clock=clock)
-    assert {name: len(turn.rates) for name, turn in turns.items()} == {"fast": 2, "slow": 2, "pick": 2}
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class Book:
 
     def add_state(self, state: dict[str, Any]) -> None:
         """Writes down what a sampler's state holds: batches, and what waits in the training queue."""
-        for batch in (*state["complete"], *state["open"]):
+        for batch in (*state["complete"], *state["partly_filled"]):
             arrays = batch["arrays"]
             for column in range(batch["counts"][0]):
                 self._write(arrays["observation"][0, column], int(arrays["valid"][:, column].sum()))

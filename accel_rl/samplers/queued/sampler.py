@@ -6,11 +6,8 @@ batch learns from was chosen with parameters of different ages: each step carrie
 learned from by then, and the difference is the policy lag (Babaeizadeh et al. 2017, section 4.4).
 """
 
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +18,7 @@ import torch
 from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import used_share
 from accel_rl.hardware.placement import default_workers
 from accel_rl.hardware.topology import read_topology
@@ -32,12 +29,11 @@ from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.samplers.queued.agent_pool import AgentPool
 from accel_rl.samplers.queued.agent_replay import auxiliary_layout
 from accel_rl.samplers.queued.batches import SegmentBatch
+from accel_rl.samplers.queued.crew import Crew
 from accel_rl.samplers.queued.meter import Meter
 from accel_rl.samplers.queued.predictor import PredictionServer
-from accel_rl.samplers.queued.slots import SlotState, agents_of, shared_layout, wait_for_any
-from accel_rl.samplers.queued.threads import Gate, Loop
+from accel_rl.samplers.queued.slots import SlotState, shared_layout
 
-POLL_S = 0.1  # how long a thread waits before it looks whether it is to stop
 WATCH_S = 0.1  # how often the agents are looked after
 MOST_THREADS = 16  # predictors, and trainers, that adjustment may start: as many as the paper has tried
 
@@ -109,19 +105,9 @@ class QueuedSampler:
         except BaseException:
             self._pool.close()
             raise
-        self._held: deque[int] = deque()  # requests that have been taken from the queue and not been served
-        self._queued: deque[int] = deque()  # slots that have been taken from the queue and not been copied
-        # Batches that no trainer is filling, partly filled ones first: one for each trainer, and the one learned from.
-        self._open = [self._new_batch() for _ in range(1 if queues.deterministic else queues.num_trainers + 1)]
-        self._filling: dict[int, SegmentBatch] = {}  # by trainer
-        self._complete: deque[SegmentBatch] = deque()
+        self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
+        self._crew = Crew(self._pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
         self._learned: SegmentBatch | None = None  # shown by the last rollout
-        self._changed = threading.Condition()  # of all these lists
-        self._gate, self._auxiliary_gate = Gate(), Gate()
-        self._predictors: list[Loop] = []
-        self._trainers: list[Loop] = []
-        self._auxiliary_predictors: dict[str, list[Loop]] = {task: [] for task in self._pool.auxiliary}
-        self._error: BaseException | None = None
         self._started = False
         self._next_watch = self._next_memory_reading = 0.0
         self._memory_share = 0.0
@@ -157,17 +143,19 @@ class QueuedSampler:
         self._start()
         if self._learned:
             self._num_learned += 1
-            self._reuse(self._learned)
+            self._crew.reuse(self._learned)
             self._learned = None
         self._server.copies.publish(self._num_learned)
         start = time.perf_counter()
-        batch = self._learned = self._play_rounds() if self.queues.deterministic else self._wait_for_batch()
+        fill = partial(self._crew.fill_in_rounds, self._watch) if self.queues.deterministic else self._wait_for_batch
+        batch = self._learned = fill()
         self.seconds["env_wait"] += time.perf_counter() - start
         self.seconds["inference"] = self._server.counts.seconds
         self.seconds["action_wait"] = self._pool.waited_s
         rollout = batch.rollout(self._steps_done)
         self._steps_done += batch.num_steps
-        self._meter.add(batch, self._num_learned, len(self._pool.predictions), self._num_queued)
+        num_queued = int(np.count_nonzero(self._pool.arrays["state"] == SlotState.QUEUED))
+        self._meter.add(batch, self._num_learned, len(self._pool.predictions), num_queued)
         self._adjust()
         return rollout
 
@@ -185,7 +173,7 @@ class QueuedSampler:
             num_evaluation_envs=num_envs,
             worker_cpus=None,
         )
-        with self._gate.closed():
+        with self._crew.paused():
             sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
             try:
                 return sampler.evaluate(games, index, greedy, policy or self.policy)
@@ -195,173 +183,33 @@ class QueuedSampler:
                     self.adjuster.interrupt()
 
     def close(self) -> None:
-        auxiliary = [loop for loops in self._auxiliary_predictors.values() for loop in loops]
-        loops = [*self._predictors, *self._trainers, *auxiliary]
-        for loop in loops:
-            loop.stop()
-        with self._changed:
-            self._error = self._error or RunError("closed")
-            self._changed.notify_all()
-        for loop in loops:
-            loop.join()
+        self._crew.close()
         self._pool.close()
 
-    # ---- predictors and trainers ----
-
     def _start(self, states: dict[int, Any] | None = None) -> list[int]:
-        """Starts agents, from these states if there are any, and threads."""
+        """Starts agents, from these states if there are any, and threads; returns whose environment starts anew."""
         if self._started:
             return []
         self._started = True
         restarted = self._pool.start(states)
-        self._set_threads(self.queues.num_predictors, self.queues.num_trainers)
+        if not self.queues.deterministic:
+            self._crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)
         if self.adjuster and states:
             self.set_counts(*self.adjuster.counts)
         return restarted
 
-    def _set_threads(self, num_predictors: int, num_trainers: int) -> None:
-        """Starts or ends predictors (of each kind) and trainers until there are so many."""
-        if self.queues.deterministic:
-            return
-        while len(self._predictors) < num_predictors:
-            self._predictors.append(Loop("predictor", self._predict, self._fail))
-        while len(self._trainers) < num_trainers:
-            self._trainers.append(Loop("trainer", self._train, self._fail))
-        gone = self._predictors[num_predictors:] + self._trainers[num_trainers:]
-        for task, loops in self._auxiliary_predictors.items():
-            while len(loops) < num_predictors:
-                loops.append(Loop(f"{task} predictor", partial(self._predict_auxiliary, task), self._fail))
-            gone += loops[num_predictors:]
-            del loops[num_predictors:]
-        del self._predictors[num_predictors:], self._trainers[num_trainers:]
-        for loop in gone:
-            loop.stop()
-        with self._changed:
-            self._changed.notify_all()
-        for loop in gone:
-            loop.join()
-            if batch := self._filling.pop(loop.ident, None):
-                self._open.insert(0, batch)
-
-    def _fail(self, error: BaseException) -> None:
-        """Hands a thread's exception to the learner."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def _predict(self) -> None:
-        """A predictor's work: serves the requests that there are."""
-        self._set_torch_threads()
-        if not self._held and not self._pool.predictions.wait(POLL_S):
-            return
-        with self._gate.working():
-            if agents := self._take_requests():
-                self._server.serve(agents)
-
-    def _predict_auxiliary(self, task: str) -> None:
-        """An auxiliary predictor's work; it goes on while agents are asked for their states."""
-        self._set_torch_threads()
-        if self._pool.auxiliary[task].wait(POLL_S):
-            with self._auxiliary_gate.working():
-                self._serve_auxiliary(task)
-
-    def _serve_auxiliary(self, task: str) -> None:
-        requests = self._pool.auxiliary[task].get(self.queues.prediction_batch)
-        if agents := sorted(agents_of(requests, self._pool.arrays["status"])):
-            self._server.serve_auxiliary(task, agents)
-
-    def _set_torch_threads(self) -> None:
-        """Sets the number of torch's threads that this thread uses."""
-        if torch.get_num_threads() != self.queues.threads:
-            torch.set_num_threads(self.queues.threads)
-
-    def _take_requests(self) -> list[int]:
-        """Returns the agents whose requests wait, at most as many as a predictor serves at once."""
-        most = self.queues.prediction_batch
-        with self._changed:
-            requests = [self._held.popleft() for _ in range(min(most, len(self._held)))]
-        requests += self._pool.predictions.get(most - len(requests))
-        return agents_of(requests, self._pool.arrays["status"])
-
-    def _train(self) -> None:
-        """A trainer's work: copies the next segment into its batch."""
-        if not self._queued and not self._pool.trainings.wait(POLL_S):
-            return
-        me = threading.get_ident()
-        batch = self._filling.get(me) or self._take_batch(me)
-        if not batch:
-            return
-        with self._gate.working():
-            if self._merge(batch):
-                with self._changed:
-                    del self._filling[me]
-                    self._complete.append(batch)
-                    self._changed.notify_all()
-
-    def _take_batch(self, me: int) -> SegmentBatch | None:
-        """Returns a batch to fill, once there is one; None if there is none yet."""
-        with self._changed:
-            if not self._open:
-                self._changed.wait(POLL_S)
-            if not self._open:
-                return None
-            batch = self._filling[me] = self._open.pop(0)
-            return batch
-
-    def _merge(self, batch: SegmentBatch) -> bool:
-        """Copies the next segment, if there is one, into the batch; returns whether that is complete now."""
-        with self._changed:
-            if not self._queued:
-                self._queued.extend(self._pool.trainings.get(self._pool.max_agents))
-            slot = self._queued.popleft() if self._queued else None
-        if slot is None:
-            return False
-        batch.add(slot, slot // self._pool.slots_per_agent)
-        self._pool.release_slot(slot)
-        return batch.is_complete
-
-    def _new_batch(self) -> SegmentBatch:
-        return SegmentBatch(self.spec, self._server, self.queues.min_training_batch, self.device)
-
-    def _reuse(self, batch: SegmentBatch) -> None:
-        """Empties a batch that has been learned from; drops it where there are enough without it."""
-        batch.clear()
-        with self._changed:
-            if len(self._open) + len(self._filling) + len(self._complete) <= self.queues.num_trainers:
-                self._open.append(batch)
-            self._changed.notify_all()
-
     def _wait_for_batch(self) -> SegmentBatch:
         """Waits until a trainer has completed a batch."""
-        while True:
-            with self._changed:
-                if self._error:
-                    raise self._error
-                if not self._complete:
-                    self._changed.wait(WATCH_S)
-                batch = self._complete.popleft() if self._complete else None
+        while not (batch := self._crew.wait_for_batch(WATCH_S)):
             self._watch()
-            if batch:
-                return batch
+        self._watch()
+        return batch
 
     def _watch(self) -> None:
         """Looks after the agents, now and then."""
         if time.monotonic() >= self._next_watch:
-            self._pool.watch(self._paused)
+            self._pool.watch(self._crew.paused)
             self._next_watch = time.monotonic() + WATCH_S
-
-    @contextmanager
-    def _paused(self) -> Iterator[list[int]]:
-        """Pauses predictors and trainers; gives the slots that the trainers have still to copy."""
-        with self._gate.closed(), self._auxiliary_gate.closed():
-            self._held.extend(self._pool.predictions.get(2 * self._pool.max_agents))
-            self._queued.extend(self._pool.trainings.get(len(self._pool.arrays["state"])))
-            yield list(self._queued)
-
-    @property
-    def _num_queued(self) -> int:
-        """Segments in the training queue."""
-        return int(np.count_nonzero(self._pool.arrays["state"] == SlotState.QUEUED))
 
     # ---- measuring and adjusting ----
 
@@ -378,11 +226,9 @@ class QueuedSampler:
 
         An agent that has to go hands over its unfinished segment first."""
         self._start()
-        more = num_trainers - self.queues.num_trainers
         self.queues = replace(self.queues, num_predictors=num_predictors, num_trainers=num_trainers)
-        for _ in range(more):
-            self._reuse(self._new_batch())
-        self._set_threads(num_predictors, num_trainers)
+        if not self.queues.deterministic:
+            self._crew.set_numbers(num_predictors, num_trainers)
         self._pool.set_number(num_agents)
 
     def _adjust(self) -> None:
@@ -397,53 +243,33 @@ class QueuedSampler:
         if counts := self.adjuster.advance(now, total, self._memory_share):
             self.set_counts(*counts)
 
-    # ---- deterministic ----
-
-    def _play_rounds(self) -> SegmentBatch:
-        """Fills a batch: each round, all agents' requests are waited for, and then served in order."""
-        batch = self._open.pop(0)
-        while True:
-            while len(self._held) < len(self._pool.processes):
-                self._watch()
-                wait_for_any([self._pool.predictions, *self._pool.auxiliary.values()], POLL_S)
-                for task in self._pool.auxiliary:
-                    self._serve_auxiliary(task)
-                self._held.extend(self._pool.predictions.get(self._pool.max_agents))
-            self._queued.extend(sorted(self._pool.trainings.get(len(self._pool.arrays["state"]))))
-            while self._queued:
-                if self._merge(batch):
-                    return batch
-            agents = sorted(agents_of(list(self._held), self._pool.arrays["status"]))
-            self._held.clear()
-            for first in range(0, len(agents), self.queues.prediction_batch):
-                self._server.serve(agents[first : first + self.queues.prediction_batch])
-
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
         """Returns, between two rollouts, what the next one continues from, what waits in the queues included."""
         self._start()
         while self._pool.is_starting:
-            self._pool.watch(self._paused)
-            time.sleep(POLL_S)
-        with self._gate.closed():
+            self._pool.watch(self._crew.paused)
+            time.sleep(WATCH_S)
+        with self._crew.main_paused():
             arrays = self._pool.arrays
             agents, failed = self._pool.get_states()
-            self._queued.extend(self._pool.trainings.get(len(arrays["state"])))
-            for agent, error in failed.items():
-                self._pool.replace(agent, error, lambda: nullcontext(list(self._queued)))
-                if agent in self._pool.processes:
-                    agents[agent] = None  # starts anew
+            with self._crew.auxiliary_paused():
+                queued = self._crew.take_segments()
+                for agent, error in failed.items():
+                    self._pool.replace(agent, error, lambda: nullcontext(queued))
+                    if agent in self._pool.processes:
+                        agents[agent] = None  # starts anew
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,
                 "slots": {slot: int(arrays["state"][slot]) for slot in slots},
                 "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
                 "restarts": arrays["restarts"].copy(),
-                "queued": list(self._queued),
+                "queued": queued,
                 "server": self._server.get_state(slots),
-                "complete": [batch.get_state() for batch in self._complete],
-                "open": [b.get_state() for b in (*self._filling.values(), *self._open) if b.num_segments],
+                "complete": [batch.get_state() for batch in self._crew.complete],
+                "partly_filled": [batch.get_state() for batch in self._crew.partly_filled()],
                 "num_learned": self._num_learned + (self._learned is not None),
                 "steps_done": self._steps_done,
                 "adjuster": self.adjuster and self.adjuster.get_state(),
@@ -458,16 +284,16 @@ class QueuedSampler:
             arrays[name][slots] = values
         arrays["restarts"][: len(state["restarts"])] = state["restarts"]
         self._server.set_state(state["server"], slots)
-        self._queued.extend(state["queued"])
-        self._complete.extend(self._restored(each) for each in state["complete"])
-        self._open = [*(self._restored(each) for each in state["open"]), *self._open]
+        self._crew.queued.extend(state["queued"])
+        self._crew.restore(*(self._restored(state[name]) for name in ("complete", "partly_filled")))
         self._num_learned, self._steps_done = state["num_learned"], state["steps_done"]
         if self.adjuster and state["adjuster"]:
             self.adjuster.set_state(state["adjuster"])
         restarted = self._start(state["agents"])
         return [self.batch.first_env + agent for agent in restarted]
 
-    def _restored(self, state: dict[str, Any]) -> SegmentBatch:
-        batch = self._new_batch()
-        batch.set_state(state)
-        return batch
+    def _restored(self, states: list[Any]) -> list[SegmentBatch]:
+        batches = [self._new_batch() for _ in states]
+        for batch, state in zip(batches, states, strict=True):
+            batch.set_state(state)
+        return batches

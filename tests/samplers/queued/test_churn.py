@@ -38,7 +38,7 @@ def kill_one(sampler: QueuedSampler, rng: random.Random) -> None:
 def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
     """Writes down what has not been learned from yet, and checks the book."""
     book.add_state(sampler.get_state())
-    assert sampler._error is None
+    assert sampler._crew._error is None
     return book.check()
 
 
@@ -112,7 +112,7 @@ def test_environments_without_a_state_lose_only_what_was_unfinished(deterministi
             for _ in range(3):
                 Book().add(sampler.collect())
             sampler.get_state()  # everything stands still
-            with sampler._gate.closed():
+            with sampler._crew.paused():
                 assert all(free == tokens for free, tokens in free_tokens(sampler))
                 states = sampler._pool.arrays["state"].reshape(3, -1)
                 assert ((states == 1).sum(1) <= 2).all()  # the present segment, and one whose last value is to come

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.multiprocess
 COMMON: dict[str, Any] = {"algo": "ga3c", "deterministic": True, "horizon": 5, "seed": 7, "predictors": 1}
 COMMON |= {"trainers": 1, "min_training_batch": 8, "reset_mode": "immediate", "sampling_threads": 1}
 COMMON |= {"learning_threads": 1, "learning_rate": 0.01, "decorrelation_steps": 0, "steps": 4000}
+COMMON |= {"learning_rate_schedule": "constant"}
 LENGTHS = [3, -4, 5, 12, 1, -1, -5, 11, -10]
 VECTORS = {**COMMON, "env": f"{TOYS}:Counting", "env_options": {"lengths": LENGTHS, "seeded": True}}
 PIXELS = {**COMMON, "env": "pong", "frame_shape": (12, 12), "max_episode_steps": 9, "noop_max": 3}

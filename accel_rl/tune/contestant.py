@@ -1,0 +1,71 @@
+"""A whole training as a contestant."""
+
+from contextlib import ExitStack
+from functools import partial
+
+from accel_rl.bench.timing import Repeated, Shares
+from accel_rl.hardware.placement import pinned
+from accel_rl.training.build import build_algo, build_store, build_training_sampler, build_update
+from accel_rl.training.iteration import Iteration
+from accel_rl.training.resolve import Config
+
+
+class Training:
+    """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
+
+    total_steps: valid agent steps so far. Between turns its processes sleep. With the queued sampler, they do once the
+    training queue and the batches are full: so each turn first learns from as many steps, which do not count."""
+
+    def __init__(self, name: str, config: Config):
+        self.name, self.config, self.total_steps = name, config, 0
+        self.shares: Shares = {}
+        self.algo = build_algo(config)
+        with ExitStack() as stack:
+            store = build_store(config) if config.is_central else None
+            if store:
+                stack.callback(store.close)
+            self._update = build_update(config, self.algo.policy, store=store)
+            stack.callback(self._update.close)
+            self.algo.setup(config.run.seed, partial(build_update, config))
+            self._sampler = build_training_sampler(config, self.algo)
+            stack.callback(self._sampler.close)
+            self._close = stack.pop_all().close
+        pull_horizon = config.learners.pull_horizon
+        self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan, pull_horizon)
+        self._turn = Repeated(name, self.iterate)
+        self._steps_in_queues = _steps_in_queues(config) if config.run.sampler == "queued" else 0
+
+    def run(self, seconds: float) -> float:
+        """Takes a turn; returns agent steps/s."""
+        with pinned(self.config.plan.server_cpus):
+            self.iterate_for(self._steps_in_queues)
+            return self._turn.run(seconds)
+
+    def iterate_for(self, steps: int) -> None:
+        """Trains for at least this many agent steps."""
+        end = self.total_steps + steps
+        while self.total_steps < end:
+            self.iterate()
+
+    def iterate(self) -> int:
+        """Trains for one iteration; returns its number of valid steps."""
+        # Running statistics need a rollout before anything can be learned with them.
+        learns = self.total_steps > 0 or self.algo.statistics is None
+        rollout = self._iteration.collect_and_learn(self.total_steps, learns).rollout
+        return self.count(rollout.num_steps)
+
+    def count(self, steps: int) -> int:
+        """Adds to the steps so far, and returns the same number."""
+        self.total_steps += steps
+        return steps
+
+    def close(self) -> None:
+        """Ends its processes and lets go of its memory."""
+        self._close()
+        del self.algo, self._update, self._sampler, self._iteration, self._turn, self._close
+
+
+def _steps_in_queues(config: Config) -> int:
+    """Returns how many steps the queued sampler holds, at most, while nobody learns from them."""
+    queues, run = config.queues, config.run
+    return queues.training_queue * run.envs * run.horizon + (queues.trainers + 1) * config.min_training_batch

@@ -1,0 +1,148 @@
+"""What is searched: the settings that say how a run uses the machine, and the values that they may take."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from accel_rl.errors import UsageError
+from accel_rl.hardware.placement import divides_evenly
+from accel_rl.training.resolve import Config
+
+MOST_PER_CPU = {"workers": 2, "agents": 16}
+MOST_QUEUE_THREADS = 8  # of predictors, and of trainers
+ENVS_FACTORS = (0.5, 1, 2, 4)  # of the algorithm's own number
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way to use the machine: values of settings by name, in the order of a Space's axes."""
+
+    values: tuple[tuple[str, int], ...]
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return dict(self.values)
+
+    def replace(self, name: str, value: int) -> "Point":
+        return Point(tuple((key, value if key == name else old) for key, old in self.values))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.values)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values of one setting, ascending. coarse: those that are tried first, about powers of two; allowed: all."""
+
+    coarse: tuple[int, ...]
+    allowed: tuple[int, ...]
+
+    def between(self, value: int) -> list[int]:
+        """Returns the middle of the allowed values on either side, between the value and the nearest coarse one."""
+        lower = self.coarse[: bisect_left(self.coarse, value)][-1:]
+        upper = self.coarse[bisect_right(self.coarse, value) :][:1]
+        sides = [(low, value) for low in lower] + [(value, high) for high in upper]
+        inside = [[n for n in self.allowed if low < n < high] for low, high in sides]
+        return [values[len(values) // 2] for values in inside if values]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The points to search. start: what a run picks by default; axes: by setting, the most important one first."""
+
+    start: Point
+    axes: dict[str, Axis]
+
+    def grid(self) -> list[Point]:
+        """Returns all points of coarse values, the start first."""
+        points = [Point(tuple(zip(self.axes, values, strict=True))) for values in product(*self._coarse())]
+        return [self.start, *(point for point in points if point != self.start)]
+
+    def line(self, point: Point, name: str) -> list[Point]:
+        """Returns the points that differ from this one in one setting only, by its coarse values."""
+        return [point.replace(name, n) for n in self.axes[name].coarse if n != point.settings[name]]
+
+    def near(self, point: Point, name: str) -> list[Point]:
+        """Returns the points that differ from this one in one setting only, by values between the coarse ones."""
+        return [point.replace(name, n) for n in self.axes[name].between(point.settings[name])]
+
+    def _coarse(self) -> list[tuple[int, ...]]:
+        return [axis.coarse for axis in self.axes.values()]
+
+
+def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) -> Space:
+    """Returns what can be searched around a run's own choices.
+
+    config: the run, resolved. fixed: settings that the user has chosen, which stay as they are. tune_envs: searches the
+    number of environments of samplers whose batch depends on it. Raises UsageError if nothing is left to search."""
+    own = _own_values(config)
+    allowed = _queued(config) if config.run.sampler == "queued" else _in_step(config, tune_envs)
+    is_fixed = {*fixed, *({"workers"} if "envs_per_worker" in fixed else ())}
+    if tune_envs and "envs" in fixed:
+        raise UsageError(
+            f"--tune-envs searches the number of environments, but envs={config.run.envs} is set; omit one"
+        )
+    axes = {
+        name: _axis(values, own[name]) for name, values in allowed.items() if name not in is_fixed and len(values) > 1
+    }
+    if not axes:
+        chosen = [f"{name}={own[name]}" for name in allowed if name in is_fixed]
+        raise UsageError(
+            f"nothing is left to search: {', '.join(chosen)} are set; omit some"
+            if chosen
+            else "nothing is left to search on a machine with one logical CPU; --tune-envs tries other environments"
+        )
+    return Space(Point(tuple((name, own[name]) for name in axes)), axes)
+
+
+def settings_of_search(config: Config) -> dict[str, Any]:
+    """Returns settings that keep points comparable, and stay in the tuned run: with the queued sampler, the present
+    batch, whatever the number of agents, and counts that do not change while running."""
+    if config.run.sampler != "queued":
+        return {}
+    return {"min_training_batch": config.min_training_batch, "dynamic_adjustment": False}
+
+
+def _own_values(config: Config) -> dict[str, int]:
+    """Returns what the run uses by default."""
+    return {
+        "envs": config.run.envs,
+        "workers": config.workers,
+        "sampling_threads": config.plan.sampling_threads,
+        "learning_threads": config.plan.learning_threads,
+        "predictors": config.queues.predictors,
+        "trainers": config.queues.trainers,
+    }
+
+
+def _in_step(config: Config, tune_envs: bool) -> dict[str, list[int]]:
+    """Returns the allowed values for the alternating and the serial sampler.
+
+    Workers: as the environments divide, so that a worker serves both groups or one of them."""
+    num_cpus, envs = config.plan.topology.num_busy, config.run.envs
+    allowed: dict[str, list[int]] = {}
+    if tune_envs:
+        allowed["envs"] = [int(envs * factor) for factor in ENVS_FACTORS if envs * factor >= 2]
+    if config.run.sampler == "alternating":
+        most = MOST_PER_CPU["workers"] * num_cpus
+        largest = max(allowed.get("envs", [envs]))
+        allowed["workers"] = [n for n in range(1, most + 1) if divides_evenly(largest, n)]
+    if config.device == "cpu":  # with a GPU there is almost nothing for threads to do
+        allowed["learning_threads"] = allowed["sampling_threads"] = list(range(1, num_cpus + 1))
+    return allowed
+
+
+def _queued(config: Config) -> dict[str, list[int]]:
+    """Returns the allowed values for the queued sampler, whose agents are its environments."""
+    threads = list(range(1, MOST_QUEUE_THREADS + 1))
+    agents = list(range(1, MOST_PER_CPU["agents"] * config.plan.topology.num_busy + 1))
+    return {"envs": agents, "predictors": threads, "trainers": threads}
+
+
+def _axis(allowed: list[int], own: int) -> Axis:
+    """Returns the axis whose coarse values are those nearest to powers of two, the largest one, and the run's own."""
+    powers = [2**i for i in range(max(allowed).bit_length())]
+    coarse = {min(allowed, key=lambda n: (abs(n - power), n)) for power in powers}
+    return Axis(tuple(sorted({*coarse, max(allowed), own})), tuple(sorted({*allowed, own})))

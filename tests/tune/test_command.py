@@ -1,0 +1,222 @@
+"""`accel-rl tune`: its errors, what it prints, the file that it writes, and a tiny real search."""
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accel_rl.cli import main
+from accel_rl.hardware.topology import CpuTopology
+from accel_rl.training import resolve as resolving
+from accel_rl.training.resolve import resolve
+from accel_rl.tune import command
+from accel_rl.tune.command import settings_to_write, short_settings
+from accel_rl.tune.points import Point, make_space
+from tests.helpers.processes import Command
+
+TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
+SMALL = ["--env", "CartPole-v1", "--device", "cpu"]
+
+
+class Simulated:
+    """Has a rate that its point decides: the more workers, the better."""
+
+    open: list[str] = []
+
+    def __init__(self, settings: dict[str, Any], spec: Any, point: Point):
+        self.name, self.shares = str(point), dict[str, float]()
+        self._rate = 1000.0 * point.settings.get("workers", 1) * point.settings.get("envs", 1)
+        Simulated.open.append(self.name)
+
+    def run(self, seconds: float) -> float:
+        return self._rate
+
+    def close(self) -> None:
+        Simulated.open.remove(self.name)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine of two logical CPUs on which training is simulated; returns the current folder."""
+    monkeypatch.setattr(resolving, "read_topology", lambda *_: TWO)
+    monkeypatch.setattr(command, "_build", Simulated)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    Simulated.open = []
+    return tmp_path
+
+
+def call(capfd: Any, *words: Any) -> tuple[int, str, str]:
+    capfd.readouterr()
+    return main(["tune", *map(str, words)]), *capfd.readouterr()
+
+
+def test_the_file_resolves_to_what_was_found(simulated: Path, capfd: Any) -> None:
+    """Would catch a file that --config refuses, that forgets what the user has set, or that has another plan."""
+    words = ["--learning-threads", 1, "--horizon", 4, "--learning-rate", "1e-3", "--clip-grad-norm", "null"]
+    status, out, _ = call(capfd, *SMALL, *words)
+    assert status == 0 and Simulated.open == []
+    file = simulated / "tuned-a2c-CartPole-v1.yaml"
+    assert "accel-rl train --config tuned-a2c-CartPole-v1.yaml" in out.splitlines()[-1]
+    values = yaml.safe_load(file.read_text())
+    assert list(values)[:2] == ["algo", "env"]
+    assert values == {
+        "algo": "a2c",
+        "env": "CartPole-v1",
+        "device": "cpu",
+        "learning_threads": 1,
+        "horizon": 4,
+        "learning_rate": 1e-3,
+        "clip_grad_norm": None,
+        "workers": 4,
+        "sampling_threads": values["sampling_threads"],
+    }
+    config = resolve({}, file)
+    assert config.workers == 4 and config.plan.learning_threads == 1 and config.run.horizon == 4
+    assert config.algo.learning_rate == 1e-3 and config.algo.clip_grad_norm is None
+    assert config.plan.sampling_threads == values["sampling_threads"]
+    comments = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    assert "found by `accel-rl tune` on " in comments[0]
+    assert re.search(
+        r"steps/s: 2\.000 \(2\.000 to 2\.000\) times the default \(workers 2, .*\), \d+ rounds", comments[2]
+    )
+
+
+def test_what_it_prints(simulated: Path, capfd: Any) -> None:
+    """Would catch a table without the default, the groups or the ratios, or whose fastest point is not the first."""
+    status, out, _ = call(capfd, *SMALL, "--out", "new/tuned.yaml", "--sampling-threads", 1, "--learning-threads", 1)
+    assert status == 0 and (simulated / "new" / "tuned.yaml").exists()
+    lines = out.splitlines()
+    assert "a2c on CartPole-v1, alternating sampler, 16 environments x" in lines[2]
+    assert "default    workers 2" in lines and "to try     workers 1 2 4" in lines
+    assert "envs       16 in every point, since another number changes what is learned (--tune-envs)" in lines
+    rows = [line.split() for line in lines if re.match(r"workers \d+ +\d ", line)]
+    assert [row[1] for row in rows] == ["4", "2", "1"] and [row[3] for row in rows] == ["4,000", "2,000", "1,000"]
+    assert rows[0][5] == "2.000" and rows[1][5:] == ["the", "default"]
+    assert "workers 4 / default = 2.000 (2.000 to 2.000)" in lines
+
+
+def test_other_programs_are_noticed(simulated: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch figures of a busy machine that look like any others."""
+    fixed = ["--sampling-threads", 1, "--learning-threads", 1, "--overwrite"]
+    assert "load average" not in call(capfd, *SMALL, *fixed)[1]
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.5, 0.0, 0.0))
+    assert "load average 3.5 before the start: other programs" in call(capfd, *SMALL, *fixed)[1]
+
+
+def test_other_numbers_of_environments(simulated: Path, capfd: Any) -> None:
+    """Would catch a number of environments that changes what is learned without a word."""
+    status, out, _ = call(capfd, *SMALL, "--tune-envs", "--workers", 2, "--minutes", 0.1, "--seconds", 0.01)
+    assert status == 0 and "compare scores, too, before you use another number" in out
+    assert yaml.safe_load((simulated / "tuned-a2c-CartPole-v1.yaml").read_text())["envs"] == 64
+
+
+def test_a_file_of_settings_counts_as_set(simulated: Path, capfd: Any) -> None:
+    """Would catch a search that overrules what --config has fixed, or a new file without it."""
+    (simulated / "mine.yaml").write_text("env: CartPole-v1\ndevice: cpu\nenvs_per_worker: 8\nentropy_weight: 0.5\n")
+    status, out, _ = call(capfd, "--config", "mine.yaml", "--learning-threads", 2)
+    assert status == 0 and "to try     workers" not in out
+    values = yaml.safe_load((simulated / "tuned-a2c-CartPole-v1.yaml").read_text())
+    assert values["envs_per_worker"] == 8 and values["entropy_weight"] == 0.5 and "workers" not in values
+    assert resolve({}, simulated / "tuned-a2c-CartPole-v1.yaml").workers == 2
+
+
+def test_settings_of_the_queued_sampler() -> None:
+    """Would catch a tuned run whose batch depends on the number of agents, or whose counts change while running."""
+    config = resolve({"env": "CartPole-v1", "device": "cpu", "envs": 8, "horizon": 5, "sampler": "queued"})
+    pick = make_space(config, ()).start.replace("envs", 16).replace("predictors", 3)
+    written = settings_to_write(config, {"algo": "a2c", "envs": 8, "horizon": 5, "sampler": "queued"}, pick)
+    assert written == {
+        "algo": "a2c",
+        "env": "CartPole-v1",
+        "envs": 16,
+        "horizon": 5,
+        "sampler": "queued",
+        "min_training_batch": 40,
+        "dynamic_adjustment": False,
+        "predictors": 3,
+        "trainers": 2,
+    }
+
+
+def test_replays_are_short() -> None:
+    """Would catch points that take gigabytes each, or that fill a replay for minutes before they learn."""
+    config = resolve({"algo": "dqn", "env": "CartPole-v1", "device": "cpu", "replay_size": 10**6, "batch_size": 512})
+    short = short_settings(config)
+    assert short["replay_size"] <= 5_000 and 512 + config.run.envs <= short["warmup_steps"] <= 1_024
+    assert short_settings(resolve({"algo": "dqn", "env": "CartPole-v1", "replay_size": 999}))["replay_size"] == 999
+    tasks = {"auxiliary": "value_replay", "auxiliary_replay_steps": 2_000}
+    config = resolve({"algo": "a2c", "env": "CartPole-v1", "device": "cpu", **tasks})
+    assert short_settings(config)["auxiliary_replay_steps"] == 100
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algo", "a2cc"], "unknown algorithm 'a2cc'|unknown preset 'a2cc'"),
+        (["--env", "pongg"], "unknown .*'pongg'|pongg"),
+        (["--learnin-rate", "1"], "unknown argument '--learnin-rate'; did you mean --learning-rate"),
+        (
+            ["--env", "CartPole-v1", "--minutes", "0.1"],
+            "minutes=0.1 is too short for turns of 0.7 s: use --minutes 0.3",
+        ),
+        (["--env", "CartPole-v1", "--minutes", "nan"], "minutes=nan must be greater than 0"),
+        (["--env", "CartPole-v1", "--seconds", "0"], r"seconds=0.0 must be greater than 0"),
+        (["--env", "CartPole-v1", "--devices", "cpu,cpu"], "tune measures one learner, but there are 2"),
+        (["--env", "CartPole-v1", "--workers", "3"], "does not divide over workers=3"),
+        (["--env", "CartPole-v1", "--dynamic-adjustment"], "dynamic_adjustment changes while running"),
+        (["--env", "CartPole-v1", "--out", "."], "is a folder; name a file"),
+        (["--show-affinity"], "unknown argument '--show-affinity'"),
+        (
+            ["--env", "CartPole-v1", "--workers", "1", "--sampling-threads", "1", "--learning-threads", "1"],
+            "nothing is left to search: workers=1, learning_threads=1, sampling_threads=1 are set; omit some",
+        ),
+    ],
+)
+def test_bad_input(simulated: Path, capfd: Any, words: list[str], message: str) -> None:
+    """Would catch a traceback, or an error that comes only after minutes of work."""
+    status, _, err = call(capfd, *words)
+    assert status == 2 and re.search(message, err) and err.count("\n") == 1
+    assert not list(simulated.iterdir())
+
+
+def test_a_file_is_not_overwritten_unasked(simulated: Path, capfd: Any) -> None:
+    """Would catch minutes of work whose result cannot be written, and a lost file."""
+    file = simulated / "tuned-a2c-CartPole-v1.yaml"
+    file.write_text("mine: 1\n")
+    status, _, err = call(capfd, *SMALL)
+    assert status == 2 and "exists; use --overwrite to replace it" in err and file.read_text() == "mine: 1\n"
+    assert call(capfd, *SMALL, "--overwrite")[0] == 0
+    assert "workers: 4" in file.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_tiny_real_search(tmp_path: Path, capfd: Any) -> None:
+    """Would catch contestants that do not train, and points whose settings do not reach the run."""
+    file = tmp_path / "tuned.yaml"
+    words = [*SMALL, "--envs", 4, "--cpus", "0", "--minutes", 0.2, "--seconds", 0.02, "--out", file]
+    status, out, err = call(capfd, *words)
+    assert status == 0, err
+    rows = [line.split() for line in out.splitlines() if re.match(r"workers \d+ +\d ", line)]
+    assert {row[1] for row in rows} == {"1", "2"} and all(float(row[3].replace(",", "")) > 0 for row in rows)
+    values = yaml.safe_load(file.read_text())
+    config = resolve({}, file)
+    assert config.workers == values["workers"] and config.run.envs == 4 and config.run.cpus == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing(tmp_path: Path, number: int, status: int) -> None:
+    """Would catch simulators that outlive the search, and a file of half a search."""
+    tune = Command("tune", *SMALL, "--minutes", 5, cwd=tmp_path)
+    tune.wait_for(lambda: len(tune.workers()) >= 3)
+    tune.process.send_signal(number)
+    result = tune.finish()
+    assert result.status == status and "Traceback" not in result.err
+    assert not list(tmp_path.iterdir())
