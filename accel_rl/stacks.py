@@ -28,12 +28,21 @@ def interleaved(images: Tensor) -> Tensor:
     if not 2 <= C <= MOST_INTERLEAVED or pixels.is_contiguous():
         return images
     result = torch.empty((*leading, H, W, C), dtype=torch.uint8)
+    _interleave(images, result)
+    return result.movedim(-1, -3)
+
+
+def _interleave(images: Tensor, result: Tensor) -> None:
+    """Writes images [..., C, H, W] into result [..., H, W, C]."""
+    C, _, W = images.shape[-3:]
     planes = images.movedim(-3, 0)
     if planes[0].is_contiguous():  # of a rollout's frames, which lie one behind the other
         cv2.merge(list(planes.reshape(C, -1, W).numpy()), result.view(-1, W, C).numpy())
     elif images.is_contiguous():
         for image, to in zip(images.flatten(0, -4).numpy(), result.flatten(0, -4).numpy(), strict=True):
             cv2.merge(list(image), to)
+    elif images.dim() > 4:  # some columns of a rollout: row by row
+        for part, to in zip(images, result, strict=True):
+            _interleave(part, to)
     else:
-        result.copy_(pixels)
-    return result.movedim(-1, -3)
+        result.copy_(images.movedim(-3, -1))

@@ -43,17 +43,22 @@ class PeerProcess:
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns steps/s by the driver's own clock, over the iterations that were finished."""
-        assert self.tree.process.stdin
-        self.tree.resume()
-        try:
-            self.tree.process.stdin.write(f"run {seconds}\n".encode())
-        except BrokenPipeError:
-            raise self.tree.error("has ended") from None
-        answer = self._receive(seconds + TURN_TIMEOUT_S)
-        self.tree.pause()
+        answer = self.ask(f"run {seconds}", seconds + TURN_TIMEOUT_S)
         self.steps += answer["steps"]
         self.updates += answer["updates"]
         return float(answer["steps"] / answer["seconds"])
+
+    def ask(self, request: str, timeout_s: float) -> dict[str, Any]:
+        """Lets all processes run until the driver has answered a request, one line of text; returns its answer."""
+        assert self.tree.process.stdin
+        self.tree.resume()
+        try:
+            self.tree.process.stdin.write(f"{request}\n".encode())
+        except BrokenPipeError:
+            raise self.tree.error("has ended") from None
+        answer = self._receive(timeout_s)
+        self.tree.pause()
+        return answer
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         """Returns the next line's object."""

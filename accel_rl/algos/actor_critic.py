@@ -1,16 +1,19 @@
 """What the actor-critics share: settings of their network, running statistics, values behind a rollout's end."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import gymnasium
 import torch
 from torch import Tensor
 
+from accel_rl.algos.agent_tasks import AgentTasks
 from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
 from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo
 from accel_rl.algos.running_statistics import ActorCriticStatistics
 from accel_rl.config.fields import setting
+from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.normalize import ReturnScale
@@ -51,19 +54,29 @@ class ActorCriticAlgo(Algo):
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
     statistics: ActorCriticStatistics | None
-    auxiliary: AuxiliaryTasks | None
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         settings, norm = self.settings, self.policy.norm
         scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
         self.statistics = ActorCriticStatistics(norm, scale) if norm or scale else None
-        self.auxiliary = None
-        if isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks:
-            is_recurrent = self.policy.state_size > 0
-            self.auxiliary = AuxiliaryTasks(self.spec, settings, self.local_envs, self.segment, is_recurrent)
-            self.needs_terminal_frames = self.auxiliary.needs_terminal_frames
-            self.saves_replay = self.auxiliary.saves_replay
+        if isinstance(settings, AuxiliarySettings):
+            self.needs_terminal_frames = any(task.needs_terminal_frames for task in settings.auxiliary_tasks.values())
+
+    @cached_property
+    def auxiliary(self) -> AuxiliaryTasks | AgentTasks | None:
+        """The auxiliary tasks, if there are any. Read it only once `learns_from_segments` is set: then agents draw."""
+        settings = self.settings
+        if not (isinstance(settings, AuxiliarySettings) and settings.auxiliary_tasks):
+            return None
+        tasks_class = AgentTasks if self.learns_from_segments else AuxiliaryTasks
+        return tasks_class(self.spec, settings, self.local_envs, self.segment, self.policy.state_size > 0)
+
+    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
+        """Returns what agents of the queued sampler keep for the auxiliary tasks, if they do; call it after `setup`.
+
+        num_agents: how many there are at the start."""
+        return self.auxiliary.replay_config(num_agents) if isinstance(self.auxiliary, AgentTasks) else None
 
     @property
     def segment(self) -> int:
@@ -112,8 +125,8 @@ class ActorCriticAlgo(Algo):
         if self.statistics:
             self.statistics.to(self.device)
         if self.auxiliary:
-            self.auxiliary.setup(self.policy, seed, self.device)
-            self.replay = self.auxiliary.replay
+            self.replay = self.auxiliary.setup(self.policy, seed, self.device)
+            self.saves_replay = self.auxiliary.saves_replay
 
     def store(self, rollout: Rollout) -> Rollout:
         """Stores a complete rollout for the auxiliary tasks, if there are any; returns what is to be learned from.
@@ -122,7 +135,7 @@ class ActorCriticAlgo(Algo):
         so that CUDA graphs can take it; on a CPU also without padding, which would take time."""
         if self.auxiliary:
             self.auxiliary.store(rollout)
-            rollout = replace(rollout, terminal_frames=None)
+            rollout = replace(rollout, terminal_frames=None, auxiliary=None)
         return rollout.without_padding() if rollout.reward.device.type == "cpu" else rollout
 
     @property

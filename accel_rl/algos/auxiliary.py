@@ -98,10 +98,6 @@ class AuxiliaryTasks:
         self.tasks: list[AuxiliaryTask] = []  # made by `setup`
 
     @property
-    def needs_terminal_frames(self) -> bool:
-        return any(task.needs_terminal_frames for task in self.settings.auxiliary_tasks.values())
-
-    @property
     def saves_replay(self) -> bool:
         return saves(self.settings.checkpoint_replay, self.num_bytes)
 
@@ -109,15 +105,8 @@ class AuxiliaryTasks:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory.
 
         run_envs: environments of the whole run; horizon: of a rollout; device: where the policy is now."""
-        settings, size = self.settings, self.settings.auxiliary_replay_steps
-        for name, steps in (("horizon", horizon), ("auxiliary_sequence_steps", self.sequence_steps)):
-            if steps > size:
-                raise UsageError(f"{name}={steps} is more than auxiliary_replay_steps={size} keeps; change one of them")
-        if settings.auxiliary_start != "at_once" and size * run_envs >= run.steps:
-            raise UsageError(
-                f"auxiliary_start={settings.auxiliary_start} waits for {size} steps of each of {run_envs} "
-                f"environments, but the run has {run.steps} steps: make it longer or auxiliary_replay_steps smaller"
-            )
+        self.check_sizes(run, run_envs, horizon=horizon, auxiliary_sequence_steps=self.sequence_steps)
+        size = self.settings.auxiliary_replay_steps
         untouched = device.type == "cpu" and any(each != "cpu" for each in run.devices)
         for place, count in Counter(run.devices).items():
             check_fits(
@@ -129,8 +118,21 @@ class AuxiliaryTasks:
                 untouched=untouched,
             )
 
-    def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> None:
-        """Allocates the replay."""
+    def check_sizes(self, run: RunInfo, run_envs: int, **lengths: int) -> None:
+        """Raises UsageError if any length, by the name of its setting, is more than the replay keeps, or if tasks that
+        wait for a full replay would wait for the whole run."""
+        start, size = self.settings.auxiliary_start, self.settings.auxiliary_replay_steps
+        for name, steps in lengths.items():
+            if steps > size:
+                raise UsageError(f"{name}={steps} is more than auxiliary_replay_steps={size} keeps; change one of them")
+        if start != "at_once" and size * run_envs >= run.steps:
+            raise UsageError(
+                f"auxiliary_start={start} waits for {size} steps of each of {run_envs} environments, but the run has "
+                f"{run.steps} steps: make it longer or auxiliary_replay_steps smaller"
+            )
+
+    def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> SequenceReplay | None:
+        """Makes the tasks, and allocates and returns the replay that they draw from, if the learner keeps it."""
         generator = torch.Generator(device).manual_seed(seed)
         size = self.settings.auxiliary_replay_steps
         self.replay = SequenceReplay(
@@ -143,6 +145,7 @@ class AuxiliaryTasks:
             self.num_bytes / 1e6,
             device,
         )
+        return self.replay
 
     @property
     def is_filling(self) -> bool:

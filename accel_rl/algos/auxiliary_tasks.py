@@ -4,11 +4,13 @@ Each draws from a replay of sequences and has a loss beside the actor-critic's, 
 over environments, steps and cells, one sequence (or window) for each environment; the update divides them by the number
 of samples of the actor-critic's loss, so that one weight fits all numbers of environments. Equations are those of
 Shirahata et al. 2018 (GUNREAL), Algorithm 2, with its max_a Q(s_i, a) in line 22 read as Q(s_i, a_i).
+With the queued sampler, agents draw the sequences and compute their targets, as in GUNREAL: these come as `Prepared...`
+and have the same losses.
 Shapes: L steps of a sequence, b environments, h x w cells of a picture, A actions.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import torch
@@ -25,15 +27,50 @@ from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import RecurrentInputs
 
 
+class PreparedSequences(NamedTuple):
+    """b sequences of at most L steps, time first, with their targets; behind the end stands anything finite, and
+    any action that there is.
+
+    rows [h + L + 1, b, *row]: what was seen before each step and after the last one, after h = frame_stack - 1 rows of
+        history, which are blank where they are older than the episode.
+    target [L, b, ...]: what is to be learned of each step. num_steps [b]: of each sequence; 0: nothing was drawn.
+    action [L, b, *A]: None where the task does not need it."""
+
+    rows: Tensor
+    target: Tensor
+    num_steps: Tensor
+    action: Tensor | None = None
+
+    @property
+    def valid(self) -> Tensor:
+        """[L, b] bool: this step belongs to the sequence."""
+        return torch.arange(len(self.target), device=self.num_steps.device).unsqueeze(1) < self.num_steps
+
+
+class PreparedWindows(NamedTuple):
+    """b windows of three consecutive states: rows [h + 3, b, *row], reward_class [b], num_steps [b] 1, or 0 where
+    nothing was drawn."""
+
+    rows: Tensor
+    reward_class: Tensor
+    num_steps: Tensor
+
+
 class AuxiliaryTask(ABC):
-    """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss."""
+    """A loss on what is drawn from a replay. settings: AuxiliarySettings; weight: of its loss.
+
+    replay: the learner's; None: agents draw."""
 
     name: ClassVar[str]
     needs_terminal_frames: ClassVar[bool] = False
     """Whether the true last frames of terminated episodes matter to it."""
+    Prepared: ClassVar[type[PreparedSequences] | type[PreparedWindows]] = PreparedSequences
+    """What an agent draws for it."""
 
-    def __init__(self, policy: ActorCritic, replay: SequenceReplay, settings: Any):
-        self.policy, self.replay, self.settings = policy, replay, settings
+    def __init__(self, policy: ActorCritic, replay: SequenceReplay | None, settings: Any):
+        self.policy, self.settings = policy, settings
+        if replay:
+            self.replay = replay
         self.weight: float = getattr(settings, f"{self.name}_weight")
 
     @staticmethod
@@ -46,13 +83,26 @@ class AuxiliaryTask(ABC):
         return self.replay.gather_sequences(*self.replay.choose_sequences(noise, rows, envs))
 
     def loss(self, batch: Any) -> tuple[Tensor, Stats]:
-        """Returns the weighted loss, a sum, and itself as a term to log."""
-        loss_sum = self.weight * self.loss_sum(batch)
+        """Returns the weighted loss, a sum, and itself as a term to log; of what `draw` returns, or an agent has."""
+        is_prepared = isinstance(batch, self.Prepared)
+        loss_sum = self.weight * (self.prepared_loss_sum(batch) if is_prepared else self.loss_sum(batch))
         return loss_sum, {f"{self.name}_loss": loss_sum.detach()}
 
     @abstractmethod
     def loss_sum(self, batch: Any) -> Tensor:
         """Returns the sum of the loss, without its weight."""
+
+    @abstractmethod
+    def prepared_loss_sum(self, batch: Any) -> Tensor:
+        """Returns the same of what an agent has drawn."""
+
+    def seen(self, rows: Tensor, count: int) -> Tensor:
+        """Returns what the network sees at the first rows [count, b, *O] of rows [h + ..., b, *row]: stacks are views,
+        oldest first."""
+        shape = self.policy.observation_shape
+        if rows.dim() - 2 == len(shape):
+            return rows[:count]
+        return rows.unfold(0, shape[0], 1)[:count].movedim(-1, 2)
 
     def encode(self, batch: SequenceBatch) -> list[Tensor]:
         """Returns what the heads see at all L + 1 rows of the sequences, see `ActorCritic.encode`.
@@ -91,15 +141,21 @@ class PixelControl(AuxiliaryTask):
             R_i = c_i + gamma R_{i+1};  behind the last step 0 if it terminated, else max_a Q(s_n, a), for each cell
 
         with the pixel change c_i that action a_i has made (Algorithm 2, lines 17 to 23)."""
-        L, b = batch.reward.shape
-        q = self.policy.auxiliary_heads[self.name](self.encode(batch)[0].flatten(0, 1))
-        q = q.view(L + 1, b, *q.shape[1:])  # [L + 1, b, A, h, w]
+        q = self._q(self.encode(batch)[0])  # [L + 1, b, A, h, w]
         change = pixel_change(batch.rows, self.settings.pixel_control_cell)
         last_value = at_end(q.detach(), batch).amax(1)
         return_ = replayed_return(change, batch, last_value, self.settings.pixel_control_discount)
-        action = batch.action.view(L, b, 1, 1, 1).expand(L, b, 1, *q.shape[3:])
-        error = return_ - q[:L].gather(2, action).squeeze(2)
-        return 0.5 * masked_sum(error.square(), batch.valid[..., None, None])
+        return half_squared_error(_of_action(q[:-1], batch.action), return_, batch.valid)
+
+    def prepared_loss_sum(self, batch: PreparedSequences) -> Tensor:
+        assert batch.action is not None
+        q = self._q(self.policy.encode(self.seen(batch.rows, len(batch.target)))[0])
+        return half_squared_error(_of_action(q, batch.action), batch.target, batch.valid)
+
+    def _q(self, encoded: Tensor) -> Tensor:
+        """Returns Q [T, b, A, h, w] of what the network makes of steps [T, b, F]."""
+        q: Tensor = self.policy.auxiliary_heads[self.name](encoded.flatten(0, 1))
+        return q.view(*encoded.shape[:2], *q.shape[1:])
 
 
 class ValueReplay(AuxiliaryTask):
@@ -115,13 +171,18 @@ class ValueReplay(AuxiliaryTask):
         (Algorithm 2, lines 25 to 31)."""
         value = self.policy.value(self.encode(batch))  # [L + 1, b]
         return_ = replayed_return(batch.reward, batch, at_end(value.detach(), batch), self.settings.discount)
-        return 0.5 * masked_sum((return_ - value[:-1]).square(), batch.valid)
+        return half_squared_error(value[:-1], return_, batch.valid)
+
+    def prepared_loss_sum(self, batch: PreparedSequences) -> Tensor:
+        value = self.policy.value(self.policy.encode(self.seen(batch.rows, len(batch.target))))
+        return half_squared_error(value, batch.target, batch.valid)
 
 
 class RewardPrediction(AuxiliaryTask):
     """Learns to predict the sign of the next reward from three consecutive states."""
 
     name = "reward_prediction"
+    Prepared = PreparedWindows
 
     @staticmethod
     def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module:
@@ -135,13 +196,30 @@ class RewardPrediction(AuxiliaryTask):
         """Computes  - sum over windows of log p(c),  c = 0 if r = 0, 1 if r > 0, 2 if r < 0
 
         (Algorithm 2, lines 33 to 38: once for each window, not once for each of its states)."""
-        states = self.policy.convolve(batch.observation)  # [3, b, F]
+        return self._cross_entropy(batch.observation, reward_class(batch.reward), batch.valid)
+
+    def prepared_loss_sum(self, batch: PreparedWindows) -> Tensor:
+        return self._cross_entropy(self.seen(batch.rows, 3), batch.reward_class, batch.num_steps > 0)
+
+    def _cross_entropy(self, observation: Tensor, label: Tensor, valid: Tensor) -> Tensor:
+        states = self.policy.convolve(observation)  # [3, b, F]
         logits = self.policy.auxiliary_heads[self.name](states.transpose(0, 1).flatten(1))
-        losses = nn.functional.cross_entropy(logits, reward_class(batch.reward), reduction="none")
-        return masked_sum(losses, batch.valid)
+        return masked_sum(nn.functional.cross_entropy(logits, label, reduction="none"), valid)
 
 
 TASKS: dict[str, type[AuxiliaryTask]] = {task.name: task for task in (PixelControl, ValueReplay, RewardPrediction)}
+
+
+def half_squared_error(prediction: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+    """Computes  1/2 sum (target - prediction)^2  over valid steps; prediction, target [L, b, ...], valid [L, b]."""
+    more = (1,) * (prediction.dim() - 2)
+    return 0.5 * masked_sum((target - prediction).square(), valid.view(*valid.shape, *more))
+
+
+def _of_action(q: Tensor, action: Tensor) -> Tensor:
+    """Returns Q of the actions [L, b] that were taken, [L, b, h, w] of q [L, b, A, h, w]."""
+    index = action.view(*action.shape, 1, 1, 1).expand(*action.shape, 1, *q.shape[3:])
+    return q.gather(2, index).squeeze(2)
 
 
 def reward_class(reward: Tensor) -> Tensor:

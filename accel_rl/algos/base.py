@@ -39,10 +39,11 @@ class RunInfo(NamedTuple):
     """What `Algo.validate` is told of the run.
 
     steps: agent steps of the whole run. devices: of the learners on this machine; those on GPUs while the algorithm is
-    on the CPU are for other processes: leave their memory alone."""
+    on the CPU are for other processes: leave their memory alone. num_agents: of the queued sampler, at the start."""
 
     steps: int
     devices: tuple[str, ...] = ()
+    num_agents: int = 0
 
 
 class RunningStatistics(Protocol):

@@ -35,8 +35,18 @@ def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch
 def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
     """Returns a permutation for each epoch [epochs, N]: of the T x B samples, valid or not, or of the B sequences.
 
-    All go to a GPU at once, without waiting for it."""
+    Padding behind segments is spread evenly, so that all parts of an order hold as many samples. All go to a GPU at
+    once, without waiting for it."""
     num_items = rollout.num_envs if rollout.recurrent_inputs is not None else rollout.reward.numel()
     orders = torch.stack([torch.randperm(num_items) for _ in range(num_epochs)])  # by the CPU's generator everywhere
+    if rollout.num_segments is not None:
+        orders = _spread(orders, orders % rollout.num_envs >= rollout.num_segments)
     device = rollout.reward.device
     return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders
+
+
+def _spread(orders: Tensor, is_padding: Tensor) -> Tensor:
+    """Returns orders [epochs, N] in which padding stands evenly between the others; both stay in their own order."""
+    place = torch.where(is_padding, is_padding.cumsum(1), (~is_padding).cumsum(1)) - 0.5
+    count = torch.where(is_padding, is_padding.sum(1, keepdim=True), (~is_padding).sum(1, keepdim=True))
+    return orders.gather(1, (place / count).argsort(1))

@@ -83,11 +83,12 @@ class PPO(ActorCriticAlgo):
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
         rate, is_sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
         rollout = add_final_values(self.policy, rollout, settings.discount)
+        orders = random_orders(rollout, settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
         if settings.normalize_advantage:
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         stats: list[Stats] = []
-        for order in random_orders(rollout, settings.epochs):
+        for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
             for chosen in parts:
                 batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)

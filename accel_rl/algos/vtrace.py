@@ -188,7 +188,7 @@ def vtrace_loss(
     samples, detached. Source: Dalton et al. 2020, appendix A.1.
     """
     log_probability = distribution.log_probability(parameters, action)
-    log_ratio = (log_probability - behaviour).detach().masked_fill(~valid, 0.0)  # whose exponential may overflow
+    log_ratio = (log_probability - behaviour).detach()
     target, advantage = vtrace(reward, value.detach(), done, bootstrap_value, log_ratio, discount, rho_bar, c_bar)
     policy_loss = -masked_sum(log_probability * advantage, valid)
     value_loss = masked_sum((value - target).square(), valid)

@@ -157,6 +157,16 @@ class ActorCritic(nn.Module):
         action = distribution.mode(parameters) if noise is None else distribution.sample(parameters, noise)
         return action.reshape(-1, *self.action_shape), {"distribution": parameters, "value": value}, state
 
+    @torch.inference_mode()
+    def predict_auxiliary(self, task: str, observation: Tensor) -> Tensor:
+        """Returns what agents bootstrap a replayed sequence from, of the observation [b, *O] behind it: for
+        pixel_control max_a Q [b, h, w], for value_replay V [b]. For networks without a core."""
+        encoded = self.encode(observation)
+        if task == "value_replay":
+            return self.value(encoded)
+        q: Tensor = self.auxiliary_heads[task](encoded[0])
+        return q.amax(1)
+
     def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[list[Tensor], Tensor]:
         """Returns each core's output [T, B, F], and the state [B, S] after the last step."""
         outputs, states = [], []

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_rl.algos.actor_critic import ActorCriticAlgo
 from accel_rl.algos.base import Algo, RunInfo
+from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.gym import import_name
 from accel_rl.errors import UsageError, unknown
@@ -49,7 +51,8 @@ def _check(config: Config, devices: tuple[str, ...]) -> None:
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
-    algo.validate(RunInfo(config.run.steps, devices))
+    num_agents = config.run.envs if config.run.sampler == "queued" else 0
+    algo.validate(RunInfo(config.run.steps, devices, num_agents))
     sampler_config(config)
 
 
@@ -175,15 +178,18 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 
 def build_training_sampler(config: Config, algo: Algo) -> Sampler:
     """Makes the sampler whose rollouts hold what the algorithm learns from."""
-    return build_sampler(config, algo.policy, window=algo.window_steps, terminal_frames=algo.needs_terminal_frames)
+    replay = algo.agent_replay_config(config.run.envs) if isinstance(algo, ActorCriticAlgo) else None
+    changes = {"window": algo.window_steps, "terminal_frames": algo.needs_terminal_frames}
+    return build_sampler(config, algo.policy, replay, **changes)
 
 
-def build_sampler(config: Config, policy: Any, **changes: Any) -> Sampler:
-    """Makes the run's sampler. changes: fields of SamplerConfig that differ from the run's."""
+def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None = None, **changes: Any) -> Sampler:
+    """Makes the run's sampler. replay: of the queued sampler's agents. changes: fields of SamplerConfig that differ
+    from the run's."""
     settings = replace(sampler_config(config), **changes)
     if config.run.sampler == "queued":
         queues = queue_config(config)
-        return QueuedSampler(config.spec, batch_config(config), policy, settings, config.device, queues)
+        return QueuedSampler(config.spec, batch_config(config), policy, settings, config.device, queues, replay)
     sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
     return sampler_class(config.spec, batch_config(config), policy, settings, config.device)
 

@@ -105,8 +105,11 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
             raise unknown("setting", name, names)
 
     env, spec, below = _environment([preset, variant], chosen, spec)
-    if not spec.is_numbers:  # a preset normalizes observations where it can; a user who asks for more gets an error
+    # A preset normalizes where that is possible; a user who asks for more gets an error.
+    if not spec.is_numbers:
         below["normalize_observations"] = False
+    if overlay(below, chosen).get("sampler") == "queued":
+        below["normalize_returns"] = False
     values = overlay(below, chosen) | {"algo": algo_name, "env": env.env_id}
 
     learners, rank_info, devices = _learners(pick(RunSettings, values), pick(LearnerSettings, values))

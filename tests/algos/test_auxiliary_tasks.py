@@ -12,6 +12,9 @@ from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.auxiliary_tasks import (
     TASKS,
     AuxiliaryTask,
+    PreparedSequences,
+    PreparedWindows,
+    at_end,
     pixel_change,
     replayed_return,
     reward_class,
@@ -33,7 +36,7 @@ def make_algo(spec: EnvSpec = STACKS, **settings: Any) -> A2C:
 
 
 def make_task(name: str, algo: A2C) -> AuxiliaryTask:
-    return TASKS[name](algo.policy, None, algo.settings)  # type: ignore[arg-type]
+    return TASKS[name](algo.policy, None, algo.settings)
 
 
 LENGTHS = [5, 3, 1, 4, 0]  # of five sequences of at most five steps; 0: nothing was found
@@ -193,6 +196,56 @@ def test_reward_prediction_loss() -> None:
             expected -= 2 * head(torch.cat(states, 1)).log_softmax(-1)[0, label].item()
     assert loss_sum.item() == pytest.approx(expected, rel=1e-4)
     assert reward_class(torch.tensor([0.0, 3.0, -0.1])).tolist() == [0, 1, 2]
+
+
+def prepared(name: str, algo: A2C, batch: SequenceBatch) -> PreparedSequences:
+    """What an agent would have made of the same sequences, with anything behind the ends."""
+    encoded = algo.policy.encode(batch.observations())
+    if name == "pixel_control":
+        values = algo.policy.auxiliary_heads[name](encoded[0].flatten(0, 1)).unflatten(0, encoded[0].shape[:2]).amax(2)
+        reward, discount = pixel_change(batch.rows, 4), algo.settings.pixel_control_discount
+    else:
+        values, reward, discount = algo.policy.value(encoded), batch.reward, algo.settings.discount
+    target = replayed_return(reward, batch, at_end(values.detach(), batch), discount)
+    target[~batch.valid] = 1e30
+    return PreparedSequences(batch.frames, target, batch.valid.sum(0), batch.action)
+
+
+@pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_agents_have_drawn_has_the_same_loss(name: str, spec: EnvSpec) -> None:
+    """Would catch stacks of other rows, targets or actions of other steps, steps behind the end that count, and a loss
+    or gradient that depends on where the replay is."""
+    algo, batch = make_algo(spec), batch_of(name, spec)
+    task = make_task(name, algo)
+    if name == "reward_prediction":
+        frames = make_batch(spec).frames
+        rows = frames[: len(frames) - 3]  # of three states
+        batch = batch._replace(observation=rows.unfold(0, 4, 1).movedim(-1, 2) if spec.frame_stack else rows)
+        agents = PreparedWindows(rows, reward_class(batch.reward), batch.valid.long())
+    else:
+        agents = prepared(name, algo, batch)
+    parameters = list(algo.policy.parameters())
+    results = []
+    for each in (batch, agents):
+        loss_sum, terms = task.loss(each)
+        assert terms[f"{name}_loss"] == loss_sum
+        gradients = torch.autograd.grad(loss_sum, parameters, allow_unused=True)
+        results.append((loss_sum.detach(), [g for g in gradients if g is not None]))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])
+def test_values_that_agents_ask_for(spec: EnvSpec) -> None:
+    """Would catch a maximum over cells, the Q of the policy's action, and a value that the graph of a loss keeps."""
+    algo, observation = make_algo(spec), make_batch(spec).observations()[0]
+    _, value = algo.policy(observation)
+    torch.testing.assert_close(algo.policy.predict_auxiliary("value_replay", observation), value)
+    q = algo.policy.auxiliary_heads["pixel_control"](algo.policy.encode(observation)[0])
+    expected = torch.stack([q[:, action] for action in range(3)]).max(0).values
+    found = algo.policy.predict_auxiliary("pixel_control", observation)
+    torch.testing.assert_close(found, expected)
+    assert found.shape == (5, *cell_grid(spec.observation_shape[1:], 4)) and not found.requires_grad
 
 
 CONVOLUTIONS, HIDDEN, CORE = "encoder.trunk.convolutions", "encoder.trunk.hidden", "encoder.core"

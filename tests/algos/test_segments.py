@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C
 from accel_rl.algos.base import RunInfo
+from accel_rl.algos.minibatches import random_orders
 from accel_rl.algos.ppo import PPO, standardized
 from accel_rl.algos.vtrace import VTrace
 from accel_rl.errors import UsageError
@@ -77,7 +78,7 @@ def test_a_merged_rollout_is_its_segments(name: str, is_padded: bool, monkeypatc
     loss_sum, gradient, num_samples = loss_and_gradient(algo, rollout)
     clean = merged(VECTORS, algo.policy, NUM_SEGMENTS, garbage=None)
     each = [loss_and_gradient(single, alone(clean, column)) for column in range(NUM_SEGMENTS)]
-    assert num_samples == sum(num for _, _, num in each) == 23
+    assert num_samples == sum(num for _, _, num in each) == 25
     assert loss_sum == pytest.approx(sum(loss for loss, _, _ in each), rel=1e-4)
     torch.testing.assert_close(gradient, sum(part for _, part, _ in each), rtol=1e-3, atol=1e-4)
     assert gradient.abs().max() > 0.1
@@ -117,7 +118,7 @@ def test_padding_is_cut_off_without_copies() -> None:
     policy = make("a2c, core").policy
     rollout = merged(VECTORS, policy, NUM_SEGMENTS + 3)
     narrow = rollout.without_padding()
-    assert narrow.num_envs == NUM_SEGMENTS == narrow.num_segments and narrow.num_steps == rollout.num_steps == 23
+    assert narrow.num_envs == NUM_SEGMENTS == narrow.num_segments and narrow.num_steps == rollout.num_steps == 25
     for name, value in narrow.tensors().items():
         whole = getattr(rollout, name)
         pairs = [(value, whole)]
@@ -146,7 +147,7 @@ def test_graphs_learn_from_segments(name: str, how: str) -> None:
         updates[1]._graphs = CudaGraphs(device)
     for seed in range(6):
         segments = tuple(
-            Segment(HORIZON, "full") if (seed + column) % 3 else ALL_KINDS[(seed + column) % NUM_SEGMENTS]
+            Segment(HORIZON, "cut") if (seed + column) % 3 else ALL_KINDS[(seed + column) % NUM_SEGMENTS]
             for column in range(3 + seed % 3)
         )
         rollout = merged(VECTORS, algos[0].policy, NUM_SEGMENTS, seed, segments)
@@ -180,7 +181,7 @@ def test_observations_are_normalized_by_valid_steps() -> None:
     algo.statistics.update(rollout, Update(algo.policy, SGD()))
     moments: RunningMoments = algo.policy.norm.moments
     seen = rollout.observations(0, HORIZON)[rollout.valid].double()
-    assert moments.count.item() == 23
+    assert moments.count.item() == 25
     torch.testing.assert_close(moments.mean, seen.mean(0))
     torch.testing.assert_close(moments.variance, seen.var(0, correction=0))
 
@@ -194,10 +195,27 @@ def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
     update = RecordingUpdate(algo.policy)
     algo.learn(rollout, update)
     assert len(update.calls) == 2 * count if name == "ppo" else len(update.calls) > count
-    assert sum(call.num_samples.item() for call in update.calls) == 2 * 23
+    assert sum(call.num_samples.item() for call in update.calls) == 2 * 25
     epochs = [update.calls[: len(update.calls) // 2], update.calls[len(update.calls) // 2 :]]
     rewards = [sorted(torch.cat([call.batch[1].return_.flatten() for call in epoch]).tolist()) for epoch in epochs]
     assert rewards[0] == rewards[1]
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo, core"])
+def test_padding_is_spread_over_minibatches(name: str) -> None:
+    """Would catch minibatches of nothing but padding, where it stays as on a GPU, and orders that are not random or
+    omit samples."""
+    rollout = merged(VECTORS, make(name).policy, 2 * NUM_SEGMENTS)
+    orders = random_orders(rollout, 3)
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(orders.shape[1]))
+        counts = [int((part % (2 * NUM_SEGMENTS) < NUM_SEGMENTS).sum()) for part in order.chunk(3)]
+        assert max(counts) - min(counts) <= 1 and sum(counts) == orders.shape[1] // 2
+    assert not torch.equal(orders[0], orders[1])
+    torch.manual_seed(5)
+    expected = torch.randperm(orders.shape[1] // 2)
+    torch.manual_seed(5)
+    assert torch.equal(random_orders(rollout.without_padding(), 1)[0], expected)
 
 
 def test_vtrace_learns_at_the_end_of_a_rollout() -> None:

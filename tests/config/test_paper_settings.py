@@ -234,7 +234,7 @@ GA3C_RUN = (
         predictors=2,
         trainers=2,
         prediction_batch=128,
-        training_queue=3,
+        training_queue=100,
         learning_rate_schedule="constant",
         optimizer_options={"decay": 0.99, "epsilon": 0.1, "initial_square": 1.0},
         entropy_weight=0.01,
@@ -256,6 +256,26 @@ GA3C_RUN = (
         noop_max=0,
         decorrelation_steps=0,
     )
+)
+
+GUNREAL_RUN = (
+    GA3C_RUN  # "an extension to GA3C"
+    | numbers(f"{GUNREAL}: section 4, Table 2", learning_rate=3e-4, entropy_weight=0.01, discount=0.99, horizon=20)
+    | numbers(f"{GUNREAL}: Table 2", auxiliary_replay_steps=2000, pixel_control_discount=0.9)
+    | numbers(f"{GUNREAL}: Table 2, Algorithm 9 (at least)", min_training_batch=40)
+    | numbers(f"{GUNREAL}: section 4", envs=15, predictors=5, trainers=5)
+    | numbers(f"{GUNREAL}: section 3.2", dynamic_adjustment=True, adjustment_objective="predictions")
+    | numbers(f"{GUNREAL}: Algorithm 6, line 22", sampler="queued", auxiliary_start="when_full")
+    | numbers(f"{GUNREAL}: section 3", auxiliary=("pixel_control", "value_replay", "reward_prediction"), core="none")
+    | numbers(f"{GUNREAL}: section 3.1", frame_shape=(84, 84), frame_stack=4, color=False, pixel_control_cell=4)
+    | numbers(
+        f"{GUNREAL}: Deterministic-v3, and gym's registration of it",
+        frame_skip=4,
+        repeat_action_probability=0.0,
+        max_episode_steps=100_000,
+    )
+    | numbers(UNREAL, network="a3c", value_replay_weight=1.0, reward_prediction_weight=1.0, reward_prediction_units=128)
+    | numbers(f"{UNREAL_CODE}, options.py", pixel_control_weight=0.05)
 )
 
 
@@ -319,6 +339,7 @@ PAPERS = {
     "vtrace_1200_5_5_1": vtrace_of(1200, 5, 5, 1),
     "unreal": UNREAL_RUN,
     "ga3c": GA3C_RUN,
+    "gunreal": GUNREAL_RUN,
 }
 NOT_IN_PAPERS = {"ppo_lstm", "vtrace_lstm"}
 
@@ -340,7 +361,8 @@ DEVIATIONS: dict[str, dict[str, Any]] = {
         "clip_grad_norm": 40 / 20,
         "clip_reward": True,
     },
-    "ga3c": {"dynamic_adjustment": False},
+    "ga3c": {"dynamic_adjustment": False, "training_queue": 3},
+    "gunreal": {"training_queue": 3, "max_episode_steps": 27_000},
     "vtrace": {"frame_shape": (104, 80), "episodic_lives": True, "max_episode_steps": 27_000},
 }
 
@@ -422,6 +444,7 @@ NUM_PARAMETERS = {
     "a3c_cpu16": 677_943,  # on 4x84x84
     "unreal": 2_874_977,  # on 3x84x84, with the heads of its tasks
     "ga3c": 1_005_623,  # padded, on 4x84x84
+    "gunreal": 2_343_521,  # on 4x84x84, with the heads of its tasks
 }
 
 

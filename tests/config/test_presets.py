@@ -92,8 +92,10 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     names = setting_names(find_algo(named(preset)["algo"])[0])
     small = {**SMALL, **{name: value for name, value in SMALL_BATCHES.items() if name in names}}
     run = accel_rl.train(**{**small, **named(preset)}, env=env, out=tmp_path / "run")
-    last = rows(run)[-1]
-    assert int(last["time/total_timesteps"]) == 48
+    last, num_steps = rows(run)[-1], small["steps"]
+    # Merged segments are learned from whole, so that a queued run ends with a batch that may be longer.
+    most = num_steps + 50 if accel_rl.load(run).config.run.sampler == "queued" else num_steps
+    assert num_steps <= int(last["time/total_timesteps"]) <= most
     learned = {name: float(value) for name, value in last.items() if name.startswith("train/")}
     assert learned and all(map(math.isfinite, learned.values())), learned
     player = accel_rl.load(run)

@@ -37,6 +37,7 @@ class Case:
     by_step: bool = False
     slice_elements: int = 10**6
     through_memory: bool = True
+    reduction: str = "mean"
 
 
 CASES = {
@@ -48,6 +49,7 @@ CASES = {
     "running statistics": Case(masked=True, normalised=True),
     "by step": Case(clip=0.05, masked=True, by_step=True),
     "slices": Case(masked=True, slice_elements=20),
+    "sum": Case(clip=2.0, masked=True, slice_elements=20, reduction="sum"),
     "by Gloo": Case("adam", clip=0.05, masked=True, through_memory=False),
     **{
         f"all of it, {rule}": Case(rule, 0.5, True, True, True, True, slice_elements=20)
@@ -120,7 +122,7 @@ def learn(update: Update, network: Network, case: Case, rank: int, size: int) ->
         if case.by_step:
             found.append({"grad_norm": update.step(loss(*arguments)[0], num_samples, rate)})
         else:
-            found.append(update.minimize(loss, arguments, num_samples, rate))
+            found.append(update.minimize(loss, arguments, num_samples, rate, reduction=case.reduction))
     state = {"parameters": update.parameters.values, **dict(network.named_buffers())}
     return [{name: value.cpu() for name, value in each.items()} for each in (*found, state)]
 

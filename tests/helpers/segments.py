@@ -12,7 +12,7 @@ from tests.helpers.random_rollouts import random_rollout
 
 
 class Segment(NamedTuple):
-    """num_steps steps; ends: "full" (cut at the horizon), "terminated", "truncated", or "both" of these at once."""
+    """num_steps steps; ends: "cut" (its episode goes on), "terminated", "truncated", or "both" of these at once."""
 
     num_steps: int
     ends: str
@@ -20,14 +20,15 @@ class Segment(NamedTuple):
 
 HORIZON = 4
 ALL_KINDS = (
-    Segment(4, "full"),
+    Segment(4, "cut"),
     Segment(1, "terminated"),
     Segment(2, "truncated"),
     Segment(4, "terminated"),
     Segment(3, "both"),
     Segment(4, "truncated"),
     Segment(1, "truncated"),
-    Segment(4, "full"),
+    Segment(2, "cut"),
+    Segment(4, "cut"),
 )
 
 
@@ -54,7 +55,7 @@ def merged(
         rollout.terminated[num_steps - 1, column] = ends in ("terminated", "both")
         rollout.truncated[num_steps - 1, column] = ends in ("truncated", "both")
     for column, (_, ends) in enumerate(segments):
-        if ends in ("full", "truncated"):
+        if ends in ("cut", "truncated"):
             bootstrap_value[column] = _following_value(policy, rollout, column)
     if junk:
         junk.age.clamp_(min=min_age)

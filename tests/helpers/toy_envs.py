@@ -465,3 +465,39 @@ class GlobalChance(Counting):
 
     def _observe(self) -> Any:
         return np.array([np.random.random(), random.random()])
+
+
+class Numbered(Counting):
+    """Observes [id, game, step] float32; the id, below 2^20, is drawn by the generator that the first reset seeds.
+
+    The reward of a step is 10 * action + step, so that it tells which action was taken. folder: gets a file "<id>" with
+    the number of steps taken when the environment is closed. forgets: its state cannot be pickled."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int] = (3,),
+        num_actions: int = 2,
+        folder: str | None = None,
+        step_s: float = 0.0,
+        forgets: bool = False,
+    ):
+        super().__init__(lengths, num_actions=num_actions)
+        self.observation_space = spaces.Box(0, 2**20, (3,), np.float32)
+        self._id, self._num_steps, self._folder, self._step_s = -1, 0, folder, step_s
+        self._lock = threading.Lock() if forgets else None
+
+    def _observe(self) -> Any:
+        if self._id < 0:
+            self._id = int(self.np_random.integers(2**20))
+        return np.array([self._id, self.game, self.steps], np.float32)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        if self._step_s:
+            time.sleep(self._step_s)
+        return super().step(action)
+
+    def close(self) -> None:
+        if self._folder and self._id >= 0:
+            with open(os.path.join(self._folder, str(self._id)), "w") as file:
+                file.write(str(self._num_steps))

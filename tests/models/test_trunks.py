@@ -1,5 +1,6 @@
 """Shapes, sizes and initialization of the networks, as given in the papers."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -8,10 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.envs.spaces import parts_of, row_space, to_row
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk
+from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk, same_padding
 from accel_rl.stacks import interleaved
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
@@ -34,6 +36,12 @@ def atari(height: int, width: int) -> EnvSpec:
         ("nature", (104, 80), 3_620_518 + 513),  # a Q-network's, and the value head's
         ("nature", (84, 84), 1_687_206 + 513),
         ("cule", (84, 84), 866_439),
+        ("ga3c", (84, 84), 1_005_623),
+        # 3 convolutions of 8,224 + 16,416 + 32,832 parameters, then 64 filters of 6x6, 7x7, 11x11, 21x21, and the heads
+        ("ga3c_large_4", (84, 84), 57_472 + 256 * 64 * 36 + 256 + 1799),
+        ("ga3c_large_3", (84, 84), 57_472 + 256 * 64 * 49 + 256 + 1799),
+        ("ga3c_large_2", (84, 84), 57_472 + 256 * 64 * 121 + 256 + 1799),
+        ("ga3c_large_1", (84, 84), 57_472 + 256 * 64 * 441 + 256 + 1799),
     ],
 )
 def test_networks_have_the_papers_number_of_parameters(
@@ -61,8 +69,81 @@ def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
     stacks = rows.unfold(0, channels, 1).movedim(-1, 2).flatten(0, 1)  # overlapping, as in rollouts
     for image in (stacks, stacks.contiguous(), stacks.to(memory_format=torch.channels_last), stacks[3:4]):
         assert torch.equal(interleaved(image), image)
+    columns = rows.unfold(0, channels, 1).movedim(-1, 2)[:, :3]  # without the padding of merged segments
+    assert torch.equal(interleaved(columns), columns)
     if 2 <= channels <= 4:
         assert interleaved(stacks).is_contiguous(memory_format=torch.channels_last)
+
+
+SIZES = [(84, 84), (85, 83), (24, 31)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", ["ga3c", "ga3c_large_4", "ga3c_large_3", "ga3c_large_2", "ga3c_large_1"])
+def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
+    """Would catch an odd zero at the top or left, a padded size other than ceil(size / stride), and padding that is
+    not black."""
+    trunk = NETWORKS[name](atari(*size))
+    image = torch.randint(0, 256, (2, 4, *size), dtype=torch.uint8)
+    x = image / 255
+    for layer in trunk.convolutions:
+        if not isinstance(layer, torch.nn.Conv2d):
+            continue
+        out = torch.zeros(2, layer.out_channels, *(-(-n // s) for n, s in zip(x.shape[2:], layer.stride, strict=True)))
+        (k, _), (s, _), (H, W) = layer.kernel_size, layer.stride, x.shape[2:]
+        padded = torch.zeros(*x.shape[:2], H + 2 * k, W + 2 * k)
+        # The first window starts as many rows above the image as TensorFlow's documentation says: half of what is
+        # missing, rounded down.
+        top, left = (max((out.shape[2 + i] - 1) * s + k - n, 0) // 2 for i, n in enumerate((H, W)))
+        padded[:, :, top : top + H, left : left + W] = x
+        for i, j in np.ndindex(*out.shape[2:]):
+            window = padded[:, :, i * s : i * s + k, j * s : j * s + k]
+            out[:, :, i, j] = torch.einsum("nchw,mchw->nm", window, layer.weight.detach()) + layer.bias.detach()
+        x = out.relu()
+    with torch.no_grad():
+        torch.testing.assert_close(trunk.convolutions(image), x.permute(0, 2, 3, 1).flatten(1), atol=1e-4, rtol=1e-4)
+
+
+def test_padding_by_hand() -> None:
+    """Would catch another rule than TensorFlow's: GA3C's own layers, and kernels smaller than the stride."""
+    cases = {(84, 8, 4): (2, 2), (21, 4, 2): (1, 2), (84, 8, 3): (2, 3), (84, 8, 1): (3, 4), (11, 4, 2): (1, 2)}
+    cases |= {(5, 1, 2): (0, 0), (6, 2, 3): (0, 0), (1, 4, 2): (1, 2)}
+    for arguments, expected in cases.items():
+        assert same_padding(*arguments) == expected, arguments
+    trunk = NETWORKS["ga3c"](atari(84, 84))
+    # Where it is symmetric it is the convolution's own: an extra layer would copy all frames.
+    assert trunk.convolutions[0].padding == (2, 2) and isinstance(trunk.convolutions[2], torch.nn.ZeroPad2d)
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_initialization_by_fan_in(core: str) -> None:
+    """Would catch a layer or bias that is left as it was, or a bound by the number of outputs; heads of tasks, too."""
+    settings = A2CSettings(
+        initialization="fan_in", auxiliary=("pixel_control", "reward_prediction"), core=core, core_size=64
+    )
+    torch.manual_seed(0)
+    policy = A2C(atari(84, 84), settings, 100, 2, 5).policy
+    after = torch.rand(1)
+    num_inputs = {
+        "encoder.trunk.convolutions.0": 4 * 64,
+        "encoder.trunk.convolutions.2": 16 * 16,
+        "encoder.trunk.hidden": 2592,
+        "policy_head": 64 if core == "lstm" else 256,
+        "auxiliary_heads.pixel_control.deconvolution": 32 * 16,
+        "auxiliary_heads.reward_prediction.logits": 128,
+    }
+    parameters = dict(policy.named_parameters())
+    for layer, count in num_inputs.items():
+        for kind in ("weight", "bias"):
+            values, bound = parameters[f"{layer}.{kind}"].detach(), count**-0.5
+            assert 0.2 * bound < values.abs().max() <= bound, (layer, kind)
+            if values.numel() > 1000:
+                assert values.abs().max() > 0.99 * bound and values.std() == pytest.approx(bound / 3**0.5, rel=0.05)
+    # Without tasks all else is drawn as with them.
+    torch.manual_seed(0)
+    plain = A2C(atari(84, 84), replace(settings, auxiliary=("none",)), 100, 2, 5).policy
+    assert torch.equal(torch.rand(1), after)
+    assert all(torch.equal(value, parameters[name]) for name, value in plain.named_parameters())
 
 
 def test_initialization() -> None:

@@ -49,7 +49,7 @@ def test_two_halves_are_the_whole(ranks: list[Any], name: str) -> None:
 
 def test_clipping_cuts_what_it_should() -> None:
     """Would catch cases whose gradients are never clipped, or always, so that they say nothing of the order."""
-    for name in ("clipped", "by step", "all of it, adam"):
+    for name in ("clipped", "by step", "sum", "all of it, adam"):
         clip = CASES[name].clip
         norms = [float(each["grad_norm"]) for each in alone(name)[:-1]]
         assert clip is not None and max(norms) > 2 * clip

@@ -146,6 +146,37 @@ def test_further_losses_are_added(buffers: bool) -> None:
     torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("how", ["slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu(fake=True))])
+def test_a_sum_is_not_divided(how: str) -> None:
+    """Would catch a sum that is divided by the number of samples, as a whole, in slices, or among further losses; terms
+    that are sums, too; a graph of means that is used for sums."""
+    expected, actual = Learner(rule=SGD()), Learner("cuda:0" if how == "graph" else "cpu", SGD(), slice_elements=500)
+    expected.update.exchange.clip_grad_norm = actual.update.exchange.clip_grad_norm = None
+    if how == "buffers":
+        actual.replay()
+
+    def other(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss_sum = 0.3 * actual.network(x).square().sum()
+        return loss_sum, {"other": loss_sum.detach()}
+
+    for index in range(8):  # in turn, so that both have graphs
+        reduction = ("mean", "sum")[index % 2]
+        batch, x = make_batch(index), make_batch(100 + index, num_samples=7).x
+        num_samples = batch.valid.sum()
+        loss_sum, terms = expected.loss(*batch)
+        other_sum = 0.3 * expected.network(x).square().sum()
+        factor = num_samples if reduction == "sum" else 1
+        norm = expected.update.step(factor * (loss_sum + other_sum), num_samples, 1e-3)
+        there, x = make_batch(index, device=actual.update.device), x.to(actual.update.device)
+        extra = [LossPart(other, (x,))]
+        stats = actual.update.minimize(
+            actual.loss, there, there.valid.sum(), 1e-3, extra_losses=extra, reduction=reduction
+        )
+        means = {name: term / num_samples for name, term in {**terms, "other": other_sum.detach()}.items()}
+        assert_close({name: value.cpu() for name, value in stats.items()}, means | {"grad_norm": norm})
+    torch.testing.assert_close(actual.values.cpu(), expected.values, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("buffers", [False, True])
 def test_terms_are_means_over_valid_samples(buffers: bool) -> None:
     """Would catch means over all samples, and a mean of the slices' means."""

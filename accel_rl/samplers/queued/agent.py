@@ -86,6 +86,7 @@ class Agent:
         self._stage = SLOT
         self._slot, self._t, self._previous = -1, 0, -1
         self._ended_at = 0  # steps of the last segment
+        self._is_cut_off = False  # a resumed run had to start the environment anew
         self._last_action = self._arrays["previous_action"][0, 0].copy() * 0
         self._last_reward = 0.0
         self._replay: AgentReplay | None = None
@@ -100,9 +101,12 @@ class Agent:
         """Starts the environment, with its random number of random actions."""
         self._batch.start()
         self._batch.begin()
+        self._arrays["restarts"][self._setup.index] = self._step_arrays["restarts"][0]
 
     def run(self) -> None:
         """Plays until the learner retires the agent, which has handed over all its steps when this returns."""
+        if self._is_cut_off:
+            self._drop_unfinished()
         if self._stage != SLOT:  # of a run that is resumed: the request was not answered yet
             self._request(is_final=self._stage == FINAL)
         while True:
@@ -150,7 +154,6 @@ class Agent:
         self._batch.step(0)
         if not step["valid"][0, 0]:  # the environment has failed, and gets replaced now
             self._renew()
-            self._arrays["restarts"][self._setup.index] = step["restarts"][0]
             return self._cut_segment()
         terminated, truncated = bool(step["terminated"][0, 0]), bool(step["truncated"][0, 0])
         self._last_action, self._last_reward = action, float(step["reward"][0, 0])
@@ -189,6 +192,7 @@ class Agent:
         step["age"][0, 0], step["reset"][0, 0] = step["age"][1, 0], step["reset"][1, 0]
         self._batch.pause()
         self._batch.begin()
+        self._arrays["restarts"][self._setup.index] = step["restarts"][0]
 
     def _end_segment(self, ending: Ending) -> None:
         """Ends the segment after step t - 1, and hands it over unless a value is still to come."""
@@ -274,29 +278,28 @@ class Agent:
     def set_state(self, state: dict[str, Any]) -> bool:
         """Continues from get_state's result, in place of `start`.
 
-        Returns whether the environment could only be started anew: then the segment in progress is dropped."""
+        Returns whether the environment could only be started anew: then `run` drops the segment in progress."""
         self._slot, self._t, self._previous, self._ended_at = state["place"]
         self._last_action, self._last_reward = state["last"]
         self._stage = state["stage"]
         if self._replay and state["replay"]:
             self._replay.set_state(state["replay"])
-        restarted = bool(self._batch.set_state([state["env"]]))
-        self._batch.begin()
-        if restarted:
-            self._drop_unfinished()
-        else:
-            step = self._step_arrays
-            self._row[...] = state["row"]
-            step["age"][0, 0], step["reset"][0, 0] = state["age"], state["reset"]
-        return restarted
+        step = self._step_arrays
+        step["restarts"][0] = self._arrays["restarts"][self._setup.index]
+        self._row[...] = state["row"]
+        step["age"][0, 0], step["reset"][0, 0] = state["age"], state["reset"]
+        self._is_cut_off = bool(self._batch.set_state([state["env"]]))
+        self._batch.begin()  # reads the age; writes a new game's first row if there is one
+        return self._is_cut_off
 
     def _drop_unfinished(self) -> None:
         """Drops the steps whose future has been lost with the environment: those of the segment in progress, and the
         last one of a full segment, whose value behind it is not known yet."""
         if self._previous >= 0:
-            slot, self._slot, self._t = self._slot, self._previous, self._setup.horizon - 1
+            slot, stage = self._slot, self._stage
+            self._slot, self._t = self._previous, self._setup.horizon - 1
             self._cut_segment()
-            self._slot, self._previous = slot, -1
+            self._slot, self._stage, self._previous = slot, stage, -1
         if self._stage == ACT:
             self._t = 0
             self._cut_segment()
@@ -316,10 +319,10 @@ def work(setup: AgentSetup, control: "Connection[Any, Any]") -> None:
                 control.send(("built", None))
                 _start(agent, setup, control)
                 agent.run()
-                control.send(("retired", None))
             finally:
                 with contextlib.suppress(Exception):
                     agent.close()
+            control.send(("retired", None))
         except UsageError as error:
             control.send(("usage", str(error)))
         except RunError as error:

@@ -4,6 +4,7 @@ No agent that has died or hangs goes unnoticed: `watch`, which every wait of the
 on_env_error="restart" puts a new process in its place.
 """
 
+import contextlib
 import logging
 import os
 import sys
@@ -60,6 +61,7 @@ class AgentPool:
             free.release(slots_per_agent)
         self.processes: dict[int, WorkerProcess] = {}
         self._starting: set[int] = set()  # launched, and not built and started yet
+        self._num_wanted = num_agents
         self._heartbeats = self.arrays["status"][:, Status.HEARTBEAT].copy()
         self._alive_at = np.full(self.max_agents, time.monotonic())
         self.num_replaced = 0
@@ -78,26 +80,40 @@ class AgentPool:
         for agent in self.processes.keys() - {*agents}:
             self._launcher.kill(self.processes[agent])
             self.processes.pop(agent).control.close()
+        self._num_wanted = len(agents)
         new = [agent for agent in agents if agent not in self.processes]
         for agent in new:
             self._launch(agent, starts=False)
-        self._collect_replies("built", new, self._build_timeout_s)
+        self._collect_replies("built", new)
 
     def start(self, states: dict[int, Any] | None = None) -> list[int]:
         """Lets all agents play, from these states if there are any.
 
         Returns those whose environments could only be started anew."""
-        for agent, process in self.processes.items():
-            process.control.send(states and states[agent])
-        restarted = self._collect_replies("done", self.processes, self._build_timeout_s)
+        for agent in self.processes:
+            self._send(agent, states and states[agent])
+        restarted = self._collect_replies("done", self.processes)
         self._starting.clear()
         return [agent for agent, is_new in restarted.items() if is_new]
 
-    def get_states(self) -> dict[int, Any]:
-        """Returns the agents' states, while predictors and trainers are paused and no agent is being started."""
-        for process in self.processes.values():
-            process.control.send("get_state")
-        return self._collect_replies("done", self.processes, self._timeout_s)
+    def get_states(self) -> tuple[dict[int, Any], dict[int, RunError]]:
+        """Returns the agents' states, while predictors and trainers are paused and no agent is being started.
+
+        Those that have retired by now are left out; the second dict has the errors of those that have failed."""
+        states: dict[int, Any] = {}
+        failed: dict[int, RunError] = {}
+        for agent in self.processes:
+            self._send(agent, "get_state")
+        for agent in list(self.processes):
+            try:
+                states |= self._collect_replies("done", [agent])
+            except RunError as error:
+                failed[agent] = error
+        return states, failed
+
+    def _send(self, agent: int, message: Any) -> None:
+        with contextlib.suppress(OSError):  # it has died, which shows when its reply is waited for
+            self.processes[agent].control.send(message)
 
     def release_slot(self, slot: int) -> None:
         """Gives a slot, whose segment has been copied, back to its agent."""
@@ -125,7 +141,10 @@ class AgentPool:
         return sum(not self.arrays["status"][agent, Status.RETIRES] for agent in self.processes)
 
     def set_number(self, num_agents: int) -> None:
-        """Starts agents, or asks those with the highest numbers to retire, until so many play."""
+        """Starts agents, or asks those with the highest numbers to retire, until so many play.
+
+        While others retire, there may not be room for all; `watch` starts the rest."""
+        self._num_wanted = num_agents
         playing = [agent for agent in self.processes if not self.arrays["status"][agent, Status.RETIRES]]
         for agent in sorted(playing, reverse=True)[: max(0, len(playing) - num_agents)]:
             self.arrays["status"][agent, Status.RETIRES] = True
@@ -171,11 +190,13 @@ class AgentPool:
                 while agent in self.processes and self.processes[agent].control.poll():
                     self._handle(agent, *self._receive(agent))
             except RunError as error:
-                self._replace(agent, error, paused)
+                self.replace(agent, error, paused)
+        if self.num_agents < self._num_wanted:
+            self.set_number(self._num_wanted)
         for agent in self._find_hung():
             limit, flag = self._limit(agent)
             message = f"{self._describe(agent)} has not answered for {limit:g} s ({flag})"
-            self._replace(agent, RunError(message), paused)
+            self.replace(agent, RunError(message), paused)
 
     def _handle(self, agent: int, kind: str, _: Any) -> None:
         if kind == "started":
@@ -196,12 +217,13 @@ class AgentPool:
             return self._build_timeout_s, "--env-build-timeout-s"
         return self._timeout_s, "--env-timeout-s"
 
-    def _replace(self, agent: int, error: RunError, paused: Callable[[], AbstractContextManager[list[int]]]) -> None:
-        """Starts a new process in the place of one that has failed, if environments are to be restarted; else raises.
+    def replace(self, agent: int, error: RunError, paused: Callable[[], AbstractContextManager[list[int]]]) -> None:
+        """Starts a new process in the place of one that has failed, if environments are to be restarted; else, or if it
+        has not begun to play, raises the error.
 
-        What it had handed over is still learned from; its unfinished segment is lost."""
+        What it had handed over is still learned from; its unfinished segment is lost. One that was to retire has."""
         self._launcher.kill(self.processes[agent])
-        if not self._batch.restart_on_error:
+        if not self._batch.restart_on_error or agent in self._starting:
             raise error
         self.num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", str(error).rstrip(), self.num_replaced)
@@ -212,7 +234,8 @@ class AgentPool:
                     self.arrays["state"][slot] = SlotState.FREE
             self._reset_semaphores(agent)
             self.arrays["restarts"][agent] += 1
-            self._launch(agent, starts=True)
+            if not self.arrays["status"][agent, Status.RETIRES]:
+                self._launch(agent, starts=True)
 
     def _reset_semaphores(self, agent: int) -> None:
         """Gives the semaphores of an agent that does not live the values that a new one expects."""
@@ -222,17 +245,20 @@ class AgentPool:
         if num_free := len(free_slots(self.arrays["state"], agent, self.slots_per_agent)):
             self._free[agent].release(num_free)
 
-    def _collect_replies(self, expected: str, agents: Iterable[int], timeout_s: float) -> dict[int, Any]:
-        """Returns the content of each agent's message of the expected kind, once it is there."""
+    def _collect_replies(self, expected: str, agents: Iterable[int]) -> dict[int, Any]:
+        """Returns the content of each agent's message of the expected kind, once it is there; none of a retired one."""
         replies: dict[int, Any] = {}
-        deadline = time.monotonic() + timeout_s
-        for agent in agents:
-            while agent not in replies:
-                if not self.processes[agent].control.poll(max(0.0, deadline - time.monotonic())):
-                    raise RunError(f"{self._describe(agent)} has not answered for {timeout_s:g} s")
+        start = time.monotonic()
+        for agent in list(agents):
+            limit, flag = self._limit(agent)
+            while agent in self.processes and agent not in replies:
+                if not self.processes[agent].control.poll(max(0.0, start + limit - time.monotonic())):
+                    raise RunError(f"{self._describe(agent)} has not answered for {limit:g} s ({flag})")
                 kind, content = self._receive(agent)
                 if kind == expected:
                     replies[agent] = content
+                else:
+                    self._handle(agent, kind, content)
         self._alive_at[:] = time.monotonic()
         return replies
 

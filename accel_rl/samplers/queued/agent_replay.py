@@ -26,7 +26,10 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
     behind h rows of history, blank where they are older than the episode; action [L, *A] (pixel_control only), target
     [L] or [L, cells]; num_steps [], how many of the L count; bootstrap [] or [cells], which a predictor writes.
     Of reward_prediction: rows [h + 3, *row]; reward_class [], as in `algos.auxiliary_tasks.reward_class`; num_steps [],
-    1 or 0. num_steps of 0: nothing was drawn. rows, action and target have time first, all else has no time."""
+    1 or 0. num_steps of 0: nothing was drawn.
+
+    Of all but bootstrap, trainers make columns for `Rollout.auxiliary`: behind time in rows, action and target (all
+    that has two axes or more then), in front in num_steps and reward_class."""
     L, history = config.sequence_steps, max(spec.frame_stack - 1, 0)
     row, dtype = spec.row_shape, spec.row_dtype.str
     layout: Layout = {}
@@ -221,7 +224,7 @@ class AgentReplay:
     # ---- checkpoints ----
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that later draws depend on, picklable."""
+        """Returns everything that later draws depend on, picklable; not within a draw."""
         written = min(self._num_appended, self._num_rows)
         arrays = {name: array[:written].copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         return {

@@ -8,7 +8,7 @@ open (empty, or partly filled), then filled by a trainer, then complete, and the
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -72,15 +72,18 @@ class Crew:
                 self._num_batches += 1
 
     @contextmanager
-    def paused(self, auxiliary: bool = True) -> Iterator[list[int]]:
-        """Pauses predictors and trainers, auxiliary predictors only if asked to; gives all slots that wait to be
-        copied."""
-        with self._gate.closed():
-            if auxiliary:
-                with self._auxiliary_gate.closed():
-                    yield self.take_segments()
-            else:
-                yield self.take_segments()
+    def paused(self) -> Iterator[list[int]]:
+        """Pauses all threads; gives the slots that wait to be copied."""
+        with self.main_paused(), self.auxiliary_paused():
+            yield self.take_segments()
+
+    def main_paused(self) -> AbstractContextManager[None]:
+        """Pauses trainers and those predictors that choose actions. Agents can still draw for auxiliary tasks."""
+        return self._gate.closed()
+
+    def auxiliary_paused(self) -> AbstractContextManager[None]:
+        """Pauses the other predictors."""
+        return self._auxiliary_gate.closed()
 
     def close(self) -> None:
         """Ends all threads."""
@@ -110,7 +113,7 @@ class Crew:
         self._set_torch_threads()
         if self._pool.auxiliary[task].wait(POLL_S):
             with self._auxiliary_gate.working():
-                self.serve_auxiliary(task)
+                self.serve_auxiliary(task, self._prediction_batch)
 
     def _set_torch_threads(self) -> None:
         """Sets the number of torch's threads that this thread uses."""
@@ -151,9 +154,9 @@ class Crew:
         for first in range(0, len(agents), self._prediction_batch):
             self._server.serve(agents[first : first + self._prediction_batch])
 
-    def serve_auxiliary(self, task: str) -> None:
-        """Answers the requests that wait for what follows the sequences of an auxiliary task."""
-        requests = self._pool.auxiliary[task].get(self._prediction_batch)
+    def serve_auxiliary(self, task: str, most: int) -> None:
+        """Answers the requests, at most so many, that wait for what follows the sequences of an auxiliary task."""
+        requests = self._pool.auxiliary[task].get(most)
         if agents := sorted(agents_of(requests, self._pool.arrays["status"])):
             self._server.serve_auxiliary(task, agents)
 
@@ -192,7 +195,7 @@ class Crew:
                 watch()
                 wait_for_any([pool.predictions, *pool.auxiliary.values()], POLL_S)
                 for task in pool.auxiliary:
-                    self.serve_auxiliary(task)
+                    self.serve_auxiliary(task, 1)  # which requests come together depends on time, and so does rounding
                 self.held.extend(pool.predictions.get(pool.max_agents))
             self.queued.extend(sorted(pool.trainings.get(len(pool.arrays["state"]))))
             while self.queued:

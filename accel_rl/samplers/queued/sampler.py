@@ -7,6 +7,7 @@ learned from by then, and the difference is the policy lag (Babaeizadeh et al. 2
 """
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -82,7 +83,9 @@ class QueuedSampler:
         self.device = torch.device(device)
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         self.bytes_moved = 0
+        # In a round of deterministic ones, an agent may fill two slots before it asks for the action of a third.
         max_agents, slots_per_agent = queues.max_agents or config.num_envs, 1 + queues.places
+        slots_per_agent = max(slots_per_agent, 3 if queues.deterministic else 2)
         drawn = auxiliary_layout(spec, replay) if replay else None
         layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
         self._pool = AgentPool(
@@ -248,10 +251,15 @@ class QueuedSampler:
         while self._pool.is_starting:
             self._pool.watch(self._crew.paused)
             time.sleep(WATCH_S)
-        with self._crew.paused(auxiliary=False):
+        with self._crew.main_paused():
             arrays = self._pool.arrays
-            agents = self._pool.get_states()
-            queued = self._crew.take_segments()
+            agents, failed = self._pool.get_states()
+            with self._crew.auxiliary_paused():
+                queued = self._crew.take_segments()
+                for agent, error in failed.items():
+                    self._pool.replace(agent, error, lambda: nullcontext(queued))
+                    if agent in self._pool.processes:
+                        agents[agent] = None  # starts anew
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,

@@ -1,0 +1,114 @@
+"""Auxiliary tasks with the queued sampler, as in GUNREAL: agents keep the replays, draw from them, and send what they
+have drawn with their segments (Shirahata et al. 2018, section 3, Algorithms 6 and 9).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_rl.algos.auxiliary import AuxiliaryTasks
+from accel_rl.algos.auxiliary_tasks import PreparedSequences, PreparedWindows
+from accel_rl.algos.base import RunInfo
+from accel_rl.algos.replay_settings import saves
+from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.errors import UsageError
+from accel_rl.hardware.host_memory import check_fits
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.replay.sequences import sequence_bytes
+from accel_rl.rollout import Rollout
+from accel_rl.updates import LossPart, Update
+
+Prepared = PreparedSequences | PreparedWindows
+
+
+class AgentTasks(AuxiliaryTasks):
+    """Learns from what the agents have drawn, as it comes with each rollout; the learner keeps no replay.
+
+    With several updates for a rollout, as in PPO, each learns from all of it. num_envs: columns of a rollout."""
+
+    @property
+    def is_filling(self) -> bool:
+        return False
+
+    @property
+    def saves_replay(self) -> bool:
+        return False  # those of the agents are part of the sampler's state
+
+    def replay_config(self, num_agents: int) -> AgentReplayConfig:
+        """Returns what each agent is to keep and to draw; call it after `setup`, which knows the seed."""
+        settings = self.settings
+        return AgentReplayConfig(
+            size=settings.auxiliary_replay_steps,
+            sequence_steps=self.sequence_steps,
+            tasks=tuple(settings.auxiliary_tasks),
+            pixel_control_cell=settings.pixel_control_cell,
+            pixel_control_discount=settings.pixel_control_discount,
+            discount=settings.discount,
+            waits=settings.auxiliary_start != "at_once",
+            in_checkpoints=saves(settings.checkpoint_replay, self._bytes_of(num_agents)),
+            seed=self._seed,
+        )
+
+    def validate(self, run: RunInfo, run_envs: int, horizon: int, device: torch.device) -> None:
+        """Raises UsageError for settings that agents cannot follow, or replays that do not fit into memory."""
+        settings = self.settings
+        if self.is_recurrent:
+            raise UsageError(
+                "with sampler=queued, agents draw for the auxiliary tasks, and they replay no recurrent cores: use "
+                "--core none, or --sampler alternating"
+            )
+        if settings.auxiliary_start == "all_when_full":
+            raise UsageError(
+                "auxiliary_start=all_when_full waits for the learner's replay, but with sampler=queued agents keep "
+                "replays, each its own: use when_full, or --sampler alternating"
+            )
+        self.check_sizes(run, run.num_agents, auxiliary_sequence_steps=self.sequence_steps)
+        num_bytes, way_out = self._bytes_of(run.num_agents), "fewer agents (--envs), or "
+        check_fits(num_bytes, settings.auxiliary_replay_steps, "auxiliary_replay_steps", torch.device("cpu"), way_out)
+
+    def _bytes_of(self, num_agents: int) -> int:
+        """Returns the bytes of the agents' replays, which are laid out as the learner's would be."""
+        return sequence_bytes(self.spec, num_agents, self.settings.auxiliary_replay_steps)
+
+    def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> None:
+        """Makes the tasks; the learner keeps no replay."""
+        self._seed = seed
+        self._drawn: dict[str, dict[str, Tensor]] = {}
+        self.tasks = [task(policy, None, self.settings) for task in self.settings.auxiliary_tasks.values()]
+
+    def store(self, rollout: Rollout) -> None:
+        """Keeps what agents have drawn until the next rollout."""
+        self._drawn, self._num_segments = rollout.auxiliary or {}, rollout.num_segments
+
+    def draw(self, update: Update, envs: slice = slice(None)) -> list[LossPart]:
+        """Returns the tasks' parts of a loss on what came with the rollout, whatever envs are."""
+        parts = []
+        for task in self.tasks:
+            if drawn := self._drawn.get(task.name):
+                batch = task.Prepared(**{name: drawn[name] for name in task.Prepared._fields if name in drawn})
+                parts += [LossPart(task.loss, (part,)) for part in self._parts(batch, update)]
+        return parts
+
+    def _parts(self, batch: Prepared, update: Update) -> Iterator[Prepared]:
+        """Returns the batch, which has one shape on a GPU; on a CPU without columns in which nothing was drawn, in
+        parts whose observations are not larger than `update` allows."""
+        num_steps = batch.num_steps
+        if num_steps.device.type != "cpu":
+            yield batch
+            return
+        batch = _columns(batch, slice(self._num_segments))
+        drawn = batch.num_steps > 0
+        if not drawn.all():
+            batch = _columns(batch, drawn)
+        elements = len(batch.rows) * math.prod(self.spec.observation_shape)
+        step = max(1, update.slice_elements // elements)
+        for start in range(0, len(batch.num_steps), step):
+            yield _columns(batch, slice(start, start + step))
+
+
+def _columns(batch: Any, chosen: Any) -> Any:
+    """Returns some columns of prepared sequences or windows, where columns come first, or behind time."""
+    return type(batch)(*(None if x is None else x[chosen] if x.dim() == 1 else x[:, chosen] for x in batch))

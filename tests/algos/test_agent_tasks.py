@@ -1,0 +1,226 @@
+"""Auxiliary tasks with the queued sampler: what is learned of what agents have drawn, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings
+from accel_rl.algos.actor_critic import ActorCriticAlgo
+from accel_rl.algos.auxiliary_tasks import TASKS
+from accel_rl.algos.base import RunInfo
+from accel_rl.algos.ppo import PPO, PPOSettings
+from accel_rl.algos.vtrace import VTrace, VTraceSettings
+from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.hardware import host_memory
+from accel_rl.rollout import Rollout
+from accel_rl.samplers.queued.agent_replay import AgentReplay, last_observations
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import SGD
+from accel_rl.updates.trees import to_device
+from tests.helpers.agent_replays import AgentEnv, append, make_slots
+from tests.helpers.random_rollouts import random_rollout
+from tests.helpers.updates import RecordingUpdate
+
+NAMES = tuple(TASKS)
+SPEC = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(5), 2)
+T, C, NUM_SEGMENTS = 5, 6, 4  # columns of a rollout, of which some are padding
+AGENTS = 3
+ALGOS: dict[str, tuple[type[ActorCriticAlgo], Any, dict[str, Any]]] = {
+    "a2c": (A2C, A2CSettings, {}),
+    "ppo": (PPO, PPOSettings, {"epochs": 2, "minibatches": 2}),
+    "vtrace": (VTrace, VTraceSettings, {}),
+}
+
+
+def make_algo(name: str = "a2c", device: str = "cpu", **settings: Any) -> Any:
+    algo_class, settings_class, own = ALGOS[name]
+    given = {"auxiliary": NAMES, "auxiliary_replay_steps": 20, "auxiliary_start": "when_full", **own, **settings}
+    torch.manual_seed(0)
+    algo = algo_class(SPEC, settings_class(**given), 10_000, AGENTS, T)
+    algo.learns_from_segments = True
+    algo.policy.to(torch.device(device))
+    return algo
+
+
+def set_up(algo: Any, seed: int = 3) -> Any:
+    algo.setup(seed, lambda module: Update(module, SGD()))
+    return algo
+
+
+def columns_of(slots: dict[str, np.ndarray[Any, Any]], config: AgentReplayConfig) -> dict[str, dict[str, Tensor]]:
+    """Merges the slots' arrays as trainers do: columns behind time."""
+    merged: dict[str, dict[str, Tensor]] = {task: {} for task in config.tasks}
+    for key, array in slots.items():
+        task, name = key.split("/")
+        if name != "bootstrap":
+            merged[task][name] = torch.from_numpy(np.moveaxis(array, 0, min(1, array.ndim - 1)).copy())
+    return merged
+
+
+def drawn_by_agents(algo: Any, empty: tuple[int, ...] = ()) -> dict[str, dict[str, Tensor]]:
+    """Draws for all columns; the padding and the empty ones hold old numbers, and say that nothing was drawn."""
+    config = algo.agent_replay_config(AGENTS)
+    slots = make_slots(SPEC, config, C)
+    for column in range(NUM_SEGMENTS):
+        env = AgentEnv(np.random.default_rng(column), SPEC, 9)
+        env.play(40)
+        agent = AgentReplay(SPEC, config, np.random.default_rng([config.seed, column]))
+        append(agent, env, 0, 40)
+        slot = {name: array[column, ...] for name, array in slots.items()}
+
+        def predict(task: str, slot: Any = slot, column: int = column) -> None:
+            seen = torch.from_numpy(last_observations(SPEC, slots, task, [column]))
+            slot[f"{task}/bootstrap"][...] = algo.policy.predict_auxiliary(task, seen)[0].numpy()
+
+        agent.draw(slot, predict)
+    for column in (*empty, *range(NUM_SEGMENTS, C)):
+        for task in config.tasks:
+            slots[f"{task}/num_steps"][column] = 0
+    return columns_of(slots, config)
+
+
+def make_rollout(algo: Any, auxiliary: Any, seed: int = 0) -> Rollout:
+    rollout = random_rollout(SPEC, algo.policy, T, C, seed, 0)
+    rollout.valid[:, NUM_SEGMENTS:] = False
+    value = torch.randn(C, generator=torch.Generator().manual_seed(seed))
+    return replace(rollout, auxiliary=auxiliary, bootstrap_value=value, num_segments=NUM_SEGMENTS)
+
+
+def total(parts: list[Any]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for loss, batch in parts:
+        for name, term in loss(*batch)[1].items():
+            sums[name] = sums.get(name, 0.0) + float(term)
+    return sums
+
+
+@pytest.mark.parametrize("empty", [(), (1,), (0, 2, 3)])
+def test_padding_and_empty_columns_count_for_nothing(empty: tuple[int, ...]) -> None:
+    """Would catch losses of columns in which nothing was drawn, and time that is spent on them on a CPU."""
+    algo = set_up(make_algo())
+    auxiliary = drawn_by_agents(algo, empty)
+    returned = algo.store(make_rollout(algo, auxiliary))
+    assert returned.auxiliary is None, "graphs would copy it"
+    parts = algo.draw_auxiliary(RecordingUpdate(algo.policy))
+    expected = dict.fromkeys((f"{name}_loss" for name in NAMES), 0.0)
+    drawn = [column for column in range(NUM_SEGMENTS) if column not in empty]
+    for task in algo.auxiliary.tasks:
+        arrays = auxiliary[task.name]
+        for column in drawn:
+            alone = {
+                name: x[column : column + 1] if x.dim() == 1 else x[:, column : column + 1]
+                for name, x in arrays.items()
+            }
+            alone = {name: alone[name] for name in task.Prepared._fields if name in alone}
+            expected[f"{task.name}_loss"] += float(task.loss(task.Prepared(**alone))[0].detach())
+    assert total(parts) == pytest.approx(expected, rel=1e-4)
+    assert all(value > 0 for value in expected.values())
+    assert [part.batch[0].rows.shape[1] for part in parts] == [len(drawn)] * 3
+
+
+def test_large_observations_are_learned_from_in_parts() -> None:
+    """Would catch an update that needs more memory than it may, and columns that are left out or taken twice."""
+    algo = set_up(make_algo())
+    algo.store(make_rollout(algo, drawn_by_agents(algo)))
+    whole = algo.draw_auxiliary(Update(algo.policy, SGD()))
+    few = Update(algo.policy, SGD(), slice_elements=3 * (T + 2) * 2 * 36 * 36)
+    parts = algo.draw_auxiliary(few)
+    assert total(parts) == pytest.approx(total(whole), rel=1e-4)
+    pixel_control = [part.batch[0].rows.shape[1] for part in parts if part.loss == algo.auxiliary.tasks[0].loss]
+    assert len(whole) == 3 and pixel_control == [3, 1]
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_each_update_learns_from_what_came_with_its_rollout(name: str) -> None:
+    """Would catch an algorithm that leaves the tasks out, or learns again from what came with an earlier rollout."""
+    algo = set_up(make_algo(name))
+    assert algo.replay is None, "the learner keeps none"
+    update = Update(algo.policy, SGD())
+    with_tasks = algo.learn(make_rollout(algo, drawn_by_agents(algo)), update)
+    assert all(bool((with_tasks[f"{task}_loss"] > 0).all()) for task in NAMES)
+    nothing = drawn_by_agents(algo, tuple(range(NUM_SEGMENTS)))
+    assert not [key for key in algo.learn(make_rollout(algo, nothing, 1), update) if key.removesuffix("_loss") in NAMES]
+
+
+@pytest.mark.gpu(fake=True)
+def test_on_a_gpu_it_learns_the_same() -> None:
+    """Would catch columns that a CUDA graph does not see change, and shapes that change with the rollout."""
+    runs = []
+    drawn = drawn_by_agents(set_up(make_algo()))
+    for device in ("cpu", "cuda:0"):
+        algo = set_up(make_algo(device=device))
+        update = Update(algo.policy, SGD())
+        for seed, scale in enumerate((1.0, 0.5, -1.0, 2.0, 0.0)):
+            rollout = make_rollout(make_algo(), {name: dict(arrays) for name, arrays in drawn.items()}, seed)
+            assert rollout.auxiliary
+            for arrays in rollout.auxiliary.values():
+                if "target" in arrays:
+                    arrays["target"] = scale * arrays["target"]
+                arrays["num_steps"] = arrays["num_steps"] * (scale > 0)
+            algo.learn(_moved(rollout, device), update)
+        runs.append({name: value.cpu() for name, value in algo.policy.state_dict().items()})
+        if device != "cpu":
+            assert update._graphs and update._graphs.is_enabled and not update._graphs._not_capturable
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
+
+
+def _moved(rollout: Rollout, device: str) -> Rollout:
+    return replace(rollout, **to_device(rollout.tensors(), torch.device(device)))
+
+
+def test_what_agents_are_told() -> None:
+    """Would catch settings that do not reach the agents."""
+    settings = {"pixel_control_discount": 0.7, "pixel_control_cell": 2, "discount": 0.8}
+    algo = set_up(make_algo(**settings, reward_prediction_weight=0.0))
+    names = ("pixel_control", "value_replay")
+    assert algo.agent_replay_config(AGENTS) == AgentReplayConfig(20, T, names, 2, 0.7, 0.8, seed=3)
+    assert algo.needs_terminal_frames, "agents replay true last frames"
+    algo = set_up(make_algo(auxiliary_start="at_once", auxiliary_sequence_steps=7, checkpoint_replay=False))
+    config = algo.agent_replay_config(AGENTS)
+    assert (config.waits, config.sequence_steps, config.in_checkpoints) == (False, 7, False)
+    assert set_up(make_algo(auxiliary=("none",))).agent_replay_config(AGENTS) is None
+    algo = make_algo()
+    algo.learns_from_segments = False
+    assert set_up(algo).agent_replay_config(AGENTS) is None and algo.replay is not None
+    assert set_up(make_algo("vtrace", batch_steps=3)).agent_replay_config(AGENTS).sequence_steps == T, "of a segment"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"core": "lstm"}, "replay no recurrent cores: use --core none, or --sampler alternating"),
+        ({"auxiliary_start": "all_when_full"}, "auxiliary_start=all_when_full .* use when_full"),
+        ({"auxiliary_sequence_steps": 21}, "auxiliary_sequence_steps=21 is more than auxiliary_replay_steps=20 keeps"),
+        ({"auxiliary_replay_steps": 100}, "waits for 100 steps of each of 3 environments, but the run has 300 steps"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
+    """Would catch settings that fail later, or never."""
+    algo = make_algo(**settings)
+    with pytest.raises(UsageError, match=message) as error:
+        algo.validate(RunInfo(300, ("cpu",), AGENTS))
+    assert "\n" not in str(error.value)
+
+
+def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch replays that are counted by the columns of a rollout, or not at all since the learner has a GPU."""
+    algo, of_one = make_algo(), 20 * 36 * 36
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
+    algo.validate(RunInfo(1000, ("cuda:0",), 10))
+    with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .*: use fewer agents \(--envs\), or"):
+        algo.validate(RunInfo(1000, ("cuda:0",), 20))
+
+
+def test_large_replays_are_not_saved() -> None:
+    """Would catch checkpoints of many gigabytes, and of too few agents that are counted."""
+    algo = set_up(make_algo())
+    in_checkpoints = [algo.agent_replay_config(num_agents).in_checkpoints for num_agents in (10, 100_000)]
+    assert in_checkpoints == [True, False]
+    assert set_up(make_algo(checkpoint_replay=True)).agent_replay_config(100_000).in_checkpoints

@@ -1,0 +1,151 @@
+"""GA3C's loss, as settings of A2C, against the paper's formulas in float64 (Babaeizadeh et al. 2017, equation 5)."""
+
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
+from accel_rl.algos.base import RunInfo
+from accel_rl.algos.returns import discounted_return
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.distributions import Categorical
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import SGD
+from tests.helpers.losses import slope
+from tests.helpers.random_rollouts import VECTORS
+from tests.helpers.segments import HORIZON, merged
+from tests.helpers.updates import RecordingUpdate
+
+EPSILON = 1e-6
+PAPER = {"loss_reduction": "sum", "log_epsilon": EPSILON, "advantage_value": "learning", "value_weight": 0.5}
+
+
+def reference(logits: Tensor, value: Tensor, action: Tensor, return_: Tensor, constant_value: Tensor) -> Tensor:
+    """Returns  sum  - log(pi(a) + e) (R - V') - 0.01 H(pi + e) + 1/2 (R - V)^2  with V' constant; all [N]."""
+    p = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    chosen = p[torch.arange(len(action)), action]
+    entropy = -(p * (p + EPSILON).log()).sum(-1)
+    return (
+        -(chosen + EPSILON).log() * (return_ - constant_value) - 0.01 * entropy + 0.5 * (return_ - value).square()
+    ).sum()
+
+
+@pytest.fixture
+def policy_and_rollout() -> Any:
+    torch.manual_seed(0)
+    algo = A2C(VECTORS, A2CSettings(**PAPER, discount=0.9), 1000, 3, HORIZON)
+    with torch.no_grad():  # some probabilities near 0, where epsilon counts
+        algo.policy.policy_head.weight.mul_(4000)
+    algo.learns_from_segments = True
+    return algo, merged(VECTORS, algo.policy, 12)
+
+
+def test_an_update_descends_the_papers_sum(policy_and_rollout: Any) -> None:
+    """Would catch a mean in place of the sum, the value of acting in the advantage, a gradient through it, a missing or
+    misplaced epsilon, and the error of the value without its half; and terms that are logged as sums."""
+    algo, rollout = policy_and_rollout
+    valid = rollout.valid
+    done = rollout.done | (valid & ~torch.cat([valid[1:], valid[:1] & False]))
+    is_end = done & valid & ~rollout.terminated
+    reward = rollout.reward + 0.9 * torch.where(is_end, rollout.bootstrap_value, 0.0)
+    return_ = discounted_return(reward, done, torch.zeros(12), 0.9)[valid].double()
+    logits, value = (x.double() for x in algo.policy(rollout.observations(0, HORIZON)[valid]))
+    assert (logits.log_softmax(-1) < math.log(EPSILON)).any(), "epsilon would not count"
+    expected = reference(logits, value, rollout.action[valid], return_, value.detach())
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(expected, list(algo.policy.parameters()))])
+    update = Update(algo.policy, SGD())
+    stats = algo.learn(rollout, update)
+    torch.testing.assert_close(
+        update.parameters.gradient, gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().mean())
+    )
+    assert stats["loss"].item() == pytest.approx(expected.item() / int(valid.sum()), rel=1e-4)
+    assert stats["grad_norm"].item() == pytest.approx(gradient.norm().item(), rel=1e-4)
+
+
+def test_logarithms_with_epsilon_by_finite_differences() -> None:
+    """Would catch an epsilon in one of log-probability and entropy only, and a gradient of another function."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 8 * torch.randn(7, 3, generator=generator, dtype=torch.float64)  # probabilities from 1e-9 to 1
+    value, advantage, return_ = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    action, valid = torch.arange(7) % 3, torch.ones(7, dtype=torch.bool)
+
+    def expected() -> float:
+        found = reference(logits, value, action, return_, return_ - advantage)
+        return float(found)
+
+    gradients = [slope(expected, x) for x in (logits, value)]
+    logits.requires_grad_()
+    value.requires_grad_()
+    distribution = Categorical(3, EPSILON)
+    loss_sum, _ = a2c_loss(distribution, logits, value, action, advantage, return_, valid, 0.5, 0.01)
+    loss_sum.backward()
+    with torch.no_grad():
+        assert loss_sum.item() == pytest.approx(expected(), rel=1e-12)
+    for x, gradient in zip((logits, value), gradients, strict=True):
+        torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-8)
+    without = a2c_loss(Categorical(3), logits, value, action, advantage, return_, valid, 0.5, 0.01)[0]
+    assert abs(without.item() - loss_sum.item()) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("logit", [20.0, 200.0, 1e4, math.inf])
+def test_certainty(logit: float, dtype: torch.dtype) -> None:
+    """Would catch a logarithm or gradient that is not finite, or rounded away, at probabilities of 0 and 1."""
+    logits = torch.tensor([[0.0, -logit, -logit]], dtype=dtype, requires_grad=True)
+    distribution = Categorical(3, EPSILON)
+    certain, impossible = (distribution.log_probability(logits, torch.tensor([a])) for a in (0, 1))
+    p = math.exp(-logit)
+    assert certain.item() == pytest.approx(math.log1p(EPSILON - 2 * p), abs=1e-8)
+    assert impossible.item() == pytest.approx(math.log(p + EPSILON), rel=1e-6)
+    # d log(p_a + e) / d z_b = p_a / (p_a + e) (1[a = b] - p_b)
+    gradient = torch.autograd.grad(impossible.sum(), logits)[0][0]
+    share = p / (p + EPSILON)
+    assert gradient.tolist() == pytest.approx([-share, share, 0.0], rel=1e-4, abs=1e-8)
+    assert torch.autograd.grad(certain.sum(), logits)[0].abs().max() < 1e-8
+    entropy = distribution.entropy(logits)
+    assert entropy.item() == pytest.approx(-math.log1p(EPSILON) - 2 * p * math.log(p + EPSILON), abs=1e-7)
+    assert torch.autograd.grad(entropy.sum(), logits)[0].isfinite().all()
+
+
+def test_without_epsilon_nothing_changes() -> None:
+    """Would catch another order of operations where the settings are A2C's own: bit for bit."""
+    logits, action = torch.randn(50, 4), torch.randint(4, (50,))
+    log_p = logits.log_softmax(-1)
+    assert torch.equal(Categorical(4, 0.0).log_probability(logits, action), log_p[torch.arange(50), action])
+    assert torch.equal(Categorical(4, 0.0).entropy(logits), -(log_p.exp() * log_p).sum(-1))
+
+
+def test_the_value_in_the_advantage(policy_and_rollout: Any) -> None:
+    """Would catch one kind of advantage that is the other: the recorded values belong to another policy here."""
+    algo, rollout = policy_and_rollout
+    losses = {}
+    for kind in ("acting", "learning"):
+        object.__setattr__(algo.settings, "advantage_value", kind)
+        update = RecordingUpdate(algo.policy, learns=False)
+        algo.learn(rollout, update)
+        (call,) = update.calls
+        assert call.reduction == "sum"
+        batch, targets, _ = call.batch
+        value = algo.policy(batch.observation)[1].detach()
+        distribution = Categorical(3, EPSILON)
+        log_p = distribution.log_probability(algo.policy(batch.observation)[0], batch.action)
+        used = targets.advantage if kind == "acting" else targets.return_ - value
+        losses[kind] = call.loss(*call.batch)[1]["policy_loss"].item()
+        assert losses[kind] == pytest.approx(-(log_p * used)[batch.valid].sum().item(), rel=1e-4)
+    assert losses["acting"] != pytest.approx(losses["learning"], rel=1e-2)
+
+
+def test_settings_that_do_not_fit() -> None:
+    """Would catch an epsilon that Box actions ignore, and generalized advantages of two policies' values."""
+    box = EnvSpec(VECTORS.observation_space, gymnasium.spaces.Box(-1, 1, (2,), np.float32))
+    with pytest.raises(UsageError, match="log_epsilon=1e-06 is for Discrete actions"):
+        A2C(box, A2CSettings(log_epsilon=1e-6), 100, 2, 5)
+    algo = A2C(VECTORS, A2CSettings(advantage_value="learning", gae_lambda=0.95), 100, 2, 5)
+    with pytest.raises(UsageError, match="takes gae_lambda=1, but it is"):
+        algo.validate(RunInfo(100, ("cpu",)))

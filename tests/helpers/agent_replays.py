@@ -1,0 +1,51 @@
+"""One environment as an agent of the queued sampler plays it, its replay, and a slot to draw into."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.samplers.queued.agent_replay import AgentReplay, auxiliary_layout
+from tests.helpers.eventful import EventfulEnv
+
+
+class AgentEnv(EventfulEnv):
+    """One environment as an agent has it: always stepping, and replaced by another one when it fails."""
+
+    def play(self, num_steps: int) -> None:
+        if not self.rows:
+            self.start()
+        while len(self.steps) < num_steps:
+            self.step()
+            self.steps[-1]["valid"] = True
+            if self.is_still:  # it has failed: this step was never taken
+                for entries in (self.steps, self.rows, self.ages, self.resets):
+                    entries.pop()
+                self.pause()
+
+    def without_last_step(self) -> "AgentEnv":
+        """Returns the same history, but for the newest step: what the agent's replay can draw from."""
+        rows, ages, resets, steps = (list[:-1] for list in (self.rows, self.ages, self.resets, self.steps))
+        return replace(self, rows=rows, ages=ages, resets=resets, steps=steps)
+
+    def frame(self) -> Any:
+        return super().frame() if self.spec.row_dtype != np.uint8 else self.rng.integers(256, size=self.spec.row_shape)
+
+
+def append(replay: AgentReplay, env: AgentEnv, start: int, stop: int) -> None:
+    """Appends steps from arrays that the next step changes, as an agent's do."""
+    row, last_row = (np.zeros(env.spec.row_shape, env.spec.row_dtype) for _ in range(2))
+    for t in range(start, stop):
+        step = env.steps[t]
+        row[...], last_row[...] = env.rows[t], step["final"]
+        ends = step["terminated"], step["truncated"], env.resets[t]
+        replay.append(row, env.ages[t], step["action"], step["reward"], *ends, last_row if any(ends[:2]) else None)
+        row[...] = last_row[...] = 1
+
+
+def make_slots(spec: EnvSpec, config: AgentReplayConfig, count: int = 1) -> dict[str, Array]:
+    """Slots in which something else was before."""
+    layout = auxiliary_layout(spec, config)
+    return {name: np.full((count, *shape), 2, dtype) for name, (shape, dtype) in layout.items()}

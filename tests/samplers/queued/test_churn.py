@@ -1,0 +1,120 @@
+"""No step is lost, and none comes twice, while agents, predictors and trainers come, go, die and are resumed."""
+
+import os
+import pickle
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_rl.samplers.queued.sampler import QueuedSampler
+from tests.helpers.queued import Book, free_tokens, make_queued, numbered
+
+pytestmark = pytest.mark.multiprocess
+MAX_AGENTS = 5
+
+
+def make(folder: Path | None, **options: Any) -> QueuedSampler:
+    env = numbered(folder=str(folder)) if folder else numbered()
+    return make_queued(env, restart_on_error=True, max_agents=MAX_AGENTS, **options)
+
+
+def resumed(sampler: QueuedSampler, **options: Any) -> QueuedSampler:
+    """Returns a new sampler that continues from the state of this one, which is closed."""
+    state = pickle.loads(pickle.dumps(sampler.get_state()))
+    sampler.close()
+    sampler = make(None, **options)
+    assert sampler.set_state(state) == []
+    return sampler
+
+
+def kill_one(sampler: QueuedSampler, rng: random.Random) -> None:
+    playing = sampler._pool.processes.keys() - sampler._pool._starting
+    os.kill(sampler._pool.processes[rng.choice(sorted(playing))].pid, signal.SIGKILL)
+
+
+def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
+    """Writes down what has not been learned from yet, and checks the book."""
+    book.add_state(sampler.get_state())
+    assert sampler._crew._error is None
+    return book.check()
+
+
+def churn(seed: int, num_changes: int, kills: bool, places: int) -> None:
+    rng, book = random.Random(seed), Book()
+    options: dict[str, Any] = {"places": places, "horizon": rng.choice([1, 4, 5]), "num_trainers": 2}
+    options |= {"min_training_batch": rng.choice([1, 6, 17]), "num_predictors": 2}
+    sampler = make(None, **options)
+    try:
+        for index in range(num_changes):
+            for _ in range(rng.randint(1, 5)):
+                book.add(sampler.collect())
+            is_resumed = index % 5 == 3
+            change = "resume" if is_resumed else "kill" if kills and rng.random() < 0.4 else "counts"
+            if change == "counts":
+                sampler.set_counts(rng.randint(1, MAX_AGENTS), rng.randint(1, 3), rng.randint(1, 3))
+            elif change == "kill":
+                kill_one(sampler, rng)
+            else:
+                sampler = resumed(sampler, **options)
+        for _ in range(10):
+            book.add(sampler.collect())
+        finish(sampler, book)
+        assert book.num_games == book.num_ended > 0
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+def test_churn(seed: int, kills: bool) -> None:
+    """Would catch steps that are lost, doubled or cut at the wrong place when numbers change, a process dies or a run
+    is resumed; wrong values behind segments; actions that are not those that were taken; batches out of step."""
+    churn(seed, 5 if seed == 0 else 25, kills, places=1 + seed % 3)
+
+
+def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Would catch steps that an agent has taken and does not hand over before it ends; slots that are lost with it."""
+    sampler, book = make(tmp_path), Book()
+    try:
+        for num_agents in (5, 1, 4, 2):
+            sampler.set_counts(num_agents, 1, 1)
+            while len(sampler._pool.processes) != num_agents or sampler._pool.is_starting:
+                book.add(sampler.collect())
+            for _ in range(8):
+                book.add(sampler.collect())
+        retired = {int(file.name): int(file.read_text()) for file in tmp_path.iterdir()}
+        taken = finish(sampler, book)
+        assert {identity: taken.get(identity, 0) for identity in retired} == retired
+        assert len(retired) == 6 and set(retired) & book.cut
+        assert all(free == tokens for free, tokens in free_tokens(sampler))
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_environments_without_a_state_lose_only_what_was_unfinished(deterministic: bool) -> None:
+    """Would catch a slot that stays taken for good when its segment is dropped, or steps learned from without what
+    follows them."""
+    options = {"deterministic": deterministic, "max_agents": 3, "places": 2}
+    env, rng = numbered(forgets=True), random.Random(0)
+    sampler = make_queued(env, **options)  # type: ignore[arg-type]
+    try:
+        for _ in range(4):
+            for _ in range(rng.randrange(1, 5)):
+                Book().add(sampler.collect())
+            state = sampler.get_state()
+            sampler.close()
+            sampler = make_queued(env, **options)  # type: ignore[arg-type]
+            assert sampler.set_state(state) == [0, 1, 2]
+            for _ in range(3):
+                Book().add(sampler.collect())
+            sampler.get_state()  # everything stands still
+            with sampler._crew.paused():
+                assert all(free == tokens for free, tokens in free_tokens(sampler))
+                states = sampler._pool.arrays["state"].reshape(3, -1)
+                assert ((states == 1).sum(1) <= 2).all()  # the present segment, and one whose last value is to come
+    finally:
+        sampler.close()

@@ -1,0 +1,62 @@
+"""Whole runs of GUNREAL: agents that draw for the auxiliary tasks, checkpoints of their replays."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.algos.auxiliary_tasks import TASKS
+from tests.helpers.runs import rows
+
+pytestmark = pytest.mark.multiprocess
+RUN: dict[str, Any] = {
+    "algo": "gunreal",
+    "env": "pong",
+    "device": "cpu",
+    "deterministic": True,
+    "dynamic_adjustment": False,
+    "envs": 2,
+    "predictors": 1,
+    "trainers": 1,
+    "horizon": 5,
+    "min_training_batch": 10,
+    "frame_shape": (36, 36),
+    "frame_stack": 3,
+    "auxiliary_replay_steps": 24,
+    "log_interval_steps": 10,
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+    "sampling_threads": 1,
+    "learning_threads": 1,
+}
+
+
+def policy_of(run: Path) -> dict[str, torch.Tensor]:
+    policy: dict[str, torch.Tensor] = torch.load(run / "checkpoint.pt", weights_only=False)["policy"]
+    return policy
+
+
+def test_two_halves_are_a_whole_run(tmp_path: Path) -> None:
+    """Would catch replays, ages or generators of agents that a checkpoint leaves out, tasks that begin early or never,
+    and values behind sequences that depend on which agents ask together."""
+    whole = accel_rl.train(**RUN, steps=160, out=tmp_path / "whole")
+    halves = accel_rl.train(**RUN, steps=80, schedule_steps=160, out=tmp_path / "halves")
+    halves = accel_rl.train(resume=halves, steps=160)
+    first, second = policy_of(whole), policy_of(halves)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    for task in TASKS:
+        helps = [bool(row.get(f"train/{task}_loss")) for row in rows(whole)]
+        assert helps.index(True) == 4, "after 24 steps of each agent, and one that is seen behind them"
+        assert all(helps[4:])
+
+
+@pytest.mark.slow
+def test_replays_that_are_not_saved_are_filled_anew(tmp_path: Path) -> None:
+    """Would catch a resumed agent that draws from an empty replay, or waits for a state that is not there."""
+    run = accel_rl.train(**RUN, checkpoint_replay=False, steps=80, out=tmp_path / "run")
+    accel_rl.train(resume=run, steps=160)
+    helps = [bool(row.get("train/value_replay_loss")) for row in rows(run)]
+    # Each agent had taken a step more, which the segment after the checkpoint begins with.
+    assert helps[4:8] == [True] * 4 and helps[8:13] == [False] * 5 and all(helps[13:])
