@@ -188,16 +188,11 @@ class MeasuredTraining(Training):
             total = self.updates if objective == "trainings" else self.steps
             if counts := adjuster.advance(now_s, total, used_share()):
                 self._queues.set_counts(*counts)
-            self._iterate()
+            self.iterate()
         return {"windows": [window._asdict() for window in adjuster.history], "accepted": adjuster.accepted}
 
     def _read_metrics(self) -> Row:
         return self._queues.read_metrics() if self._queues else {}
-
-    def _count(self, rollout: Rollout) -> int:
-        steps = rollout.num_steps
-        self.steps += steps
-        return steps
 
 
 def cpu_seconds() -> float:

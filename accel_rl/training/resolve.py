@@ -16,7 +16,7 @@ from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
-from accel_rl.hardware.placement import Plan, make_plans
+from accel_rl.hardware.placement import MAX_LEARNING_THREADS, Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 
 Values = dict[str, Any]
@@ -264,14 +264,18 @@ def _plans(
     # Learners that see one GPU each, which they all call cuda:0, don't know where the others' are: then all must be
     # taken to be anywhere, or the learners would divide the machine in different ways.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
+    topology, sampling_threads, learning_threads = read_topology(run.cpus), run.sampling_threads, run.learning_threads
+    if run.sampler == "queued":  # agents, predictors and the learner are all at work at the same time
+        sampling_threads = sampling_threads or 1
+        learning_threads = learning_threads or min(max(1, topology.num_busy // 2), MAX_LEARNING_THREADS)
     return make_plans(
-        read_topology(run.cpus),
+        topology,
         run.envs // rank_info.size,
         workers and workers // rank_info.size,
         on_gpu=devices[0].startswith("cuda"),
         gpu_nodes=[gpu_node(device) if knows_all else None for device in devices],
-        sampling_threads=run.sampling_threads or (1 if run.sampler == "queued" else None),
-        learning_threads=run.learning_threads,
+        sampling_threads=sampling_threads,
+        learning_threads=learning_threads,
         share=learners.share_processors,
     )
 
