@@ -200,7 +200,8 @@ def test_what_is_done_with_a_run(tmp_path: Path, capfd: Any) -> None:
 # ---- GPUs ----
 
 ON_GPU: dict[str, dict[str, Any]] = {
-    "ga3c": {**PONG, "steps": 150},
+    "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
+    "ga3c on pixels": {**PONG, "steps": 150},
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
     "ppo": {**CARTPOLE, **PPO, "normalize_observations": True, "steps": 150},
     "vtrace": {**PONG, **VTRACE, "steps": 150},
