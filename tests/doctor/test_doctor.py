@@ -21,6 +21,7 @@ from accel_rl.models.recurrent import GRU, LSTM
 from accel_rl.replay import SequenceReplay, SumTree
 from accel_rl.replay.ring import Ring
 from accel_rl.samplers.gpu_action_server import GpuActionServer
+from accel_rl.samplers.queued.predictor import PolicyCopies
 from accel_rl.updates.cuda_graphs import GraphedCall
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.store_exchange import StoreExchange
@@ -57,7 +58,7 @@ def failed(names: Sequence[str]) -> set[str]:
 # ---- what is right ----
 
 QUICK = ["act: LSTM", "replay: batches", "replay: sum tree", "pinned memory", "launches", "central store"]
-QUICK += ["all-reduce: NCCL, one learner"]
+QUICK += ["all-reduce: NCCL, one learner", "sample: queued"]
 
 
 @pytest.mark.gpu
@@ -215,7 +216,13 @@ def drawn_noise(real: Any, *arguments: Any, **options: Any) -> Any:
 
 
 Plant = Callable[[Any], None]
+
+
 # The fault, the checks that must name it, and some that must not.
+def no_new_policies(patch: Any) -> None:
+    patch.setattr(PolicyCopies, "publish", lambda self, version: setattr(self._newest, "version", version))
+
+
 FAULTS: dict[str, tuple[Plant, list[str], list[str]]] = {
     "LSTM": (on_gpu(LSTM, "forward", ignore_first), ["act: LSTM"], ["act: dueling Q-network"]),
     "GRU": (on_gpu(GRU, "forward", ignore_first), ["act: GRU"], ["act: LSTM"]),
@@ -259,6 +266,7 @@ SLOW: dict[str, tuple[Plant, list[str], list[str]]] = {
     ),
     "drawn": (on_gpu(a2c, "discounted_return", drawn_noise), ["update: deterministic"], ["update: DQN"]),
     "optimizer": (forget_optimizer, ["resume: A2C, LSTM", "resume: from the CPU"], ["update: A2C, LSTM"]),
+    "predictors": (no_new_policies, ["sample: queued"], ["sample: serial"]),
     "shared sum": (broken_rank, ["all-reduce: two learners on one GPU"], ["all-reduce: NCCL, one learner"]),
 }
 

@@ -467,24 +467,32 @@ class GlobalChance(Counting):
         return np.array([np.random.random(), random.random()])
 
 
-class Numbered(Counting):
+class Numbered(Broken):
     """Observes [id, game, step] float32; the id, below 2^20, is drawn by the generator that the first reset seeds.
 
     The reward of a step is 10 * action + step, so that it tells which action was taken. folder: gets a file "<id>" with
-    the number of steps taken when the environment is closed. forgets: its state cannot be pickled."""
+    the number of steps taken when the environment is closed. forgets: its state cannot be pickled. needs: a file
+    without which it cannot be built. It breaks as Broken does."""
 
     def __init__(
         self,
         lengths: Sequence[int] = (3,),
         num_actions: int = 2,
         folder: str | None = None,
-        step_s: float = 0.0,
         forgets: bool = False,
+        needs: str | None = None,
+        how: str = "none",
+        at_step: int = -1,
+        at_game: int = 0,
+        once: str | None = None,
     ):
-        super().__init__(lengths, num_actions=num_actions)
+        super().__init__(how, at_step, at_game, once=once, lengths=lengths)
         self.observation_space = spaces.Box(0, 2**20, (3,), np.float32)
-        self._id, self._num_steps, self._folder, self._step_s = -1, 0, folder, step_s
+        self.action_space = spaces.Discrete(num_actions)
+        self._id, self._num_steps, self._folder = -1, 0, folder
         self._lock = threading.Lock() if forgets else None
+        if needs:
+            os.stat(needs)
 
     def _observe(self) -> Any:
         if self._id < 0:
@@ -493,8 +501,6 @@ class Numbered(Counting):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._num_steps += 1
-        if self._step_s:
-            time.sleep(self._step_s)
         return super().step(action)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ policy whose parameters the learner has published in one piece, so never with ha
 import logging
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,7 @@ class PredictionServer:
         self.device, self.generator = device, generator
         self.copies = PolicyCopies(policy)
         self.counts, self._lock = PredictionCounts(), threading.Lock()
+        self._own = threading.local()  # the predictor thread's CUDA stream
         self._history = max(spec.frame_stack - 1, 0)
         self._num_rows = arrays["observation"].shape[1]
         self._frames = torch.from_numpy(arrays["observation"]).flatten(0, 1)  # of all slots
@@ -142,7 +144,8 @@ class PredictionServer:
         start = time.perf_counter()
         copy = self.copies.acquire()
         try:
-            self._predict(agents, copy)
+            with self._own_stream():
+                self._predict(agents, copy)
         finally:
             self.copies.release(copy)
         for agent in agents:
@@ -156,15 +159,25 @@ class PredictionServer:
     def serve_auxiliary(self, task: str, agents: list[int]) -> None:
         """Answers these agents' requests to predict what follows the sequences they have drawn, as one batch."""
         slots = self.arrays["status"][agents, Status.DRAWN_INTO].tolist()
-        observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots)).to(self.device)
+        observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots))
         copy = self.copies.acquire()
         try:
-            value = copy.policy.predict_auxiliary(task, observation)
-            self.arrays[f"{task}/bootstrap"][slots] = value.cpu().numpy()
+            with self._own_stream():
+                value = copy.policy.predict_auxiliary(task, observation.to(self.device))
+                self.arrays[f"{task}/bootstrap"][slots] = value.cpu().numpy()
         finally:
             self.copies.release(copy)
         for agent in agents:
             self.replies[agent].release()
+
+    def _own_stream(self) -> AbstractContextManager[Any]:
+        """Makes a CUDA stream of this thread the current one: threads share the default stream, on which their work
+        would wait for each other's and for learning. What is published is complete, and results are waited for."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        if not hasattr(self._own, "stream"):
+            self._own.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(self._own.stream)
 
     @torch.inference_mode()
     def _predict(self, agents: list[int], copy: Published) -> None:

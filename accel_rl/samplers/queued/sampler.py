@@ -191,6 +191,7 @@ class QueuedSampler:
         if self._started:
             return []
         self._started = True
+        self._server.copies.publish(self._num_learned)  # the policy may have been loaded since it was copied
         restarted = self._pool.start(states)
         if not self.queues.deterministic:
             self._crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)

@@ -1,0 +1,255 @@
+"""Queued runs from start to end: algorithms, recurrent policies, resuming, GPUs, and what is done with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.cli import main
+from accel_rl.doctor.playback import build_parts, make_config, to_device
+from accel_rl.rollout import RecurrentInputs
+from accel_rl.training import checkpoint
+from accel_rl.training.build import build_training_sampler
+from accel_rl.training.iteration import Iteration
+from tests.helpers.queued import Telling, make_queued
+from tests.helpers.runs import assert_same, rows
+from tests.helpers.samplers import TOYS
+
+pytestmark = pytest.mark.multiprocess
+slow = pytest.mark.slow
+COMMON: dict[str, Any] = {"algo": "ga3c", "envs": 3, "horizon": 5, "seed": 5, "predictors": 1, "trainers": 1}
+COMMON |= {"min_training_batch": 9, "sampling_threads": 1, "learning_threads": 1, "tensorboard": False}
+COMMON |= {"log_interval_steps": 40, "eval_interval_steps": 0, "steps": 400, "decorrelation_steps": 0}
+CARTPOLE = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 13}}
+PONG = {**COMMON, "env": "pong", "frame_shape": (16, 16), "max_episode_steps": 9, "noop_max": 3}
+LSTM = {"core": "lstm", "core_size": 8, "previous_inputs": True}
+A2C = {"algo": "a2c", "sampler": "queued"}
+PPO = {"algo": "ppo", "sampler": "queued", "epochs": 2, "minibatches": 2}
+VTRACE = {"algo": "vtrace", "sampler": "queued"}
+
+
+@pytest.fixture(autouse=True)
+def _not_deterministic() -> Any:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# ---- algorithms ----
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "a2c": {**CARTPOLE, **A2C, "normalize_observations": True},
+    "a2c lstm": {**CARTPOLE, **A2C, **LSTM},
+    "ppo": {**CARTPOLE, **PPO, "normalize_observations": True},
+    "ppo lstm": {**CARTPOLE, **PPO, **LSTM},
+    "vtrace": {**PONG, **VTRACE},
+    "vtrace lstm": {**CARTPOLE, **VTRACE, **LSTM},
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=slow) for name in ALGORITHMS])
+def test_actor_critics_learn_from_queues(case: str, tmp_path: Path) -> None:
+    """Would catch an algorithm that cannot take a merged batch, or whose loss is that of padding."""
+    run = accel_rl.train(**ALGORITHMS[case], device="cpu", out=tmp_path / "run")
+    table = rows(run)
+    assert 400 <= int(table[-1]["time/total_timesteps"]) < 420
+    assert len({row["train/loss"] for row in table if row["train/loss"]}) >= 3
+    assert float(table[-1]["sampler/policy_lag_max"]) >= 0
+
+
+def test_recurrent_policies_get_what_they_had() -> None:
+    """Would catch a recurrent state, previous action or reward of another step or agent, a state that outlives its game
+    or is forgotten in it, and a value behind a segment from another state."""
+    settings = {**CARTPOLE, **A2C, **LSTM, "env": f"{TOYS}:Counting"}
+    settings |= {"env_options": {"lengths": [3, -4, 12, 1, -1, 5], "seeded": True}, "steps": 10_000}
+    config = make_config(settings)
+    algo, _ = build_parts(config)
+    policy, sampler = algo.policy, build_training_sampler(config, algo)
+    # From where an agent is to what its policy remembers there: state, previous action and reward.
+    memories: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    num_checked = 0
+    try:
+        for _ in range(25):
+            rollout = sampler.collect()
+            inputs = rollout.recurrent_inputs
+            assert inputs is not None and rollout.num_segments and rollout.bootstrap_value is not None
+            seen = rollout.observations(0, rollout.horizon + 1)
+            for column in range(rollout.num_segments):
+                n, state = int(rollout.valid[:, column].sum()), torch.zeros(1, policy.state_size)
+                for t in range(n + 1):
+                    is_end = t == n
+                    if is_end and rollout.terminated[n - 1, column]:
+                        continue
+                    is_first = bool(rollout.reset[t, column]) and not is_end
+                    if t:
+                        memory = (state, rollout.action[t - 1, column], rollout.reward[t - 1, column])
+                    else:
+                        memory = memories.get(tuple(seen[0, column].tolist()))
+                    if is_first:
+                        memory = (
+                            torch.zeros(1, policy.state_size),
+                            torch.zeros((), dtype=torch.int64),
+                            torch.zeros(()),
+                        )
+                    if memory is None:
+                        break  # the segment before it is still in a queue
+                    step_inputs = RecurrentInputs(memory[0], memory[1][None], memory[2][None], torch.tensor([is_first]))
+                    with torch.no_grad():
+                        parameters, value, state = policy.step(seen[t, column][None], step_inputs)
+                    if is_end:
+                        close(rollout.bootstrap_value[column], value[0])
+                        key = tuple(seen[n, column].tolist())
+                        memories[key] = (memory[0], memory[1].clone(), memory[2].clone())
+                        continue
+                    close(rollout.policy_outputs["distribution"][t, column], parameters[0])
+                    close(rollout.policy_outputs["value"][t, column], value[0])
+                    assert bool(inputs.is_first[t, column]) == is_first
+                    if not is_first:
+                        close(inputs.state[t, column], memory[0][0])
+                        assert inputs.previous_action[t, column] == memory[1]
+                        assert inputs.previous_reward[t, column] == memory[2]
+                    num_checked += 1
+        assert num_checked > 100
+    finally:
+        sampler.close()
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+# ---- checkpoints ----
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "pixels": PONG,
+    "one agent": {**CARTPOLE, "envs": 1},
+    "batches of one segment": {**CARTPOLE, "envs": 5, "min_training_batch": 1, "training_queue": 1},
+    "lstm": {**CARTPOLE, **A2C, **LSTM},
+    "ppo": {**CARTPOLE, **PPO, "normalize_observations": True, "learning_rate_schedule": "linear"},
+}
+
+
+@pytest.mark.parametrize("case", [name if name == "lstm" else pytest.param(name, marks=slow) for name in RESUMED])
+def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
+    """Would catch anything that a checkpoint forgets: a segment, a request, a batch, a stack, a state, a count."""
+    settings = {**RESUMED[case], "deterministic": True, "device": "cpu", "schedule_steps": 1000, "steps": 200}
+    whole = accel_rl.train(**settings, out=tmp_path / "whole")
+    half = accel_rl.train(**{**settings, "steps": 97}, out=tmp_path / "half")
+    before = checkpoint.load(half / "checkpoint.pt")["steps"]
+    accel_rl.train(resume=half, steps=200)
+    assert before < 120
+    states = [checkpoint.load(run / "checkpoint.pt") for run in (half, whole)]
+    for name in ("policy", "update", "steps"):
+        assert_same(*(state[name] for state in states), name)
+    assert len({state["learners"][0]["sampler"]["num_learned"] for state in states}) == 1
+    assert rows(half)[-1]["train/loss"] == rows(whole)[-1]["train/loss"]
+
+
+def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
+    """Would catch actions of the network's first weights, before anything has been published."""
+    first, second = Telling(), Telling()
+    sampler = make_queued(policy=first)
+    sampler.collect()
+    state = sampler.get_state()
+    sampler.close()
+    first.number.data.fill_(7.0)
+    second.number.data.fill_(5.0)
+    sampler = make_queued(policy=second)
+    try:
+        second.load_state_dict(first.state_dict())  # as a checkpoint is restored
+        sampler.set_state(state)
+        found = set[float]()
+        while 7.0 not in found:
+            rollout = sampler.collect()
+            found |= {*rollout.policy_outputs["number"][rollout.valid].tolist()}
+        assert found <= {0.0, 7.0}
+    finally:
+        sampler.close()
+
+
+@slow
+def test_environments_without_a_state_start_anew(tmp_path: Path) -> None:
+    """Would catch environments that are resumed wrongly in silence."""
+    run = accel_rl.train(**{**COMMON, "env": f"{TOYS}:Unpicklable"}, device="cpu", out=tmp_path / "run")
+    accel_rl.train(resume=run, steps=600)
+    assert (
+        "these environments have no state to save and start a new episode: [0, 1, 2]" in (run / "log.txt").read_text()
+    )
+    assert checkpoint.load(run / "checkpoint.pt")["steps"] >= 600
+
+
+@slow
+def test_what_is_done_with_a_run(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a run that cannot be evaluated while it trains or afterwards, filmed, plotted, or loaded."""
+    settings = {**CARTPOLE, "eval_interval_steps": 200, "eval_episodes": 4, "device": "cpu"}
+    run = accel_rl.train(**settings, out=tmp_path / "run")
+    assert sum(row["eval/mean_reward"] != "" for row in rows(run)) == 2
+    capfd.readouterr()
+    assert main(["eval", str(run), "--episodes", "4"]) == 0
+    assert json.loads(capfd.readouterr().out)["episodes"] == 4
+    assert main(["record", str(run), "--out", str(tmp_path / "film.mp4")]) == 0
+    assert main(["plot", str(run), "--out", str(tmp_path / "curve.png")]) == 0
+    assert (tmp_path / "film.mp4").stat().st_size and (tmp_path / "curve.png").stat().st_size
+    action, _ = accel_rl.load(run).predict(np.zeros(4, np.float32))
+    assert action in (0, 1)
+
+
+# ---- GPUs ----
+
+ON_GPU: dict[str, dict[str, Any]] = {
+    "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
+    "ga3c on pixels": {**PONG, "steps": 150},
+    "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
+    "ppo": {**CARTPOLE, **PPO, "normalize_observations": True, "steps": 150},
+    "vtrace": {**PONG, **VTRACE, "steps": 150},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [name if name == "ga3c" else pytest.param(name, marks=slow) for name in ON_GPU])
+def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
+    """Would catch a missing wait, a value frozen in a graph, or padding that counts on a GPU."""
+    settings = {**ON_GPU[case], "deterministic": True}
+    policies = []
+    for device in ("cuda:0", "cpu"):
+        run = accel_rl.train(**settings, device=device, out=tmp_path / device)
+        policies.append(checkpoint.load(run / "checkpoint.pt")["policy"])
+    for name, value in policies[1].items():
+        torch.testing.assert_close(policies[0][name], value, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.gpu(real=True)  # the fake one is a part of the main thread, where predictors do not run
+@pytest.mark.parametrize("case", ["vectors", "pixels"])
+def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
+    """Would catch an act with parameters that are not there yet, or half there; results that are read too early; memory
+    that another thread's stream still works on."""
+    settings = {**(CARTPOLE if case == "vectors" else PONG), "predictors": 2, "learning_rate": 0.1}
+    there, here = make_config(settings, "cuda:0"), make_config(settings)
+    algo, update = build_parts(there)
+    policy = build_parts(here)[0].policy
+    sampler = build_training_sampler(there, algo)
+    iteration, steps, states, tested = Iteration(sampler, algo, update, there.plan), 0, [], 0
+    try:
+        for _ in range(15):
+            states.append({name: value.cpu().clone() for name, value in algo.policy.state_dict().items()})
+            rollout = to_device(iteration.collect_and_learn(steps).rollout, "cpu")
+            steps += rollout.num_steps
+            version, seen = rollout.policy_outputs["version"], rollout.observations(0, rollout.horizon)
+            for number in version[rollout.valid].unique().tolist():
+                chosen = rollout.valid & (version == number)
+                policy.load_state_dict(states[number])
+                with torch.no_grad():
+                    parameters, value = policy(seen[chosen])
+                torch.testing.assert_close(
+                    rollout.policy_outputs["distribution"][chosen], parameters, rtol=0, atol=1e-4
+                )
+                torch.testing.assert_close(rollout.policy_outputs["value"][chosen], value, rtol=1e-4, atol=1e-4)
+                tested += int(chosen.sum())
+        assert tested == steps and not all(
+            torch.allclose(states[0][name], value, atol=1e-2) for name, value in states[-1].items()
+        )
+    finally:
+        sampler.close()
