@@ -7,7 +7,7 @@ Contests, on frames of 84x84 with A3C-Net:
 
     a2c     A2C, 16 environments x 5 steps
     ppo     PPO, 8 environments x 128 steps, 4 epochs of 4 minibatches
-    gunreal GUNREAL with its queues: agents draw, and ask for predictions for two of the tasks (--envs, --predictors
+    gunreal GUNREAL, 16 agents: they draw for the tasks, and ask for predictions for two of them (--envs, --predictors
             and --trainers change their numbers)
     memory  the bytes of all tensors of a replay that play has filled, against those of its frames; of grey frames,
             which observations stack, and of single colour frames
