@@ -1,4 +1,4 @@
-"""The contestants of benchmarks/ga3c_vs_synchronized.py: trainings in processes of their own, and the network alone.
+"""Trainings in processes of their own, with or without queues, as contestants.
 
 As a script, `python ga3c_contestants.py SETTINGS` is such a process: it trains with these settings of a run (JSON) as
 the lines that it reads, JSON as well, ask it to."""
@@ -9,27 +9,24 @@ import os
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import psutil
-import torch
 
-from accel_rl.algos.base import frozen_copy
-from accel_rl.bench.timing import Repeated, Shares
+from accel_rl.bench.timing import Shares
+from accel_rl.errors import RunError
 from accel_rl.hardware.host_memory import used_share
 from accel_rl.hardware.topology import available_cpus
-from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Rollout
 from accel_rl.samplers.queued.adjustment import Adjuster, Counts
-from accel_rl.training.build import build_algo, build_training_sampler, build_update
-from accel_rl.training.resolve import resolve
+from network_passes import drawn_share
 from peer_process import TURN_TIMEOUT_S, PeerProcess
 from training_contestants import Training
 
 SETTLING = 0.5  # of a turn's seconds, before them: new agents and queues settle, and this does not count
+MOST_FILLING_TURNS = 60
 NEVER_S = 86_400.0  # a stopped process's clock goes on: no wait of a contestant may run out
 
 Row = dict[str, float]
@@ -57,6 +54,17 @@ class TrainingProcess(PeerProcess):
         row: Row = self.ask(json.dumps(request), (1 + SETTLING) * seconds + TURN_TIMEOUT_S)
         self.rows.append(row)
         return row["steps_per_second"]
+
+    def fill_replays(self, seconds: float) -> None:
+        """Takes turns until, in one of them, agents have drawn for each segment and auxiliary task, and predictors have
+        acted.
+
+        Raises RunError if that takes more than MOST_FILLING_TURNS."""
+        for _ in range(MOST_FILLING_TURNS):
+            self.run(seconds)
+            if self.rows[-1].get("drawn", 1.0) == 1 and "prediction_batch" in self.rows[-1]:
+                return
+        raise RunError(f"the agents' replays are not full after {MOST_FILLING_TURNS} turns; make --seconds longer")
 
     def adjust(self, seconds: float, **arguments: Any) -> dict[str, Any]:
         """Returns what MeasuredTraining.adjust does."""
@@ -97,58 +105,6 @@ def median_row(rows: Sequence[Row]) -> Row:
     return medians
 
 
-class Network(Repeated):
-    """Makes only the network's passes of a queued training: predictions in batches of the mean size, and learning.
-
-    On a CPU, as many threads as there are logical CPUs predict at the same time, each with one thread of torch; then
-    learning has the run's. settings: of the queued training. prediction_batch, training_batch: means, in steps; a batch
-    is learned from as training_batch / horizon whole segments."""
-
-    def __init__(self, settings: Settings, prediction_batch: float, training_batch: float):
-        super().__init__("network", self._passes)
-        horizon = resolve(settings).run.horizon
-        envs = max(1, round(training_batch / horizon))
-        self._config = config = resolve({**settings, "sampler": "serial", "envs": envs, "decorrelation_steps": 0})
-        self._algo = algo = build_algo(config)
-        self._update = build_update(config, algo.policy)
-        algo.setup(config.run.seed, lambda module: build_update(config, module))
-        sampler = build_training_sampler(config, algo)
-        rollout = sampler.collect()
-        sampler.close()
-        bootstrap_value = torch.zeros(envs, device=rollout.reward.device)  # a segment's comes from when it acted
-        self._rollout: Rollout = replace(rollout, bootstrap_value=bootstrap_value, num_segments=envs)
-        self._batch = max(1, round(prediction_batch))
-        observation = rollout.observations(0, 1)[0]
-        self._observation = observation[torch.arange(self._batch, device=observation.device) % envs]
-        self._noise = algo.policy.draw_noise(1, self._batch, torch.Generator())[0]
-        self._due = 0.0  # predictions
-        num_threads = len(available_cpus()) if config.device == "cpu" else 1
-        self._policies = [frozen_copy(algo.policy) for _ in range(num_threads)]
-        for policy in self._policies:
-            expect_changes(policy)
-        self._threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
-
-    def _passes(self) -> int:
-        self._due += self._rollout.reward.numel()
-        num_batches = int(self._due // self._batch)
-        self._due -= num_batches * self._batch
-        num_threads = len(self._policies)
-        shares = [num_batches // num_threads + (index < num_batches % num_threads) for index in range(num_threads)]
-        list(self._threads.map(self._predict, self._policies, shares))
-        torch.set_num_threads(self._config.plan.learning_threads)
-        self._algo.learn(self._rollout, self._update)
-        if self._observation.is_cuda:
-            torch.cuda.synchronize()
-        return self._rollout.reward.numel()
-
-    def _predict(self, policy: Any, num_batches: int) -> None:
-        for _ in range(num_batches):
-            policy.act(self._observation, self._noise)
-
-    def close(self) -> None:
-        self._threads.shutdown()
-
-
 # ---- in a contestant's process ----
 
 
@@ -158,22 +114,26 @@ class MeasuredTraining(Training):
     def __init__(self, name: str, settings: Settings):
         super().__init__(name, settings)
         self._queues: Any = self._sampler if self.config.run.sampler == "queued" else None
+        self._auxiliary = AuxiliaryMeter(self._queues) if self._queues else None
 
     def turn(self, seconds: float, counts: Sequence[int] | None) -> Row:
         """Trains with these counts; returns what it measured after the first part, which lets them settle.
 
         steps_per_second and trainings_per_second: learned from, and updates; cpu_share: of the logical CPUs' time, used
-        by all processes; with queues, all that the sampler's read_metrics returns."""
+        by all processes; with queues, all that the sampler's read_metrics returns, and what AuxiliaryMeter does."""
         if counts:
             self._queues.set_counts(*counts)
         self.run(SETTLING * seconds)
         self._read_metrics()
+        if self._auxiliary:
+            self._auxiliary.clear()
         steps, updates, used, start = self.steps, self.updates, cpu_seconds(), time.perf_counter()
         rate = self.run(seconds)
         cpu_share = (cpu_seconds() - used) / ((time.perf_counter() - start) * len(available_cpus()))
         trainings = rate * (self.updates - updates) / (self.steps - steps)
         own = {"steps_per_second": rate, "trainings_per_second": trainings, "cpu_share": cpu_share}
-        return {**self._read_metrics(), **own}
+        auxiliary = self._auxiliary.read(self.steps - steps) if self._auxiliary else {}
+        return {**self._read_metrics(), **auxiliary, **own}
 
     def adjust(
         self, seconds: float, start: Sequence[int], limits: Sequence[int], interval_s: float, objective: str
@@ -193,6 +153,42 @@ class MeasuredTraining(Training):
 
     def _read_metrics(self) -> Row:
         return self._queues.read_metrics() if self._queues else {}
+
+    def count(self, rollout: Rollout) -> int:
+        if self._auxiliary and rollout.auxiliary:
+            self._auxiliary.drawn.append(drawn_share(rollout))
+        return super().count(rollout)
+
+
+class AuxiliaryMeter:
+    """Measures what the auxiliary tasks add to a queued training. sampler: the one whose predictions this counts."""
+
+    def __init__(self, sampler: Any):
+        self.clear()
+        server = sampler._server
+        serve = server.serve_auxiliary
+
+        def counted(task: str, agents: list[int]) -> None:
+            self.sizes[task].append(len(agents))
+            serve(task, agents)
+
+        server.serve_auxiliary = counted
+
+    def clear(self) -> None:
+        """Starts anew. sizes: of batches of predictions, by task; drawn: `drawn_share` of each rollout."""
+        self.sizes: defaultdict[str, list[int]] = defaultdict(list)
+        self.drawn: list[float] = []
+
+    def read(self, steps: int) -> Row:
+        """Returns what was measured since `clear`; steps: that were learned from meanwhile.
+
+        Of each task that asks for predictions, <task>/prediction_batch, their mean size, and
+        <task>/predictions_per_step; with any task, drawn: the mean of `drawn_share`."""
+        row = {"drawn": statistics.fmean(self.drawn)} if self.drawn else {}
+        for task, sizes in sorted(self.sizes.items()):
+            row[f"{task}/prediction_batch"] = statistics.fmean(sizes)
+            row[f"{task}/predictions_per_step"] = sum(sizes) / steps
+        return row
 
 
 def cpu_seconds() -> float:

@@ -39,8 +39,9 @@ from accel_rl.hardware.topology import available_cpus
 from accel_rl.samplers.queued.adjustment import Counts
 from accel_rl.training.resolve import Config, resolve
 from command_line import TurnOptions, add_json, add_overrides, add_turns, make_parser, run_program
-from ga3c_contestants import Network, Point, Row, Settings, TrainingProcess, format_counts, median_row
+from ga3c_contestants import Point, Row, Settings, TrainingProcess, format_counts, median_row
 from ga3c_figures import draw_adjustment, draw_queues, draw_speeds
+from network_passes import Network
 
 VERSION = 1  # of the JSON
 NETWORKS = ("ga3c", "ga3c_large_4", "ga3c_large_3", "ga3c_large_2", "ga3c_large_1")  # the rows of Table 2

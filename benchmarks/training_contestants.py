@@ -96,7 +96,7 @@ class Training(accel_rl.tune.contestant.Training):
             for _ in range(2 * horizon):
                 self.algo.policy.act(observation, noise)
             self.algo.learn(rollout, self._update)
-            return self.count(rollout.num_steps)
+            return self.count(rollout)
 
         return Repeated(name, passes)
 

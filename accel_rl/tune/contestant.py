@@ -5,6 +5,7 @@ from functools import partial
 
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.hardware.placement import pinned
+from accel_rl.rollout import Rollout
 from accel_rl.training.build import build_algo, build_store, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import Config
@@ -52,10 +53,11 @@ class Training:
         # Running statistics need a rollout before anything can be learned with them.
         learns = self.total_steps > 0 or self.algo.statistics is None
         rollout = self._iteration.collect_and_learn(self.total_steps, learns).rollout
-        return self.count(rollout.num_steps)
+        return self.count(rollout)
 
-    def count(self, steps: int) -> int:
-        """Adds to the steps so far, and returns the same number."""
+    def count(self, rollout: Rollout) -> int:
+        """Adds a rollout's steps to those so far, and returns their number."""
+        steps = rollout.num_steps
         self.total_steps += steps
         return steps
 
