@@ -45,7 +45,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM},
     "ppo": {**CARTPOLE, **PPO, "normalize_observations": True},
     "ppo lstm": {**CARTPOLE, **PPO, **LSTM},
-    "vtrace": {**PONG, **VTRACE},
+    "vtrace": {**PONG, **VTRACE, "network": "ga3c"},
     "vtrace lstm": {**CARTPOLE, **VTRACE, **LSTM},
 }
 
@@ -203,8 +203,9 @@ ON_GPU: dict[str, dict[str, Any]] = {
     "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
     "ga3c on pixels": {**PONG, "steps": 150},
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
-    "ppo": {**CARTPOLE, **PPO, "normalize_observations": True, "steps": 150},
-    "vtrace": {**PONG, **VTRACE, "steps": 150},
+    # With several minibatches, their order is drawn over the padding on a GPU, too.
+    "ppo": {**CARTPOLE, **PPO, "minibatches": 1, "normalize_observations": True, "steps": 150},
+    "vtrace": {**PONG, **VTRACE, "network": "ga3c", "steps": 150},
 }
 
 
