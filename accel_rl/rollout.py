@@ -80,12 +80,12 @@ class NotInGraphedFunctions:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "games, first_step and num_segments of a rollout cannot be read in a graphed function, since a CUDA graph "
+            "games and numbers (first_step, ...) of a rollout cannot be read in a graphed function, since a CUDA graph "
             "would freeze them; read them before, and pass numbers as arguments"
         )
 
 
-NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments")  # of a rollout
+NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments", "num_valid")  # of a rollout
 
 
 @dataclass
@@ -106,7 +106,8 @@ class Rollout:
     The queued sampler's rollouts are merged from segments: a column each, whose steps behind the segment's end are not
     valid. bootstrap_value [B]: the value of what follows each segment's last step, as it was when acting, also where
     the segment was truncated (then K = 0); means nothing where it was terminated. num_segments: the first so many
-    columns are segments, the others padding. Both are None for all other samplers.
+    columns are segments, the others padding; num_valid: how many steps they have together. All three are None for all
+    other samplers.
     auxiliary: what the agents have drawn for the auxiliary tasks, by task, if they keep replays.
     """
 
@@ -129,6 +130,7 @@ class Rollout:
     terminal_frames: TerminalFrames | None = None
     bootstrap_value: Tensor | None = None
     num_segments: int | None = None
+    num_valid: int | None = None
     auxiliary: dict[str, Any] | None = None
 
     def tensors(self) -> dict[str, Any]:
@@ -137,10 +139,10 @@ class Rollout:
         return {name: value for name, value in values.items() if name not in NOT_TENSORS}
 
     def for_graphs(self, tensors: dict[str, Any]) -> "Rollout":
-        """Returns a rollout with these tensors, whose games, first_step and num_segments cannot be read."""
+        """Returns a rollout with these tensors, whose games and numbers cannot be read."""
         unreadable: Any = NotInGraphedFunctions()
-        num_segments = None if self.num_segments is None else unreadable
-        return replace(self, **tensors, games=unreadable, first_step=unreadable, num_segments=num_segments)
+        numbers = {} if self.num_segments is None else {"num_segments": unreadable, "num_valid": unreadable}
+        return replace(self, **tensors, **numbers, games=unreadable, first_step=unreadable)
 
     def without_finals(self) -> "Rollout":
         """Returns the rollout without its final observations (K = 0) and its terminal frames (None)."""
@@ -171,8 +173,8 @@ class Rollout:
 
     @property
     def num_steps(self) -> int:
-        """Steps that the environments have taken; may wait for a GPU where the rollout is merged from segments."""
-        return self.reward.numel() if self.num_segments is None else int(self.valid.sum())
+        """Steps that the environments have taken, padding left out."""
+        return self.reward.numel() if self.num_valid is None else self.num_valid
 
     @property
     def done(self) -> Tensor:

@@ -120,7 +120,7 @@ class Network(NetworkPasses):
         rollout = sampler.collect()
         sampler.close()
         bootstrap_value = torch.zeros(envs, device=rollout.reward.device)  # a segment's comes from when it acted
-        batch = replace(rollout, bootstrap_value=bootstrap_value, num_segments=envs)
+        batch = replace(rollout, bootstrap_value=bootstrap_value, num_segments=envs, num_valid=rollout.reward.numel())
         super().__init__("network", config, algo, [batch], {"policy": Predictions(1.0, prediction_batch)})
 
 

@@ -29,6 +29,8 @@ class AgentTasks(AuxiliaryTasks):
 
     With several updates for a rollout, as in PPO, each learns from all of it. num_envs: columns of a rollout."""
 
+    _seed = 0  # until `setup`
+
     @property
     def is_filling(self) -> bool:
         return False
@@ -38,7 +40,7 @@ class AgentTasks(AuxiliaryTasks):
         return False  # those of the agents are part of the sampler's state
 
     def replay_config(self, num_agents: int) -> AgentReplayConfig:
-        """Returns what each agent is to keep and to draw; call it after `setup`, which knows the seed."""
+        """Returns what each agent is to keep and to draw, by the seed of `setup`."""
         settings = self.settings
         return AgentReplayConfig(
             size=settings.auxiliary_replay_steps,

@@ -13,7 +13,10 @@ class QueueSettings:
     trainers: int = setting(2, "queued: threads that merge the agents' segments into batches to learn from", least=1)
     prediction_batch: int = setting(128, "queued: most observations that a predictor takes at once", least=1)
     min_training_batch: int | None = setting(
-        None, "queued: steps of a batch to learn from, at least (default: envs x horizon)", least=1
+        None,
+        "queued: steps of a batch to learn from, at least (default: envs x horizon); twice as many segments as full "
+        "ones would need are enough in any case",
+        least=1,
     )
     training_queue: int = setting(3, "queued: segments of each agent that may wait to be merged", least=1)
     dynamic_adjustment: bool = setting(
@@ -26,7 +29,10 @@ class QueueSettings:
         choices=("trainings", "predictions"),
     )
     max_agents: int | None = setting(
-        None, "queued: most agents that dynamic adjustment may start (default: as memory allows)", least=1
+        None,
+        "queued: most agents that dynamic adjustment may start (default: 4 x envs, or 16 for each logical CPU if these "
+        "are more, but at most 256)",
+        least=1,
     )
 
 

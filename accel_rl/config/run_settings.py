@@ -25,7 +25,9 @@ class RunSettings:
         None, "agent steps over which schedules run (default: those of --steps)", least=1
     )
     device: str = setting("auto", "where the network acts and learns: auto, cpu or cuda:0")
-    deterministic: bool = setting(False, "CUDA: use only operations that repeat bit for bit (slower)")
+    deterministic: bool = setting(
+        False, "repeat bit for bit: CUDA by its deterministic operations, --sampler queued without threads (slower)"
+    )
 
     envs: int = setting(
         16,

@@ -2,18 +2,21 @@
 
 import math
 import resource
+from typing import Any
 
 import numpy as np
 import torch
 
+from accel_rl.algos.actor_critic import ActorCriticAlgo
 from accel_rl.algos.base import Algo
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_fits
+from accel_rl.samplers.queued.agent_replay import auxiliary_layout
+from accel_rl.samplers.queued.batches import num_columns
 from accel_rl.samplers.queued.sampler import QueueConfig
-from accel_rl.samplers.queued.slots import MOST_AGENTS, QUEUE_LENGTH, shared_layout
+from accel_rl.samplers.queued.slots import QUEUE_LENGTH, shared_layout
 from accel_rl.training.resolve import Config
 
-ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
 FILES_PER_AGENT, SPARE_FILES = 3, 100  # two semaphores and a connection; what else a run has open
 AGENT_BYTES = 8 << 20  # of an agent's process alone: Pong, measured
 
@@ -37,12 +40,7 @@ def queue_config(config: Config) -> QueueConfig:
 
 def max_agents(config: Config) -> int:
     """Returns how many agents there may ever be: as many as at the start, unless their number is adjusted."""
-    run, queues = config.run, config.queues
-    if not queues.dynamic_adjustment:
-        return run.envs
-    return max(
-        run.envs, queues.max_agents or min(ADJUSTED_AGENTS, max(4 * run.envs, 16 * config.plan.topology.num_busy))
-    )
+    return config.queues.max_agents or config.run.envs
 
 
 def check_queues(config: Config, algo: Algo) -> None:
@@ -70,7 +68,10 @@ def check_queues(config: Config, algo: Algo) -> None:
             "workers and envs_per_worker are of the alternating sampler; with sampler=queued, each environment of "
             "--envs has a process of its own: omit them"
         )
+    if run.deterministic and config.queues.dynamic_adjustment:
+        raise UsageError("dynamic_adjustment goes by the time that things take, deterministic runs must not: omit one")
     _check_agents(config)
+    _check_memory(config, algo)
 
 
 def _check_agents(config: Config) -> None:
@@ -78,13 +79,11 @@ def _check_agents(config: Config) -> None:
     run, queues, agents = config.run, config.queues, max_agents(config)
     name = "envs" if agents == run.envs else "max_agents"
     flag = f"--{name.replace('_', '-')}"
-    if agents > MOST_AGENTS:
-        raise UsageError(f"{name}={agents} is more than a queued sampler can have: use {flag} {MOST_AGENTS} or less")
-    places = QUEUE_LENGTH // agents - 1
-    if queues.training_queue > places:
+    most = QUEUE_LENGTH // (1 + queues.training_queue)  # numbers of slots must fit into the queue
+    if agents > most:
         raise UsageError(
-            f"training_queue={queues.training_queue} is too much for {agents} agents, whose segments share a queue of "
-            f"{QUEUE_LENGTH}: use --training-queue {places} or less"
+            f"{name}={agents} agents with training_queue={queues.training_queue} have more segments than a queue "
+            f"holds: use {flag} {most} or less, or --training-queue {max(1, QUEUE_LENGTH // agents - 1)}"
         )
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if agents * FILES_PER_AGENT + SPARE_FILES > open_files:
@@ -93,6 +92,17 @@ def _check_agents(config: Config) -> None:
             f"{name}={agents} agents have {agents * FILES_PER_AGENT} files open, but this process may have "
             f"{open_files}: use {flag} {most} or less, or raise the limit (ulimit -n)"
         )
-    layout = shared_layout(config.spec, run.horizon, 1 + queues.training_queue, 1)
-    slots = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
-    check_fits(run.envs * (slots + AGENT_BYTES), run.envs, "envs", torch.device("cpu"))
+
+
+def _check_memory(config: Config, algo: Any) -> None:
+    """Raises UsageError for agents, with their slots and replays, or batches that do not fit into memory."""
+    run, spec, host = config.run, config.spec, torch.device("cpu")
+    replay = algo.agent_replay_config(run.envs) if isinstance(algo, ActorCriticAlgo) else None
+    layout = shared_layout(spec, run.horizon, 1, 1, auxiliary_layout(spec, replay) if replay else None)
+    segment = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+    row = math.prod(spec.row_shape) * spec.row_dtype.itemsize
+    agent = (1 + config.queues.training_queue) * segment + AGENT_BYTES + (replay.size * row if replay else 0)
+    check_fits(run.envs * agent, run.envs, "envs", host)
+    least = config.min_training_batch
+    columns = (config.queues.trainers + 1) * num_columns(least, run.horizon)
+    check_fits(columns * segment, least, "min_training_batch", host)

@@ -20,6 +20,7 @@ from accel_rl.hardware.placement import MAX_LEARNING_THREADS, Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 
 Values = dict[str, Any]
+ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
 RUN_GROUPS = (RunSettings, LearnerSettings, QueueSettings, AtariOptions)  # of settings, whatever the algorithm
 
 
@@ -110,6 +111,8 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         below["normalize_observations"] = False
     if overlay(below, chosen).get("sampler") == "queued":
         below["normalize_returns"] = False
+    if chosen.get("deterministic"):
+        below["dynamic_adjustment"] = False
     values = overlay(below, chosen) | {"algo": algo_name, "env": env.env_id}
 
     learners, rank_info, devices = _learners(pick(RunSettings, values), pick(LearnerSettings, values))
@@ -117,9 +120,9 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         values["envs"] = values.get("envs", RunSettings.envs) * rank_info.size
     run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
-    queues = pick(QueueSettings, values)
     run = replace(run, device=devices[rank_info.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, rank_info, devices)
+    queues = _queues(pick(QueueSettings, values), run.envs, plans[0])
     steps = run.schedule_steps or run.steps
     return Config(run, algo_class, algo, env, spec, steps, learners, queues, rank_info, devices, plans)
 
@@ -278,6 +281,19 @@ def _plans(
         learning_threads=learning_threads,
         share=learners.share_processors,
     )
+
+
+def _queues(queues: QueueSettings, num_agents: int, plan: Plan) -> QueueSettings:
+    """Returns the settings with the most agents that there may be, if their number is adjusted."""
+    if not queues.dynamic_adjustment:
+        if queues.max_agents is not None:
+            raise UsageError(f"max_agents={queues.max_agents} is of --dynamic-adjustment: use it with that, or omit it")
+        return queues
+    by_default = min(ADJUSTED_AGENTS, max(4 * num_agents, 16 * plan.topology.num_busy))
+    most = max(num_agents, by_default) if queues.max_agents is None else queues.max_agents
+    if most < num_agents:
+        raise UsageError(f"max_agents={most} must be at least envs={num_agents}, the agents to start with")
+    return replace(queues, max_agents=most)
 
 
 def _requested_workers(run: RunSettings) -> int | None:

@@ -90,7 +90,13 @@ def make_rollout(algo: Any, auxiliary: Any, seed: int = 0) -> Rollout:
     rollout = random_rollout(SPEC, algo.policy, T, C, seed, 0)
     rollout.valid[:, NUM_SEGMENTS:] = False
     value = torch.randn(C, generator=torch.Generator().manual_seed(seed))
-    return replace(rollout, auxiliary=auxiliary, bootstrap_value=value, num_segments=NUM_SEGMENTS)
+    return replace(
+        rollout,
+        auxiliary=auxiliary,
+        bootstrap_value=value,
+        num_segments=NUM_SEGMENTS,
+        num_valid=int(rollout.valid.sum()),
+    )
 
 
 def total(parts: list[Any]) -> dict[str, float]:

@@ -60,7 +60,9 @@ def merged(
     if junk:
         junk.age.clamp_(min=min_age)
         rollout = _widened(rollout, junk)
-    rollout = replace(rollout, bootstrap_value=bootstrap_value, num_segments=len(segments))
+    rollout = replace(
+        rollout, bootstrap_value=bootstrap_value, num_segments=len(segments), num_valid=int(rollout.valid.sum())
+    )
     if garbage is not None:
         _spoil(rollout, garbage)
     rollout.policy_outputs["version"] = torch.arange(T * C).view(T, C)
@@ -86,6 +88,7 @@ def alone(rollout: Rollout, column: int) -> Rollout:
         recurrent_inputs=inputs and RecurrentInputs(*(each[: T + 1, column : column + 1] for each in inputs)),
         bootstrap_value=None,
         num_segments=None,
+        num_valid=None,
         final_step=final_step,
         final_env=torch.zeros_like(final_step),
     )

@@ -203,7 +203,6 @@ class Adjuster:
         """Returns what a checkpoint keeps: all but the windows, since a resumed run measures its machine anew."""
         return {
             "accepted": list(self.accepted),
-            "limits": list(self.limits),
             "rejected": sorted(list(counts) for counts in self._rejected),
             "last_move": self._last_move and list(self._last_move),
             "share": self._share,
@@ -214,7 +213,6 @@ class Adjuster:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues with the accepted counts of `get_state`, as far as the present limits allow them too."""
-        self.limits = Counts(*map(min, self.limits, state["limits"]))
         self.accepted = Counts(*map(min, self.limits, state["accepted"]))
         self._rejected = {Counts(*counts) for counts in state["rejected"]}
         self._last_move = state["last_move"] and tuple(state["last_move"])

@@ -83,6 +83,8 @@ class Agent:
         self._pollers = {
             semaphore.fd: make_poller(control.fileno(), semaphore.fd) for semaphore in (setup.replies, setup.free)
         }
+        self._silent_poller = make_poller(setup.replies.fd)  # notices only that the learner has gone
+        self._silent_poller.register(control.fileno(), 0)
         self._stage = SLOT
         self._slot, self._t, self._previous = -1, 0, -1
         self._ended_at = 0  # steps of the last segment
@@ -240,12 +242,13 @@ class Agent:
             return
         start = time.perf_counter_ns()
         self._status[Status.IS_WAITING] = True
-        poller = self._pollers[semaphore.fd] if answers else make_poller(semaphore.fd)
+        poller = self._pollers[semaphore.fd] if answers else self._silent_poller
         while not semaphore.try_acquire():
             ready = [fd for fd, _ in poller.poll()]
             if self._control.fileno() in ready and semaphore.fd not in ready:
-                assert self._control.recv() == "get_state"
-                self._control.send(("done", self.get_state()))
+                message = self._control.recv()  # raises EOFError if the learner has gone
+                if answers and message == "get_state":
+                    self._control.send(("done", self.get_state()))
         self._heartbeat()
         self._status[Status.IS_WAITING] = False
         self._waited_ns += time.perf_counter_ns() - start

@@ -19,13 +19,15 @@ from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
-from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays
+from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.samplers.queued.agent import AgentSetup
 from accel_rl.samplers.queued.agent_replay import predicted_tasks
 from accel_rl.samplers.queued.slots import IndexQueue, SlotState, Status, free_slots, slots_of
 from accel_rl.samplers.worker_launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
 
 logger = logging.getLogger("accel_rl")
+
+POLL_S = 0.1  # between two looks at whether an answer can still come
 
 
 class AgentPool:
@@ -65,6 +67,7 @@ class AgentPool:
         self._heartbeats = self.arrays["status"][:, Status.HEARTBEAT].copy()
         self._alive_at = np.full(self.max_agents, time.monotonic())
         self.num_replaced = 0
+        self._waited_s, self._waited_ns = 0.0, 0  # so far, and the sum over agents that this accounts for
         queues = (self.predictions, self.trainings, *self.auxiliary.values())
         fds = [self.memory.fd, *(fd for queue in queues for fd in queue.fds)]
         fds += [fd for semaphore in (*self.replies, *self._free) for fd in semaphore.fds]
@@ -96,18 +99,21 @@ class AgentPool:
         self._starting.clear()
         return [agent for agent, is_new in restarted.items() if is_new]
 
-    def get_states(self) -> tuple[dict[int, Any], dict[int, RunError]]:
+    def get_states(self, check: Callable[[], None]) -> tuple[dict[int, Any], dict[int, RunError]]:
         """Returns the agents' states, while predictors and trainers are paused and no agent is being started.
 
-        Those that have retired by now are left out; the second dict has the errors of those that have failed."""
+        Those that have retired by now are left out; the second dict has the errors of those that have failed, which are
+        killed. check: called while it waits; raises if no answer is to be expected any more."""
         states: dict[int, Any] = {}
         failed: dict[int, RunError] = {}
         for agent in self.processes:
             self._send(agent, "get_state")
         for agent in list(self.processes):
             try:
-                states |= self._collect_replies("done", [agent])
+                states |= self._collect_replies("done", [agent], check)
             except RunError as error:
+                check()
+                self._launcher.kill(self.processes[agent])
                 failed[agent] = error
         return states, failed
 
@@ -207,10 +213,17 @@ class AgentPool:
 
     def _find_hung(self) -> list[int]:
         now, status = time.monotonic(), self.arrays["status"]
-        moved = (status[:, Status.HEARTBEAT] != self._heartbeats) | (status[:, Status.IS_WAITING] != 0)
+        waits = status[:, Status.IS_WAITING] != 0
+        waits[self._answered()] = False
+        moved = (status[:, Status.HEARTBEAT] != self._heartbeats) | waits
         self._alive_at[moved] = now
         self._heartbeats = status[:, Status.HEARTBEAT].copy()
         return [agent for agent in self.processes if now - self._alive_at[agent] > self._limit(agent)[0]]
+
+    def _answered(self) -> list[int]:
+        """Returns the agents that have been answered and have not seen it yet."""
+        agent_of = {self.replies[agent].fd: agent for agent in self.processes}
+        return [agent_of[fd] for fd, _ in make_poller(*agent_of).poll(0)]
 
     def _limit(self, agent: int) -> tuple[float, str]:
         if agent in self._starting:
@@ -245,15 +258,20 @@ class AgentPool:
         if num_free := len(free_slots(self.arrays["state"], agent, self.slots_per_agent)):
             self._free[agent].release(num_free)
 
-    def _collect_replies(self, expected: str, agents: Iterable[int]) -> dict[int, Any]:
+    def _collect_replies(
+        self, expected: str, agents: Iterable[int], check: Callable[[], None] = lambda: None
+    ) -> dict[int, Any]:
         """Returns the content of each agent's message of the expected kind, once it is there; none of a retired one."""
         replies: dict[int, Any] = {}
         start = time.monotonic()
         for agent in list(agents):
             limit, flag = self._limit(agent)
             while agent in self.processes and agent not in replies:
-                if not self.processes[agent].control.poll(max(0.0, start + limit - time.monotonic())):
-                    raise RunError(f"{self._describe(agent)} has not answered for {limit:g} s ({flag})")
+                if not self.processes[agent].control.poll(POLL_S):
+                    check()
+                    if time.monotonic() > start + limit:
+                        raise RunError(f"{self._describe(agent)} has not answered for {limit:g} s ({flag})")
+                    continue
                 kind, content = self._receive(agent)
                 if kind == expected:
                     replies[agent] = content
@@ -291,9 +309,11 @@ class AgentPool:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that agents have waited for the learner so far: their mean."""
-        agents = list(self.processes)
-        return float(self.arrays["status"][agents, Status.WAITED_NS].mean()) / 1e9 if agents else 0.0
+        """Seconds that agents have waited for the learner so far: the mean of those that there were at a time."""
+        waited_ns = self.arrays["status"][:, Status.WAITED_NS].sum()
+        self._waited_s += (waited_ns - self._waited_ns) / 1e9 / max(1, len(self.processes))
+        self._waited_ns = waited_ns
+        return self._waited_s
 
     def close(self) -> None:
         """Ends all agents."""

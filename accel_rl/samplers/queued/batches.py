@@ -58,6 +58,9 @@ class SegmentBatch:
         self.num_segments = self.num_steps = 0
         self.games: list[Game] = []
         self.arrays["valid"][:] = False
+        for name in self._drawn:
+            if name.endswith("/num_steps"):  # of padding, nothing was drawn either
+                self.arrays[name][:] = 0
 
     @property
     def is_complete(self) -> bool:
@@ -125,6 +128,7 @@ class SegmentBatch:
             games=self.games,
             first_step=first_step,
             recurrent_inputs=inputs,
+            num_valid=self.num_steps,
             bootstrap_value=here["bootstrap_value"],
             auxiliary=auxiliary or None,
             num_segments=self.num_segments,

@@ -1,8 +1,8 @@
 """The threads of a queued sampler, and what passes between them: predictors serve the agents' requests, trainers merge
 their segments into batches, and the learner takes these.
 
-What has been taken out of the shared queues and waits here comes first: `held` requests, `queued` slots. A batch is
-open (empty, or partly filled), then filled by a trainer, then complete, and then learned from until it is open again.
+What has been taken out of the training queue and waits here comes first: `queued`, numbers of slots. A batch is open
+(empty, or partly filled), then filled by a trainer, then complete, and then learned from until it is open again.
 """
 
 import threading
@@ -38,7 +38,7 @@ class Crew:
     ):
         self._pool, self._server, self._new_batch = pool, server, new_batch
         self._prediction_batch, self._threads = prediction_batch, threads
-        self.held: deque[int] = deque()
+        self._held: list[int] = []
         self.queued: deque[int] = deque()
         self.complete: deque[SegmentBatch] = deque()
         self._open = deque([new_batch()])  # partly filled ones first; there is one more batch than there are trainers
@@ -64,9 +64,10 @@ class Crew:
             loop.stop()
         for loop in gone:
             loop.join()
-            if batch := self._filled.pop(loop.ident, None):
-                self._open.appendleft(batch)
         with self._changed:
+            for loop in gone:
+                if batch := self._filled.pop(loop.ident, None):
+                    self._open.appendleft(batch)
             while self._num_batches <= num_trainers:
                 self._open.append(self._new_batch())
                 self._num_batches += 1
@@ -104,7 +105,7 @@ class Crew:
     def _predict(self) -> None:
         """Does a predictor's work: serves the requests that there are."""
         self._set_torch_threads()
-        if self.held or self._pool.predictions.wait(POLL_S):
+        if self._pool.predictions.wait(POLL_S):
             with self._gate.working():
                 self.serve(self.take_requests())
 
@@ -144,10 +145,7 @@ class Crew:
 
     def take_requests(self) -> list[int]:
         """Returns the agents whose requests wait, at most as many as are served at once."""
-        with self._changed:
-            requests = [self.held.popleft() for _ in range(min(self._prediction_batch, len(self.held)))]
-        requests += self._pool.predictions.get(self._prediction_batch - len(requests))
-        return agents_of(requests, self._pool.arrays["status"])
+        return agents_of(self._pool.predictions.get(self._prediction_batch), self._pool.arrays["status"])
 
     def serve(self, agents: list[int]) -> None:
         """Answers these agents' requests, in batches of the largest size that is allowed."""
@@ -176,12 +174,16 @@ class Crew:
 
     # ---- the learner ----
 
+    def check(self) -> None:
+        """Raises what a thread has raised."""
+        if self._error:
+            raise self._error
+
     def wait_for_batch(self, timeout_s: float) -> SegmentBatch | None:
         """Returns the next complete batch; None if there is none within timeout_s."""
         with self._changed:
             self._changed.wait_for(lambda: self.complete or self._error, timeout_s)
-            if self._error:
-                raise self._error
+            self.check()
             return self.complete.popleft() if self.complete else None
 
     def fill_in_rounds(self, watch: Callable[[], None]) -> SegmentBatch:
@@ -191,18 +193,18 @@ class Crew:
         watch: called again and again while there is something to wait for."""
         pool, batch = self._pool, self._open.popleft()
         while True:
-            while len(self.held) < len(pool.processes):
+            while len(self._held) < len(pool.processes):
                 watch()
                 wait_for_any([pool.predictions, *pool.auxiliary.values()], POLL_S)
                 for task in pool.auxiliary:
                     self.serve_auxiliary(task, 1)  # which requests come together depends on time, and so does rounding
-                self.held.extend(pool.predictions.get(pool.max_agents))
+                self._held += pool.predictions.get(pool.max_agents)
             self.queued.extend(sorted(pool.trainings.get(len(pool.arrays["state"]))))
             while self.queued:
                 if self.merge(batch):
                     return batch
-            agents = sorted(agents_of(list(self.held), pool.arrays["status"]))
-            self.held.clear()
+            agents = sorted(agents_of(self._held, pool.arrays["status"]))
+            self._held.clear()
             self.serve(agents)
 
     def reuse(self, batch: SegmentBatch) -> None:
@@ -217,7 +219,8 @@ class Crew:
 
     def partly_filled(self) -> list[SegmentBatch]:
         """Returns the batches that are neither empty nor complete, while threads are paused."""
-        return [batch for batch in (*self._filled.values(), *self._open) if batch.num_segments]
+        with self._changed:
+            return [batch for batch in (*self._filled.values(), *self._open) if batch.num_segments]
 
     def restore(self, complete: list[SegmentBatch], partly_filled: list[SegmentBatch]) -> None:
         """Takes over the batches of a checkpoint, before the first thread starts."""

@@ -176,7 +176,8 @@ class PredictionServer:
         if self.device.type != "cuda":
             return nullcontext()
         if not hasattr(self._own, "stream"):
-            self._own.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            # Of high priority: PyTorch's streams of each priority come round again, and graphs are captured on others.
+            self._own.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
         return torch.cuda.stream(self._own.stream)
 
     @torch.inference_mode()

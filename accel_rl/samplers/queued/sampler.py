@@ -102,11 +102,11 @@ class QueuedSampler:
             generator = noise_generator(batch, self.device)
             arrays, replies = self._pool.arrays, self._pool.replies
             self._server = PredictionServer(spec, arrays, replies, policy, generator, self.device)
+            self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
+            self._crew = Crew(self._pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
         except BaseException:
             self._pool.close()
             raise
-        self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
-        self._crew = Crew(self._pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
         self._learned: SegmentBatch | None = None  # shown by the last rollout
         self._started = False
         self._next_watch = self._next_memory_reading = 0.0
@@ -249,12 +249,14 @@ class QueuedSampler:
     def get_state(self) -> dict[str, Any]:
         """Returns, between two rollouts, what the next one continues from, what waits in the queues included."""
         self._start()
+        if self.adjuster:
+            self.adjuster.interrupt()
         while self._pool.is_starting:
             self._pool.watch(self._crew.paused)
             time.sleep(WATCH_S)
         with self._crew.main_paused():
             arrays = self._pool.arrays
-            agents, failed = self._pool.get_states()
+            agents, failed = self._pool.get_states(self._crew.check)
             with self._crew.auxiliary_paused():
                 queued = self._crew.take_segments()
                 for agent, error in failed.items():
@@ -278,11 +280,11 @@ class QueuedSampler:
     def set_state(self, state: dict[str, Any]) -> list[int]:
         """Continues from get_state's result, before the first rollout; returns the environments that start anew."""
         arrays, slots = self._pool.arrays, list(state["slots"])
+        arrays["restarts"][: len(state["restarts"])] = state["restarts"]
         self._pool.set_members(state["agents"])
         self._pool.restore_slots(state["slots"])
         for name, values in state["arrays"].items():
             arrays[name][slots] = values
-        arrays["restarts"][: len(state["restarts"])] = state["restarts"]
         self._server.set_state(state["server"], slots)
         self._crew.queued.extend(state["queued"])
         self._crew.restore(*(self._restored(state[name]) for name in ("complete", "partly_filled")))

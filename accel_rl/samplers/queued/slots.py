@@ -20,7 +20,7 @@ from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Layout
 
 RECORD = np.dtype("<i4")  # of a queue
-QUEUE_LENGTH = 2**16 // RECORD.itemsize  # numbers: a pipe has 64 KiB
+QUEUE_LENGTH = 2**12 // RECORD.itemsize  # numbers: every pipe has a page, most have 16
 MOST_AGENTS = 1024
 MOST_GENERATIONS = 2**20
 
@@ -85,7 +85,7 @@ class IndexQueue:
     """A queue of numbers from 0 to 2^31 - 1 between processes, by which many put and many threads get.
 
     It is a pipe of records of 4 bytes: the operating system writes and reads them whole, in order, and wakes whoever
-    waits. Nobody puts more than it holds (64 KiB): each number stands for a slot or an agent."""
+    waits. Nobody puts more than it holds, QUEUE_LENGTH: each number stands for a slot or an agent."""
 
     def __init__(self, fds: tuple[int, int] | None = None):
         self.fds = os.pipe() if fds is None else fds

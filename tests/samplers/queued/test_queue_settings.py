@@ -31,12 +31,19 @@ CARTPOLE: dict[str, Any] = {"algo": "ga3c", "env": "CartPole-v1", "device": "cpu
         ({"envs_per_worker": 2}, "each environment of --envs has a process of its own: omit them"),
         ({"reset_mode": "wait"}, "reset_mode=wait waits .* use immediate"),
         ({"normalize_returns": True}, "normalize_returns=True needs all steps .* --sampler alternating"),
-        ({"envs": 1025}, "envs=1025 is more than a queued sampler can have: use --envs 1024 or less"),
+        (
+            {"envs": 1025},
+            "envs=1025 agents .* use --envs 256 or less, or --training-queue 1",
+        ),
         (
             {"max_agents": 2000, "dynamic_adjustment": True},
-            "max_agents=2000 is more than a queued sampler can have: use --max-agents 1024 or less",
+            "max_agents=2000 agents .* use --max-agents 256 or less, or --training-queue 1",
         ),
-        ({"training_queue": 1024}, r"training_queue=1024 is too much for 16 agents, .* --training-queue 1023 or less"),
+        ({"training_queue": 64}, "envs=16 agents with training_queue=64 .* --envs 15 or less, or --training-queue 63"),
+        ({"max_agents": 20}, "max_agents=20 is of --dynamic-adjustment"),
+        ({"max_agents": 2, "dynamic_adjustment": True}, "max_agents=2 must be at least envs="),
+        ({"deterministic": True, "dynamic_adjustment": True}, "deterministic runs must not: omit one"),
+        ({"min_training_batch": 10**10, "steps": 10**11}, "min_training_batch=10000000000 needs .* GB on cpu"),
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
