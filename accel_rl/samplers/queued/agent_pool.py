@@ -61,7 +61,7 @@ class AgentPool:
             free.release(slots_per_agent)
         self.processes: dict[int, WorkerProcess] = {}
         self._starting: set[int] = set()  # launched, and not built and started yet
-        self._num_wanted = num_agents
+        self.num_wanted = num_agents
         self._heartbeats = self.arrays["status"][:, Status.HEARTBEAT].copy()
         self._alive_at = np.full(self.max_agents, time.monotonic())
         self.num_replaced = 0
@@ -80,7 +80,7 @@ class AgentPool:
         for agent in self.processes.keys() - {*agents}:
             self._launcher.kill(self.processes[agent])
             self.processes.pop(agent).control.close()
-        self._num_wanted = len(agents)
+        self.num_wanted = len(agents)
         new = [agent for agent in agents if agent not in self.processes]
         for agent in new:
             self._launch(agent, starts=False)
@@ -144,13 +144,12 @@ class AgentPool:
         """Starts agents, or asks those with the highest numbers to retire, until so many play.
 
         While others retire, there may not be room for all; `watch` starts the rest."""
-        self._num_wanted = num_agents
+        self.num_wanted = num_agents
         playing = [agent for agent in self.processes if not self.arrays["status"][agent, Status.RETIRES]]
         for agent in sorted(playing, reverse=True)[: max(0, len(playing) - num_agents)]:
             self.arrays["status"][agent, Status.RETIRES] = True
         unused = [agent for agent in range(self.max_agents) if agent not in self.processes]
         for agent in unused[: max(0, num_agents - len(playing))]:
-            self.arrays["restarts"][agent] += self.arrays["status"][agent, Status.GENERATION] > 0
             self._launch(agent, starts=True)
 
     def _launch(self, agent: int, starts: bool) -> None:
@@ -191,8 +190,8 @@ class AgentPool:
                     self._handle(agent, *self._receive(agent))
             except RunError as error:
                 self.replace(agent, error, paused)
-        if self.num_agents < self._num_wanted:
-            self.set_number(self._num_wanted)
+        if self.num_agents < self.num_wanted:
+            self.set_number(self.num_wanted)
         for agent in self._find_hung():
             limit, flag = self._limit(agent)
             message = f"{self._describe(agent)} has not answered for {limit:g} s ({flag})"
@@ -202,6 +201,7 @@ class AgentPool:
         if kind == "started":
             self._starting.discard(agent)
         elif kind == "retired":
+            self.arrays["restarts"][agent] += 1  # whoever has its number next plays other games
             self._launcher.kill(self.processes[agent])
             self.processes.pop(agent).control.close()
 

@@ -259,11 +259,10 @@ class QueuedSampler:
                 queued = self._crew.take_segments()
                 for agent, error in failed.items():
                     self._pool.replace(agent, error, lambda: nullcontext(queued))
-                    if agent in self._pool.processes:
-                        agents[agent] = None  # starts anew
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,
+                "num_agents": self._pool.num_wanted,  # those that have just failed have no state
                 "slots": {slot: int(arrays["state"][slot]) for slot in slots},
                 "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
                 "restarts": arrays["restarts"].copy(),
@@ -291,6 +290,8 @@ class QueuedSampler:
         if self.adjuster and state["adjuster"]:
             self.adjuster.set_state(state["adjuster"])
         restarted = self._start(state["agents"])
+        if not self.adjuster:
+            self._pool.set_number(state["num_agents"])
         return [self.batch.first_env + agent for agent in restarted]
 
     def _restored(self, states: list[Any]) -> list[SegmentBatch]:
