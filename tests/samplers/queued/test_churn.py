@@ -31,8 +31,8 @@ def resumed(sampler: QueuedSampler, **options: Any) -> QueuedSampler:
 
 
 def kill_one(sampler: QueuedSampler, rng: random.Random) -> None:
-    playing = sampler._pool.processes.keys() - sampler._pool._starting
-    os.kill(sampler._pool.processes[rng.choice(sorted(playing))].pid, signal.SIGKILL)
+    if playing := sorted(sampler._pool.processes.keys() - sampler._pool._starting):
+        os.kill(sampler._pool.processes[rng.choice(playing)].pid, signal.SIGKILL)
 
 
 def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
