@@ -67,7 +67,7 @@ def churn(seed: int, num_changes: int, kills: bool, places: int) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
 def test_churn(seed: int, kills: bool) -> None:
     """Would catch steps that are lost, doubled or cut at the wrong place when numbers change, a process dies or a run
@@ -94,7 +94,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_environments_without_a_state_lose_only_what_was_unfinished(deterministic: bool) -> None:
     """Would catch a slot that stays taken for good when its segment is dropped, or steps learned from without what
     follows them."""
@@ -102,7 +102,7 @@ def test_environments_without_a_state_lose_only_what_was_unfinished(deterministi
     env, rng = numbered(forgets=True), random.Random(0)
     sampler = make_queued(env, **options)  # type: ignore[arg-type]
     try:
-        for _ in range(4):
+        for _ in range(6 if deterministic else 2):
             for _ in range(rng.randrange(1, 5)):
                 Book().add(sampler.collect())
             state = sampler.get_state()
