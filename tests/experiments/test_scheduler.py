@@ -102,7 +102,15 @@ def test_the_papers_numbers_belong_to_their_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_runs"),
-    [("table2", 16), ("table3", 12), ("cartpole", 8), ("auxiliary", 12), ("auxiliary_alone", 3), ("ga3c_batches", 12)],
+    [
+        ("table2", 16),
+        ("table3", 12),
+        ("cartpole", 8),
+        ("auxiliary", 12),
+        ("auxiliary_alone", 3),
+        ("ga3c_batches", 12),
+        ("gunreal", 4),
+    ],
 )
 def test_shipped_files_can_be_run(name: str, num_runs: int) -> None:
     """Would catch a setting that does not exist or fit, or a batch that does not split over the learners, in a file
