@@ -285,14 +285,12 @@ def _plans(
 
 def _queues(queues: QueueSettings, num_agents: int, plan: Plan) -> QueueSettings:
     """Returns the settings with the most agents that there may be, if their number is adjusted."""
-    if not queues.dynamic_adjustment:
-        if queues.max_agents is not None:
-            raise UsageError(f"max_agents={queues.max_agents} is of --dynamic-adjustment: use it with that, or omit it")
-        return queues
-    by_default = min(ADJUSTED_AGENTS, max(4 * num_agents, 16 * plan.topology.num_busy))
-    most = max(num_agents, by_default) if queues.max_agents is None else queues.max_agents
-    if most < num_agents:
+    most = queues.max_agents
+    if most is not None and most < num_agents:
         raise UsageError(f"max_agents={most} must be at least envs={num_agents}, the agents to start with")
+    if most is None and queues.dynamic_adjustment:
+        by_default = min(ADJUSTED_AGENTS, max(4 * num_agents, 16 * plan.topology.num_busy))
+        most = max(num_agents, by_default)
     return replace(queues, max_agents=most)
 
 

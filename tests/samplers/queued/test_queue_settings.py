@@ -40,7 +40,6 @@ CARTPOLE: dict[str, Any] = {"algo": "ga3c", "env": "CartPole-v1", "device": "cpu
             "max_agents=2000 agents .* use --max-agents 256 or less, or --training-queue 1",
         ),
         ({"training_queue": 64}, "envs=16 agents with training_queue=64 .* --envs 15 or less, or --training-queue 63"),
-        ({"max_agents": 20}, "max_agents=20 is of --dynamic-adjustment"),
         ({"max_agents": 2, "dynamic_adjustment": True}, "max_agents=2 must be at least envs="),
         ({"deterministic": True, "dynamic_adjustment": True}, "deterministic runs must not: omit one"),
         ({"min_training_batch": 10**10, "steps": 10**11}, "min_training_batch=10000000000 needs .* GB on cpu"),
