@@ -83,7 +83,7 @@ QUICK = [("a2c", "pixels"), ("ppo_lstm", "vectors"), ("vtrace", "vectors"), ("ep
         pytest.param(name, kind, marks=[] if (name, kind) in QUICK else pytest.mark.slow)
         for name in preset_names()
         for kind in KINDS
-        if not re.search(r"\d", name.split("_", 1)[-1]) and (kind == "vectors" or "base" not in load_preset(name))
+        if not re.search(r"_\w*\d", name) and (kind == "vectors" or "base" not in load_preset(name))
     ],
 )
 def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
