@@ -91,6 +91,8 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     env = example(preset, kind)
     names = setting_names(find_algo(named(preset)["algo"])[0])
     small = {**SMALL, **{name: value for name, value in SMALL_BATCHES.items() if name in names}}
+    if resolve_for(named(preset), env).run.sampler == "queued":
+        del small["workers"]
     run = accel_rl.train(**{**small, **named(preset)}, env=env, out=tmp_path / "run")
     last, num_steps = rows(run)[-1], small["steps"]
     # Merged segments are learned from whole, so that a queued run ends with a batch that may be longer.
