@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from accel_rl.samplers.queued.sampler import QueuedSampler
 from tests.helpers.queued import Book, free_tokens, make_queued, numbered
 
 pytestmark = pytest.mark.multiprocess
 MAX_AGENTS = 5
+NONE = (0, 0, 0)
+
+Change = tuple[int, str, tuple[int, int, int]]
+"""Batches before it, counts or kill or resume, and the numbers that go with it."""
 
 
 def make(folder: Path | None, **options: Any) -> QueuedSampler:
@@ -30,9 +36,9 @@ def resumed(sampler: QueuedSampler, **options: Any) -> QueuedSampler:
     return sampler
 
 
-def kill_one(sampler: QueuedSampler, rng: random.Random) -> None:
+def kill_one(sampler: QueuedSampler, number: int) -> None:
     if playing := sorted(sampler._pool.processes.keys() - sampler._pool._starting):
-        os.kill(sampler._pool.processes[rng.choice(playing)].pid, signal.SIGKILL)
+        os.kill(sampler._pool.processes[playing[number % len(playing)]].pid, signal.SIGKILL)
 
 
 def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
@@ -42,21 +48,20 @@ def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
     return book.check()
 
 
-def churn(seed: int, num_changes: int, kills: bool, places: int) -> None:
-    rng, book = random.Random(seed), Book()
-    options: dict[str, Any] = {"places": places, "horizon": rng.choice([1, 4, 5]), "num_trainers": 2}
-    options |= {"min_training_batch": rng.choice([1, 6, 17]), "num_predictors": 2}
+def churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
+    """Plays a schedule: before each change, so many batches are learned from."""
+    book = Book()
+    options: dict[str, Any] = {"places": places, "horizon": horizon, "num_trainers": 2}
+    options |= {"min_training_batch": min_training_batch, "num_predictors": 2}
     sampler = make(None, **options)
     try:
-        for index in range(num_changes):
-            for _ in range(rng.randint(1, 5)):
+        for num_batches, what, numbers in schedule:
+            for _ in range(num_batches):
                 book.add(sampler.collect())
-            is_resumed = index % 5 == 3
-            change = "resume" if is_resumed else "kill" if kills and rng.random() < 0.4 else "counts"
-            if change == "counts":
-                sampler.set_counts(rng.randint(1, MAX_AGENTS), rng.randint(1, 3), rng.randint(1, 3))
-            elif change == "kill":
-                kill_one(sampler, rng)
+            if what == "counts":
+                sampler.set_counts(*numbers)
+            elif what == "kill":
+                kill_one(sampler, numbers[0])
             else:
                 sampler = resumed(sampler, **options)
         for _ in range(10):
@@ -67,12 +72,27 @@ def churn(seed: int, num_changes: int, kills: bool, places: int) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
-def test_churn(seed: int, kills: bool) -> None:
+def test_churn() -> None:
     """Would catch steps that are lost, doubled or cut at the wrong place when numbers change, a process dies or a run
     is resumed; wrong values behind segments; actions that are not those that were taken; batches out of step."""
-    churn(seed, 5 if seed == 0 else 25, kills, places=1 + seed % 3)
+    churn([(3, "counts", (5, 1, 3)), (2, "kill", (2, 0, 0)), (3, "resume", NONE), (1, "counts", (1, 2, 1))], 4, 6, 1)
+
+
+counts = st.tuples(st.integers(1, MAX_AGENTS), st.integers(1, 3), st.integers(1, 3))
+changes = st.tuples(st.integers(1, 5), st.sampled_from(["counts", "counts", "kill", "resume"]), counts)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(changes, min_size=5, max_size=20),
+    st.sampled_from([1, 4, 5]),
+    st.sampled_from([1, 6, 17]),
+    st.integers(1, 3),
+)
+def test_any_churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
+    """The same, whatever the order of changes."""
+    churn(schedule, horizon, min_training_batch, places)
 
 
 def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
