@@ -288,8 +288,7 @@ class AgentPool:
         try:
             kind, content = process.control.recv()
         except (EOFError, ConnectionResetError):
-            text = f"{self._describe(agent)} {self._launcher.describe_exit(process)}"
-            raise RunError(text) from None
+            raise RunError(f"{self._describe(agent)} {self._launcher.describe_exit(process)}") from None
         if kind == "warning":
             logger.warning("agent %d: %s", agent, content)
         if kind == "usage":
