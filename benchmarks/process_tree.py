@@ -15,6 +15,7 @@ from accel_rl.errors import RunError
 
 STOP_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 10.0
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)  # waits to be reaped; is being reaped
 LOG_TAIL = 2000  # characters of what a failed program has printed
 
 
@@ -81,7 +82,7 @@ class ProcessTree:
         pending: list[int] = []
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-                if _is_alive(process):
+                if is_alive(process):
                     alive[process.pid] = process
                     children.setdefault(process.ppid(), []).append(process.pid)
                     if os.getpgid(process.pid) == self.process.pid:
@@ -127,6 +128,11 @@ class ProcessTree:
         self.close()
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Returns whether a process has not ended; one that only waits to be reaped has."""
+    return _status(process) not in ENDED
+
+
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -140,9 +146,5 @@ def _status(process: psutil.Process) -> str:
         return str(psutil.STATUS_ZOMBIE)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    return _status(process) != psutil.STATUS_ZOMBIE
-
-
 def _is_running(process: psutil.Process) -> bool:
-    return _status(process) not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    return _status(process) not in (*ENDED, psutil.STATUS_STOPPED)

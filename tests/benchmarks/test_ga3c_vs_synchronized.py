@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 import ga3c_contestants
@@ -25,6 +24,7 @@ from ga3c_contestants import MeasuredTraining, TrainingProcess, cpu_seconds, med
 from ga3c_figures import top_points
 from ga3c_vs_synchronized import GA3COptions, describe_final
 from network_passes import Network
+from process_tree import is_alive
 
 CART_POLE = {"algo": "a2c", "env": "CartPole-v1", "sampler": "serial", "horizon": 5, "envs": 4}
 FASTEST = Counts(8, 1, 2)
@@ -263,7 +263,7 @@ def test_a_training_in_a_process_of_its_own() -> None:
         assert process.run(0.2) == process.rows[0]["steps_per_second"] > 0
     finally:
         process.close()
-    assert not any(psutil.pid_exists(each.pid) and each.status() != psutil.STATUS_ZOMBIE for each in tree)
+    assert not any(each.is_running() and is_alive(each) for each in tree)
 
 
 def test_the_grid() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from accel_rl.errors import RunError
 from peer_process import DRIVERS, PeerProcess, driver_command
+from process_tree import is_alive
 
 LIMIT_S = 60.0  # for what happens at once on an idle machine
 
@@ -57,7 +58,7 @@ def peer(command: list[str]) -> Iterator[PeerProcess]:
 
 
 def have_ended(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    return not any(process.is_running() and is_alive(process) for process in processes)
 
 
 def wait_until(is_true: Callable[[], bool]) -> bool:
