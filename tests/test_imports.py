@@ -24,6 +24,7 @@ FLOORS = (
     ("rollout",),
     ("stacks",),
     ("envs",),
+    ("emulator",),
     ("config",),
     ("hardware",),
     ("errors", "version"),

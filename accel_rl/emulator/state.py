@@ -1,0 +1,35 @@
+"""The state of one Atari 2600: a flat array of int32 words, the only thing that the emulator reads and writes besides
+the pictures. A copy of it is a saved state.
+
+The words of each part of the hardware stand together, in the order of this file. Between two instructions every word
+has one meaning, whichever core has run them.
+"""
+
+# 6507 (cpu.py). Flags are 0 or 1.
+A, X, Y, SP, PC, N, V, B, D, I, Z, C = range(12)
+CYCLES = 12  # CPU cycles since the frame began
+DATA_BUS = 13  # the last byte on the bus
+LAST_ACCESS_WAS_READ = 14  # 0 or 1: WSYNC stops the processor only after a read
+STOP = 15  # why the processor stopped: 0 it did not (or its instructions are used up), 1 the frame has ended
+INSTRUCTIONS = 16  # executed since power on, modulo 2**32
+
+# RIOT (riot.py): 128 bytes of RAM, ports, timer
+RAM = 32  # 128 words, one byte in each
+TIMER, TIMER_SHIFT, TIMER_SET_CYCLE, TIMER_INTERRUPT_CYCLE, TIMER_READ_AFTER_INTERRUPT, DDRA = range(160, 166)
+
+# What the player and the console's panel do (controllers.py)
+SWCHA, SWCHB, INPT4, INPT5 = range(166, 170)  # as the ports read them
+PADDLE = 170  # 4 words: cycles until a paddle's capacitor is charged, -1: never (nothing is plugged in)
+
+# Cartridge (cartridges.py)
+CARTRIDGE = 176  # its kind
+BANK = 177  # the current bank; of E0 one word for each of four slices
+CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here
+
+# TIA (tia.py)
+TIA = 320  # 256 words
+
+# Console (console.py): frames, the generator of random numbers, rewards
+CONSOLE = 576
+
+STATE_WORDS = 1408
