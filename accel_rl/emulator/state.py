@@ -6,7 +6,7 @@ has one meaning, whichever core has run them.
 """
 
 # 6507 (cpu.py). Flags are 0 or 1.
-A, X, Y, SP, PC, N, V, B, D, I, Z, C = range(12)
+A, X, Y, SP, PC, N, V, B, D, I, Z, C = range(12)  # noqa: E741
 CYCLES = 12  # CPU cycles since the frame began
 DATA_BUS = 13  # the last byte on the bus
 LAST_ACCESS_WAS_READ = 14  # 0 or 1: WSYNC stops the processor only after a read
