@@ -8,36 +8,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ale_py
+
 from accel_rl.emulator import opcodes
 
-# Registers of the TIA when written (Stella Programmer's Guide), of the RIOT, and those of the TIA that are read.
-SYMBOLS = dict(
-    zip(
-        "VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF REFP0 REFP1 PF0 PF1 PF2 RESP0 RESP1 "
-        "RESM0 RESM1 RESBL AUDC0 AUDC1 AUDF0 AUDF1 AUDV0 AUDV1 GRP0 GRP1 ENAM0 ENAM1 ENABL HMP0 HMP1 HMM0 HMM1 HMBL "
-        "VDELP0 VDELP1 VDELBL RESMP0 RESMP1 HMOVE HMCLR CXCLR".split(),
-        range(0x2D),
-        strict=True,
-    )
-)
-SYMBOLS |= dict(zip("SWCHA SWACNT SWCHB SWBCNT INTIM INSTAT".split(), range(0x280, 0x286), strict=True))
-SYMBOLS |= dict(zip("TIM1T TIM8T TIM64T T1024T".split(), range(0x294, 0x298), strict=True))
-SYMBOLS |= dict(
-    zip(
-        "CXM0P CXM1P CXP0FB CXP1FB CXM0FB CXM1FB CXBLPF CXPPMM INPT0 INPT1 INPT2 INPT3 INPT4 INPT5".split(),
-        range(14),
-        strict=True,
-    )
-)
+# The TIA's registers when written, those of the RIOT, and the TIA's when read (Stella Programmer's Guide).
+_WRITTEN = """VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF REFP0 REFP1 PF0 PF1 PF2 RESP0 RESP1
+    RESM0 RESM1 RESBL AUDC0 AUDC1 AUDF0 AUDF1 AUDV0 AUDV1 GRP0 GRP1 ENAM0 ENAM1 ENABL HMP0 HMP1 HMM0 HMM1 HMBL
+    VDELP0 VDELP1 VDELBL RESMP0 RESMP1 HMOVE HMCLR CXCLR"""
+_READ = "CXM0P CXM1P CXP0FB CXP1FB CXM0FB CXM1FB CXBLPF CXPPMM INPT0 INPT1 INPT2 INPT3 INPT4 INPT5"
+_PORTS = "SWCHA SWACNT SWCHB SWBCNT INTIM INSTAT"
+_TIMERS = "TIM1T TIM8T TIM64T T1024T"
+SYMBOLS = {
+    name: first + i
+    for names, first in ((_WRITTEN, 0), (_READ, 0), (_PORTS, 0x280), (_TIMERS, 0x294))
+    for i, name in enumerate(names.split())
+}
 
-_OPERANDS = (
-    (r"#(.+)", opcodes.IMMEDIATE, opcodes.IMMEDIATE),
-    (r"\((.+),X\)", opcodes.INDIRECT_X, opcodes.INDIRECT_X),
-    (r"\((.+)\),Y", opcodes.INDIRECT_Y, opcodes.INDIRECT_Y),
-    (r"\((.+)\)", opcodes.JUMP_INDIRECT, opcodes.JUMP_INDIRECT),
+_OPERANDS = (  # modes that a notation may mean, the first that the operation has
+    (r"#(.+)", opcodes.IMMEDIATE),
+    (r"\((.+),X\)", opcodes.INDIRECT_X),
+    (r"\((.+)\),Y", opcodes.INDIRECT_Y),
+    (r"\((.+)\)", opcodes.JUMP_INDIRECT),
     (r"(.+),X", opcodes.ZERO_X, opcodes.ABSOLUTE_X),
     (r"(.+),Y", opcodes.ZERO_Y, opcodes.ABSOLUTE_Y),
-    (r"(.+)", opcodes.ZERO, opcodes.ABSOLUTE),
+    (r"(.+)", opcodes.RELATIVE, opcodes.CALL, opcodes.JUMP, opcodes.ZERO, opcodes.ABSOLUTE),
 )
 
 
@@ -103,19 +97,15 @@ def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> byt
     name, _, wide = mnemonic.upper().partition(".")
     if not operand or operand == "A":
         return bytes([opcodes.opcode_of(name, opcodes.IMPLIED)])
-    for pattern, short, long in _OPERANDS:
-        if match := re.fullmatch(pattern, operand):
-            break
-    value = _value(match[1], labels, at)  # type: ignore[index]
-    for mode in (opcodes.RELATIVE, opcodes.CALL, opcodes.JUMP, short, long):
+    match, modes = next((match, modes) for pattern, *modes in _OPERANDS if (match := re.fullmatch(pattern, operand)))
+    value = _value(match[1], labels, at)
+    for mode in modes:
         try:
             opcode = opcodes.opcode_of(name, mode)
         except KeyError:
             continue
         if mode == opcodes.RELATIVE:
             return bytes([opcode, (value - at - 2) % 256])
-        if mode == opcodes.JUMP and short == opcodes.JUMP_INDIRECT:
-            continue
         if opcodes.LENGTH[opcode] == 3:
             return bytes([opcode, value & 0xFF, value >> 8])
         if not wide and value < 256:
@@ -133,7 +123,5 @@ def open_ale(
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", seed)
     ale.setFloat("repeat_action_probability", 0.0)
-    for name, value in settings.items():
-        (ale.setBool if isinstance(value, bool) else ale.setInt)(name, value)  # type: ignore[operator]
     ale.loadROM(path)
     return ale
