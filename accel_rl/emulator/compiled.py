@@ -1,4 +1,4 @@
-"""Compiles the emulator's functions with Numba.
+"""Marks the functions that Numba compiles, and runs them.
 
 One convention for all of them, so that a CPU and later a GPU run the same source:
 
@@ -6,38 +6,70 @@ One convention for all of them, so that a CPU and later a GPU run the same sourc
 * Numbers are int32, wrapped explicitly: `i32(...)` around every result that is kept, `& 0xFF` where the hardware has
   eight bits. Nothing is negative where it is an index.
 * No objects, exceptions, allocations or floats.
+
+Numba itself is imported only where something has to be compiled: later starts load machine code from the disk.
 """
 
-import hashlib
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
+import numpy as np
 
-i32 = numba.int32
-_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+from accel_rl.emulator.machine_code import ArgumentTypes, MachineCode, load
+
+i32 = np.int32
+OPTIONS = {"error_model": "numpy", "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+class JitFunction:
+    """A function that only compiled functions call: Numba sees it as one of its own."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.__doc__, self.__name__, self.__wrapped__ = function.__doc__, function.__name__, function
+        self._dispatcher: Any = None
+
+    @property
+    def _numba_type_(self) -> Any:
+        import numba
+
+        if self._dispatcher is None:
+            self._dispatcher = numba.njit(**OPTIONS)(self.__wrapped__)
+        return numba.typeof(self._dispatcher)
+
+
+class EntryFunction(JitFunction):
+    """A function that Python calls: with arrays (C-contiguous), ints and nothing else; it returns None or an int."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__(function)
+        self._compiled: dict[ArgumentTypes, MachineCode] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.bind(*arguments)()
+
+    def bind(self, *arguments: Any) -> Callable[[], Any]:
+        """Returns a call of the function with these arguments, which costs about a microsecond each time.
+
+        Arrays are held, not copied: what is in them at the time of the call counts."""
+        types = tuple(_type_of(argument) for argument in arguments)
+        if types not in self._compiled:
+            self._compiled[types] = load(self, types)
+        return self._compiled[types].bind(arguments)
+
+
+def _type_of(argument: Any) -> str:
+    if isinstance(argument, np.ndarray):
+        if not argument.flags.c_contiguous:
+            raise ValueError("a compiled function takes C-contiguous arrays")
+        return f"{argument.dtype.name}[{', '.join([':'] * (argument.ndim - 1) + ['::1'])}]"
+    return "int32"
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compiles a function that is only called by compiled functions."""
-    return numba.njit(**_OPTIONS)(function)
+    """Marks a function that is only called by compiled functions."""
+    return JitFunction(function)
 
 
 def entry(function: Callable[..., Any]) -> Any:
-    """Compiles a function that Python calls, with all that it calls, and keeps the machine code on the disk."""
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_cache_folder())
-    try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-def _cache_folder() -> Path:
-    """Returns a folder for this version of the sources: Numba itself notices only changes of the entry's own file."""
-    digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "accel_rl" / "emulator" / digest.hexdigest()[:16]
+    """Marks a function that Python calls; it is compiled, with all that it calls, by the first call."""
+    return EntryFunction(function)

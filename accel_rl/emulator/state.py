@@ -26,8 +26,21 @@ CARTRIDGE = 176  # its kind
 BANK = 177  # the current bank; of E0 one word for each of four slices
 CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here
 
-# TIA (tia.py)
+# TIA (tia.py). Clocks are colour clocks since the first line of the frame began: 228 * line + position in the line.
 TIA = 320  # 256 words
+# What the console sets.
+MAX_LINE = TIA  # a write past this line ends the frame: 290 (NTSC), 342 (PAL)
+FIRST_LINE = TIA + 1  # the first line that is displayed
+NUM_LINES = TIA + 2  # how many lines are displayed
+COMB = TIA + 3  # 0 or 1: HMOVE blanks the first eight pixels of its line
+PAL = TIA + 4  # 0 or 1
+PAINT = TIA + 5  # 0 or 1: paint this frame's pixels
+# Frames
+FRAME_BUFFER = TIA + 6  # 0 or 1: which picture is being painted
+LEFT_OVER = TIA + 7  # clocks of its first line that had passed when this frame began
+VSYNC_CLOCK = TIA + 8  # the clock from which on clearing VSYNC ends the frame
+# Registers as written, at the addresses of the Stella Programmer's Guide
+REGISTER = TIA + 16  # 64 words
 
 # Console (console.py): frames, the generator of random numbers, rewards
 CONSOLE = 576

@@ -1,0 +1,163 @@
+"""Keeps compiled functions on the disk as object files, and runs them without Numba.
+
+Numba compiles a function and everything that it calls into one module of LLVM. Its machine code is stored under a hash
+of all that it depends on; a later process loads it with llvmlite in milliseconds."""
+
+import ctypes
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accel_rl.errors import UsageError
+
+if TYPE_CHECKING:
+    from accel_rl.emulator.compiled import EntryFunction
+
+ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
+OLDEST_NUMBA = (0, 61)
+INSTALL = "pip install 'accel-rl[native]'"
+
+
+class MachineCode:
+    """One compiled function in memory.
+
+    image: the object file. symbol: the function's name in it. returns_int: whether it returns a number or None."""
+
+    def __init__(self, image: bytes, symbol: str, returns_int: bool):
+        self._engine = _link(image)
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int)
+        self._function = prototype(self._engine.get_function_address(symbol))
+        self._returns_int = returns_int
+
+    def bind(self, arguments: tuple[Any, ...]) -> Callable[[], Any]:
+        """Returns a function without arguments that calls this one."""
+        # Numba passes an array by its fields: two that are unused here, the number of elements, their size, the
+        # address, shape and strides. The result goes to the first argument's address.
+        result = ctypes.c_int64()
+        flat: list[Any] = [ctypes.byref(result), ctypes.byref(ctypes.c_void_p())]
+        for argument in arguments:
+            if isinstance(argument, np.ndarray):
+                fields = (argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides)
+                flat += [ctypes.c_void_p(), ctypes.c_void_p(), *map(ctypes.c_int64, fields)]
+            else:
+                flat.append(ctypes.c_int32(argument))
+        function, returns_int = self._function, self._returns_int
+
+        def call(_held: Any = arguments) -> Any:
+            function(*flat)
+            return result.value if returns_int else None
+
+        return call
+
+
+def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
+    """Returns a function's machine code: from the disk, or compiled now and written there.
+
+    A cache that is damaged or cannot be written costs a compilation, and says so. Raises UsageError if Numba is
+    missing or too old."""
+    path = _cache_path(function, types)
+    try:
+        header, image = path.read_bytes().split(b"\n", 1)
+        facts = json.loads(header)
+        if facts["sha256"] != hashlib.sha256(image).hexdigest():
+            raise ValueError("damaged")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError) as error:
+        _say(f"the cache {path} cannot be read ({error}): compiling anew")
+    else:
+        return MachineCode(image, facts["symbol"], facts["returns_int"])
+    image, symbol, returns_int = _compile(function, types)
+    facts = {"symbol": symbol, "returns_int": returns_int, "sha256": hashlib.sha256(image).hexdigest()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(json.dumps(facts).encode() + b"\n" + image)
+        os.replace(file.name, path)
+    except OSError as error:
+        _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
+    return MachineCode(image, symbol, returns_int)
+
+
+def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, str, bool]:
+    _check_numba()
+    import llvmlite.binding as llvm
+    import numba
+    from numba.core import sigutils
+
+    _say(f"compiling {function.__name__} for this processor, once (about 20 s) ...")
+    start = time.perf_counter()
+    dispatcher = function._numba_type_.dispatcher
+    arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
+    dispatcher.compile(arguments)
+    compiled = dispatcher.overloads[arguments]
+    returns_int = compiled.signature.return_type != numba.types.none
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    image: bytes = _target_machine().emit_object(module)
+    _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
+    return image, compiled.fndesc.mangled_name, returns_int
+
+
+def _check_numba() -> None:
+    try:
+        version = importlib.metadata.version("numba")
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError(f"the emulator is compiled by Numba, which is not installed: {INSTALL}") from None
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_NUMBA:
+        oldest = ".".join(map(str, OLDEST_NUMBA))
+        raise UsageError(f"the emulator needs Numba {oldest} or newer, this is {version}: {INSTALL}")
+
+
+@cache
+def _target_machine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=2, jit=True)
+
+
+def _link(image: bytes) -> Any:
+    import llvmlite.binding as llvm
+
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(image))
+    engine.finalize_object()
+    return engine
+
+
+def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl"
+    source = Path(function.__wrapped__.__code__.co_filename).read_text()
+    key = hashlib.sha256(repr((_build_key(), source, types)).encode()).hexdigest()[:16]
+    return base / "emulator" / f"{function.__name__}-{key}.o"
+
+
+@cache
+def _build_key() -> str:
+    """Returns a hash of what all machine code depends on: the sources, the compilers' versions, the processor."""
+    _check_numba()
+    import llvmlite.binding as llvm
+
+    parts = [importlib.metadata.version("numba"), importlib.metadata.version("llvmlite"), sys.version]
+    parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _say(message: str) -> None:
+    print(f"accel_rl.emulator: {message}", file=sys.stderr, flush=True)
