@@ -10,6 +10,7 @@ from pathlib import Path
 import ale_py
 
 from accel_rl.emulator import opcodes
+from accel_rl.emulator.ale_states import AleState
 
 # The TIA's registers when written, those of the RIOT, and the TIA's when read (Stella Programmer's Guide).
 _WRITTEN = """VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF REFP0 REFP1 PF0 PF1 PF2 RESP0
@@ -125,3 +126,15 @@ def open_ale(
     ale.setFloat("repeat_action_probability", 0.0)
     ale.loadROM(path)
     return ale
+
+
+def save_state(ale: ale_py.ALEInterface) -> AleState:
+    """Returns ale-py's present state."""
+    return AleState(ale.cloneState().__getstate__())
+
+
+def restore_state(ale: ale_py.ALEInterface, state: AleState) -> None:
+    """Puts ale-py into a state, whose words a test may have changed."""
+    ale_state = ale_py.ALEState.__new__(ale_py.ALEState)
+    ale_state.__setstate__(bytes(state))
+    ale.restoreState(ale_state)
