@@ -102,42 +102,35 @@ JAM 02 12 22 32 42 52 62 72 92 B2 D2 F2
 _IMPLIED_CYCLES = {"PHA": 3, "PHP": 3, "PLA": 4, "PLP": 4, "RTS": 6, "RTI": 6, "BRK": 7}
 
 
-def _operations(table: str) -> list[str]:
-    return [line.split()[0] for line in table.split("\n") if line]
+ADC, AND, BIT, CMP, CPX, CPY, EOR, LDA, LDX, LDY, ORA, SBC, LAX, LAS, ANC, ALR, ARR, ANE, LXA, SBX, NOP = range(21)
+STA, STX, STY, SAX, SHA, SHX, SHY, SHS = range(21, 29)
+ASL, LSR, ROL, ROR, INC, DEC, SLO, RLA, SRE, RRA, DCP, ISB = range(29, 41)
+BPL, BMI, BVC, BVS, BCC, BCS, BNE, BEQ, JMP, JSR, RTS, RTI, BRK, PHA, PHP, PLA, PLP = range(41, 58)
+CLC, CLD, CLI, CLV, SEC, SED, SEI, DEX, DEY, INX, INY, TAX, TAY, TSX, TXA, TXS, TYA, JAM = range(58, 76)
+FIRST_WRITE, FIRST_MODIFY, FIRST_OTHER = STA, ASL, BPL  # before, between and behind them: see the tables
 
-
-OPERATIONS = tuple(_operations(_READS) + _operations(_WRITES) + _operations(_MODIFIES) + _operations(_OTHERS))
-FIRST_WRITE = len(_operations(_READS))  # operations from here to FIRST_MODIFY write memory without reading it
-FIRST_MODIFY = FIRST_WRITE + len(_operations(_WRITES))  # from here to FIRST_OTHER: read, change, write
-FIRST_OTHER = FIRST_MODIFY + len(_operations(_MODIFIES))
-
+_ROWS = [line.split() for line in (_READS + _WRITES + _MODIFIES + _OTHERS).split("\n") if line]
+OPERATIONS = tuple(row[0] for row in _ROWS)
 OPERATION = np.zeros(256, np.int32)
 MODE = np.zeros(256, np.int32)
 LENGTH = np.zeros(256, np.int32)
 CYCLES = np.zeros(256, np.int32)  # without those of a page that is crossed or a branch that is taken
-for _index, _line in enumerate((_READS + _WRITES + _MODIFIES + _OTHERS).replace("\n\n", "\n").strip().split("\n")):
-    _name, *_cells = _line.split()
+for _operation, (_name, *_cells) in enumerate(_ROWS):
     for _cell in _cells:
         _opcode, _mode = int(_cell[:2], 16), _SHORT_MODES.index(_cell[2:])
-        _cycles = _IMPLIED_CYCLES.get(_name, _MODE_CYCLES[_mode]) if _mode == IMPLIED else _MODE_CYCLES[_mode]
-        if FIRST_WRITE <= _index < FIRST_OTHER and _mode in (ABSOLUTE_X, ABSOLUTE_Y, INDIRECT_Y):
+        _cycles = _IMPLIED_CYCLES.get(_name, 2) if _mode == IMPLIED else _MODE_CYCLES[_mode]
+        if FIRST_WRITE <= _operation < FIRST_OTHER and _mode in (ABSOLUTE_X, ABSOLUTE_Y, INDIRECT_Y):
             _cycles += 1  # always as if it crossed a page
-        if FIRST_MODIFY <= _index < FIRST_OTHER and _mode != IMPLIED:
+        if FIRST_MODIFY <= _operation < FIRST_OTHER and _mode != IMPLIED:
             _cycles += 2
-        OPERATION[_opcode], MODE[_opcode], LENGTH[_opcode], CYCLES[_opcode] = (
-            _index,
-            _mode,
-            _MODE_LENGTH[_mode],
-            _cycles,
-        )
+        OPERATION[_opcode], MODE[_opcode] = _operation, _mode
+        LENGTH[_opcode], CYCLES[_opcode] = _MODE_LENGTH[_mode], _cycles
 
 
 def opcode_of(operation: str, mode: int) -> int:
     """Returns the first opcode in the tables above of an operation in a mode; raises KeyError if there is none."""
-    found = np.flatnonzero((OPERATION == OPERATIONS.index(operation)) & (MODE == mode))
-    if operation not in OPERATIONS or not len(found):
-        raise KeyError(operation)
-    return _PREFERRED.get((operation, mode), int(found[0]))
-
-
-_PREFERRED = {("NOP", IMPLIED): 0xEA, ("SBC", IMMEDIATE): 0xE9}
+    for name, *cells in _ROWS:
+        for cell in cells:
+            if name == operation and cell[2:] == _SHORT_MODES[mode]:
+                return int(cell[:2], 16)
+    raise KeyError(operation)
