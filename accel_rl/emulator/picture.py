@@ -28,7 +28,7 @@ from accel_rl.emulator.state import (
     REGISTER,
 )
 
-CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS = 228, 68, 160
+CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
@@ -44,20 +44,19 @@ def draw_until(s, screen, clock):
     line = start // CLOCKS_PER_LINE
     while start < stop:
         line_start = CLOCKS_PER_LINE * line
+        if start == line_start and start > first:
+            _end_line(s)
         left = max(start - line_start - BLANK_CLOCKS, 0)
         right = min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS)
         if left < right:
             _draw_span(s, screen, line - s[FIRST_LINE], left, right)
         line += 1
         start = line_start + CLOCKS_PER_LINE
-        if start <= stop:
-            _end_line(s)
 
 
 @jit
 def _end_line(s):
     """Forgets what holds for the rest of a line only."""
-    s[HMOVE_BLANK] = 0
     if s[HIDDEN_COPY]:
         s[HIDDEN_COPY] = 0
         s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
@@ -76,6 +75,8 @@ def _draw_span(s, screen, row, left, right):
             s[COLLIDED] = 1
     if s[PAINT]:
         _paint(s, screen, row, left, right)
+    if left < HMOVE_BLANK_PIXELS <= right:
+        s[HMOVE_BLANK] = 0
 
 
 @jit
@@ -129,15 +130,13 @@ def _paint(s, screen, row, left, right):
             p0 &= ~pf
             p1 &= ~(pf | p0)
         else:
-            p1 &= ~p0
             if score:
                 half = 0 if word > 2 else 0xFFFF if word == 2 else -1
-                field = pf & ~(p0 | p1)
-                pf = bl & ~(field | p0 | p1)
-                p0 |= field & half
-                p1 |= field & ~half
-            else:
-                pf = (pf | bl) & ~(p0 | p1)
+                p0 |= pf & half
+                p1 |= pf & ~half
+                pf = 0
+            p1 &= ~p0
+            pf = (pf | bl) & ~(p0 | p1)
         start, stop = max(left, 32 * word), min(right, 32 * word + 32)
         for x in range(start, stop):
             bit = x & 31
@@ -150,5 +149,5 @@ def _paint(s, screen, row, left, right):
                 colour = colour_p1
             screen[buffer, row, x] = colour
     if s[HMOVE_BLANK] and s[COMB]:
-        for x in range(left, min(right, 8)):
+        for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
             screen[buffer, row, x] = 0

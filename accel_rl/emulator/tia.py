@@ -20,6 +20,7 @@ from accel_rl.emulator.objects import (
     PF0,
     PF1,
     PF2,
+    PIXEL_WIDTH,
     PLAYER0,
     PLAYER1,
     PLAYFIELD,
@@ -81,8 +82,8 @@ _NEVER = 2**31 - 1
 # nothing when the value that they have is written again.
 DELAY = np.zeros(64, np.int32)
 DELAY[[VBLANK, REFP0, REFP1]] = 1
-DELAY[GRP0 : ENABL + 1] = 1
-DELAY[[NUSIZ0, NUSIZ0 + 1]] = 8
+DELAY[[GRP0, GRP1]] = 1
+DELAY[[NUSIZ0, NUSIZ0 + 1, RESM0, RESM0 + 1]] = 8
 PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)  # by the cycle of the write, modulo 4
 OBJECTS = np.zeros(64, np.int32)
 OBJECTS[NUSIZ0] = 1 << PLAYER0 | 1 << MISSILE0
@@ -95,7 +96,7 @@ OBJECTS[[ENAM0, RESMP0]] = 1 << MISSILE0
 OBJECTS[[ENAM0 + 1, RESMP1]] = 1 << MISSILE1
 OBJECTS[[ENABL, VDELBL]] = 1 << BALL
 PLAIN = OBJECTS != 0
-PLAIN[[GRP0, GRP1]] = False
+PLAIN[[NUSIZ0, NUSIZ0 + 1, GRP0, GRP1]] = False
 PLAIN[COLUP0 : COLUBK + 1] = True
 
 
@@ -158,14 +159,16 @@ def tia_write(s, screen, register, value):
     elif register == GRP1:
         if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL]:
             return
+    elif NUSIZ0 <= register <= NUSIZ0 + 1:
+        if s[at] == value and not s[HIDDEN_COPY]:
+            return
     elif HMP0 <= register <= HMBL:
         s[at] = value
         return
 
     line_clock = clock % CLOCKS_PER_LINE
     delay = DELAY[register]
-    hides = 0
-    position = 0
+    hides = position = i32(0)
     if PF0 <= register <= PF2:
         delay = PLAYFIELD_DELAY[line_clock // 3 & 3]
     elif RESP0 <= register <= RESBL:
@@ -188,6 +191,8 @@ def tia_write(s, screen, register, value):
         elif s[PADDLES_DUMPED]:
             s[PADDLES_DUMPED] = 0
             s[DUMP_END] = s[CYCLES]
+    elif NUSIZ0 <= register <= NUSIZ0 + 1:
+        s[HIDDEN_COPY] &= ~(1 << (register - NUSIZ0))
     elif register == GRP0:
         s[OLD_GRP1] = s[REGISTER + GRP1]
         s[DIRTY] |= 1 << PLAYER1
@@ -206,12 +211,14 @@ def tia_write(s, screen, register, value):
     elif register == RESMP0 or register == RESMP1:
         player = register - RESMP0
         if s[at] & 2 and not value & 2:
-            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + 4) % 160
+            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]) % 160
     elif register == HMOVE:
         cycle = line_clock // 3
         if cycle <= 20 or cycle == 75:
             s[HMOVE_BLANK] = 1
         s[HMOVE_CLOCK] = clock
+        s[HIDDEN_COPY] = 0
+        s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
         move(s, cycle)
     elif register == HMCLR:
         for motion_register in range(HMP0, HMBL + 1):
