@@ -41,8 +41,24 @@ PAINT = TIA + 5  # 0 or 1: paint this frame's pixels
 FRAME_BUFFER = TIA + 6  # 0 or 1: which picture is being painted
 LEFT_OVER = TIA + 7  # clocks of its first line that had passed when this frame began
 VSYNC_CLOCK = TIA + 8  # the clock from which on clearing VSYNC ends the frame
+DRAWN_CLOCK = TIA + 9  # collisions and pixels are complete up to this clock
 # Registers as written, at the addresses of the Stella Programmer's Guide
 REGISTER = TIA + 16  # 64 words
+# What the registers do not show
+OLD_GRP0, OLD_GRP1, OLD_ENABL = TIA + 80, TIA + 81, TIA + 82  # as VDELP0, VDELP1, VDELBL delay them
+POSITION = TIA + 83  # 5 words: the first pixel of players, missiles and ball, 0..159
+COLLISIONS = TIA + 88  # the latches: bit 2 r + 1 is bit 7 of the r-th collision register, bit 2 r is bit 6
+HMOVE_CLOCK = TIA + 89  # when HMOVE was last written
+HMOVE_BLANK = TIA + 90  # 0 or 1: the first eight pixels of this line are black
+COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
+COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
+PADDLES_DUMPED = TIA + 93  # 0 or 1: the paddles' capacitors are being discharged
+DUMP_END = TIA + 94  # the cycle when that ended
+# Kept so that a line need not be worked out anew: all follows from the words above.
+HIDDEN_COPY = TIA + 95  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
+DIRTY = TIA + 96  # one bit for each object whose mask is out of date (objects.py)
+COLLIDED = TIA + 97  # 0 or 1: all collisions of the present masks are latched
+MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py): frames, the generator of random numbers, rewards
 CONSOLE = 576

@@ -1,18 +1,68 @@
 """Emulates the TIA's registers: frames, WSYNC, players, missiles, ball, playfield, collisions, inputs.
 
-Names and addresses of the registers are those of the Stella Programmer's Guide (Steve Wright, 1979).
+Names and addresses of the registers are those of the Stella Programmer's Guide (Steve Wright, 1979). Pictures and
+collisions are completed up to the present only when a register changes, when a collision is read, and at the end.
 """
 
+import numpy as np
+
 from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.objects import (
+    ALL_OBJECTS,
+    BALL,
+    CTRLPF,
+    ENABL,
+    ENAM0,
+    GRP0,
+    MISSILE0,
+    MISSILE1,
+    NUSIZ0,
+    PF0,
+    PF1,
+    PF2,
+    PLAYER0,
+    PLAYER1,
+    PLAYFIELD,
+    REFP0,
+    RESMP0,
+    VDELBL,
+    VDELP0,
+    hides_copy,
+    move,
+)
+from accel_rl.emulator.picture import (
+    BLANK_CLOCKS,
+    CLOCKS_PER_LINE,
+    COLUBK,
+    COLUP0,
+    VBLANK,
+    draw_until,
+)
 from accel_rl.emulator.state import (
+    COLLIDED,
+    COLLISIONS,
+    COSMIC_ARK,
+    COSMIC_ARK_STEP,
     CYCLES,
     DATA_BUS,
+    DIRTY,
+    DRAWN_CLOCK,
+    DUMP_END,
     FRAME_BUFFER,
+    HIDDEN_COPY,
+    HMOVE_BLANK,
+    HMOVE_CLOCK,
     INPT4,
     INPT5,
     LAST_ACCESS_WAS_READ,
     LEFT_OVER,
     MAX_LINE,
+    OLD_ENABL,
+    OLD_GRP0,
+    OLD_GRP1,
+    PADDLE,
+    PADDLES_DUMPED,
+    POSITION,
     REGISTER,
     STOP,
     TIMER_INTERRUPT_CYCLE,
@@ -20,17 +70,44 @@ from accel_rl.emulator.state import (
     VSYNC_CLOCK,
 )
 
-CLOCKS_PER_LINE = 228
+VSYNC, WSYNC, RSYNC = 0x00, 0x02, 0x03
+REFP1, RESP0, RESP1, RESM0, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x14
+GRP1, HMP0, HMM0, HMBL, VDELP1, RESMP1, HMOVE, HMCLR, CXCLR = 0x1C, 0x20, 0x22, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C
+NUM_REGISTERS = 0x2D
+INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
 _NEVER = 2**31 - 1
+
+# How many clocks after a write its effect is seen; which objects' masks depend on the register; which registers do
+# nothing when the value that they have is written again.
+DELAY = np.zeros(64, np.int32)
+DELAY[[VBLANK, REFP0, REFP1]] = 1
+DELAY[GRP0 : ENABL + 1] = 1
+DELAY[[NUSIZ0, NUSIZ0 + 1]] = 8
+PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)  # by the cycle of the write, modulo 4
+OBJECTS = np.zeros(64, np.int32)
+OBJECTS[NUSIZ0] = 1 << PLAYER0 | 1 << MISSILE0
+OBJECTS[NUSIZ0 + 1] = 1 << PLAYER1 | 1 << MISSILE1
+OBJECTS[CTRLPF] = 1 << BALL | 1 << PLAYFIELD
+OBJECTS[[REFP0, GRP0, VDELP0]] = 1 << PLAYER0
+OBJECTS[[REFP1, GRP1, VDELP1]] = 1 << PLAYER1
+OBJECTS[[PF0, PF1, PF2]] = 1 << PLAYFIELD
+OBJECTS[[ENAM0, RESMP0]] = 1 << MISSILE0
+OBJECTS[[ENAM0 + 1, RESMP1]] = 1 << MISSILE1
+OBJECTS[[ENABL, VDELBL]] = 1 << BALL
+PLAIN = OBJECTS != 0
+PLAIN[[GRP0, GRP1]] = False
+PLAIN[COLUP0 : COLUBK + 1] = True
 
 
 @jit
 def reset_tia(s):
     """Switches the TIA on: all registers are 0."""
-    for register in range(64):
-        s[REGISTER + register] = 0
+    for word in range(VSYNC_CLOCK, COLLIDED + 1):
+        s[word] = 0
     s[LEFT_OVER] = 0
     s[VSYNC_CLOCK] = _NEVER
+    s[HMOVE_CLOCK] = -_NEVER
+    s[DIRTY] = ALL_OBJECTS
 
 
 @jit
@@ -39,18 +116,24 @@ def start_frame(s):
     cycles = s[CYCLES]
     clock = i32(3 * cycles + s[LEFT_OVER])
     s[LEFT_OVER] = clock % CLOCKS_PER_LINE
+    passed = i32(clock - s[LEFT_OVER])
     if s[VSYNC_CLOCK] != _NEVER:
-        s[VSYNC_CLOCK] += i32(s[LEFT_OVER] - clock)
+        s[VSYNC_CLOCK] -= passed
+    if s[HMOVE_CLOCK] > -_NEVER + passed:
+        s[HMOVE_CLOCK] -= passed
+    s[DUMP_END] -= cycles
     s[TIMER_SET_CYCLE] -= cycles
     s[TIMER_INTERRUPT_CYCLE] -= cycles
     s[CYCLES] = 0
     s[STOP] = 0
+    s[DRAWN_CLOCK] = 0
     s[FRAME_BUFFER] ^= 1
 
 
 @jit
 def end_frame(s, screen):
     """Finishes the picture of the frame that has ended."""
+    draw_until(s, screen, i32(3 * s[CYCLES] + s[LEFT_OVER]))
 
 
 @jit
@@ -60,18 +143,92 @@ def tia_write(s, screen, register, value):
     clock = i32(3 * s[CYCLES] + s[LEFT_OVER])
     if clock >= CLOCKS_PER_LINE * (s[MAX_LINE] + 1):
         s[STOP] = 1
-    if register == 0x00:  # VSYNC
-        s[REGISTER] = value
+    at = i32(REGISTER + register)
+    if register == WSYNC:
+        if s[LAST_ACCESS_WAS_READ] and clock % CLOCKS_PER_LINE:
+            s[CYCLES] += i32(76 - clock % CLOCKS_PER_LINE // 3)
+        return
+    if COLUP0 <= register <= COLUBK:
+        value &= 0xFE
+    if (PLAIN[register] and s[at] == value) or register >= NUM_REGISTERS:
+        return
+    if register == GRP0:
+        if s[at] == value and s[OLD_GRP1] == s[REGISTER + GRP1]:
+            return
+    elif register == GRP1:
+        if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL]:
+            return
+    elif HMP0 <= register <= HMBL:
+        s[at] = value
+        return
+
+    line_clock = clock % CLOCKS_PER_LINE
+    delay = DELAY[register]
+    hides = 0
+    position = 0
+    if PF0 <= register <= PF2:
+        delay = PLAYFIELD_DELAY[line_clock // 3 & 3]
+    elif RESP0 <= register <= RESBL:
+        position = _reset_position(register, line_clock, i32(clock - s[HMOVE_CLOCK]))
+        if register <= RESP1:
+            hides = hides_copy(s, register - RESP0, position)
+            delay = 11 if hides > 0 else 0
+    draw_until(s, screen, i32(clock + delay))
+
+    s[DIRTY] |= OBJECTS[register]
+    if register == VSYNC:
         if value & 2:
             s[VSYNC_CLOCK] = i32(clock + CLOCKS_PER_LINE)
         elif clock >= s[VSYNC_CLOCK]:
             s[VSYNC_CLOCK] = _NEVER
             s[STOP] = 1
-    elif register == 0x02:  # WSYNC
-        if s[LAST_ACCESS_WAS_READ] and clock % CLOCKS_PER_LINE:
-            s[CYCLES] += i32(76 - clock % CLOCKS_PER_LINE // 3)
-    else:
-        s[i32(REGISTER + register)] = value
+    elif register == VBLANK:
+        if value & 0x80:
+            s[PADDLES_DUMPED] = 1
+        elif s[PADDLES_DUMPED]:
+            s[PADDLES_DUMPED] = 0
+            s[DUMP_END] = s[CYCLES]
+    elif register == GRP0:
+        s[OLD_GRP1] = s[REGISTER + GRP1]
+        s[DIRTY] |= 1 << PLAYER1
+    elif register == GRP1:
+        s[OLD_GRP0] = s[REGISTER + GRP0]
+        s[OLD_ENABL] = s[REGISTER + ENABL]
+        s[DIRTY] |= 1 << PLAYER0 | 1 << BALL
+    elif RESP0 <= register <= RESBL:
+        item = register - RESP0
+        s[POSITION + item] = position
+        s[DIRTY] |= i32(1 << item)
+        if register <= RESP1:
+            s[HIDDEN_COPY] &= ~(1 << item)
+            if hides >= 0:
+                s[HIDDEN_COPY] |= 1 << item
+    elif register == RESMP0 or register == RESMP1:
+        player = register - RESMP0
+        if s[at] & 2 and not value & 2:
+            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + 4) % 160
+    elif register == HMOVE:
+        cycle = line_clock // 3
+        if cycle <= 20 or cycle == 75:
+            s[HMOVE_BLANK] = 1
+        s[HMOVE_CLOCK] = clock
+        move(s, cycle)
+    elif register == HMCLR:
+        for motion_register in range(HMP0, HMBL + 1):
+            s[REGISTER + motion_register] = 0
+    elif register == CXCLR:
+        s[COLLISIONS] = 0
+        s[COLLIDED] = 0
+    s[at] = value
+
+
+@jit
+def _reset_position(register, line_clock, since_hmove):
+    """Returns where RESPx, RESMx or RESBL, written at this clock of a line, puts its object."""
+    delay = 5 if register <= RESP1 else 4
+    if line_clock <= BLANK_CLOCKS:
+        return i32(delay - 2)
+    return i32((line_clock - BLANK_CLOCKS + delay) % 160)
 
 
 @jit
@@ -79,8 +236,15 @@ def tia_read(s, screen, address):
     """Reads a register at the time s[CYCLES]; the bits that the TIA does not drive stay as the bus had them."""
     register = address & 0x0F
     noise = s[DATA_BUS] & 0x3F
-    if register == 0x0C:
+    if register < INPT0_READ:
+        draw_until(s, screen, i32(3 * s[CYCLES] + s[LEFT_OVER]))
+        return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
+    if register < INPT4_READ:
+        charging = s[PADDLE + register - INPT0_READ]
+        charged = charging >= 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + charging
+        return i32(0x80 | noise if charged else noise)
+    if register == INPT4_READ:
         return i32(s[INPT4] & 0x80 | noise)
-    if register == 0x0D:
+    if register == INPT5_READ:
         return i32(s[INPT5] & 0x80 | noise)
     return i32(noise)

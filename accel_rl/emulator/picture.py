@@ -1,0 +1,154 @@
+"""Draws the TIA's picture from the objects' masks, and finds collisions."""
+
+from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.objects import (
+    BALL,
+    CTRLPF,
+    MISSILE0,
+    MISSILE1,
+    PLAYER0,
+    PLAYER1,
+    PLAYFIELD,
+    WORDS,
+    update_masks,
+)
+from accel_rl.emulator.state import (
+    COLLIDED,
+    COLLISIONS,
+    COMB,
+    DIRTY,
+    DRAWN_CLOCK,
+    FIRST_LINE,
+    FRAME_BUFFER,
+    HIDDEN_COPY,
+    HMOVE_BLANK,
+    MASK,
+    NUM_LINES,
+    PAINT,
+    REGISTER,
+)
+
+CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS = 228, 68, 160
+VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
+
+
+@jit
+def draw_until(s, screen, clock):
+    """Completes collisions, and pixels if they are wanted, up to a clock of this frame."""
+    first = CLOCKS_PER_LINE * s[FIRST_LINE]
+    start = max(s[DRAWN_CLOCK], first)
+    stop = min(clock, first + CLOCKS_PER_LINE * s[NUM_LINES])
+    if start >= stop:
+        return
+    s[DRAWN_CLOCK] = i32(stop)
+    line = start // CLOCKS_PER_LINE
+    while start < stop:
+        line_start = CLOCKS_PER_LINE * line
+        left = max(start - line_start - BLANK_CLOCKS, 0)
+        right = min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS)
+        if left < right:
+            _draw_span(s, screen, line - s[FIRST_LINE], left, right)
+        line += 1
+        start = line_start + CLOCKS_PER_LINE
+        if start <= stop:
+            _end_line(s)
+
+
+@jit
+def _end_line(s):
+    """Forgets what holds for the rest of a line only."""
+    s[HMOVE_BLANK] = 0
+    if s[HIDDEN_COPY]:
+        s[HIDDEN_COPY] = 0
+        s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
+
+
+@jit
+def _draw_span(s, screen, row, left, right):
+    """Draws pixels left to right - 1 of a row."""
+    if s[DIRTY]:
+        update_masks(s)
+        s[COLLIDED] = 0
+    blank = s[REGISTER + VBLANK] & 2
+    if not s[COLLIDED] and not blank:
+        _collide(s, left, right)
+        if left == 0 and right == LINE_PIXELS:
+            s[COLLIDED] = 1
+    if s[PAINT]:
+        _paint(s, screen, row, left, right)
+
+
+@jit
+def _collide(s, left, right):
+    """Latches the collisions of a span."""
+    for word in range(left >> 5, (right + 31) >> 5):
+        span = -1
+        if left > 32 * word:
+            span = -1 << (left - 32 * word)
+        if right < 32 * word + 32:
+            span &= (1 << (right - 32 * word)) - 1
+        at = MASK + word
+        p0 = s[at + WORDS * PLAYER0] & span
+        p1 = s[at + WORDS * PLAYER1] & span
+        m0 = s[at + WORDS * MISSILE0] & span
+        m1 = s[at + WORDS * MISSILE1] & span
+        bl = s[at + WORDS * BALL] & span
+        pf = s[at + WORDS * PLAYFIELD] & span
+        players, missiles = p0 | p1, m0 | m1
+        if not (p0 & p1 | m0 & m1 | players & missiles | (players | missiles) & (bl | pf) | bl & pf):
+            continue
+        latches = ((m0 & p1) != 0) << 1 | ((m0 & p0) != 0)
+        latches |= ((m1 & p0) != 0) << 3 | ((m1 & p1) != 0) << 2
+        latches |= ((p0 & pf) != 0) << 5 | ((p0 & bl) != 0) << 4
+        latches |= ((p1 & pf) != 0) << 7 | ((p1 & bl) != 0) << 6
+        latches |= ((m0 & pf) != 0) << 9 | ((m0 & bl) != 0) << 8
+        latches |= ((m1 & pf) != 0) << 11 | ((m1 & bl) != 0) << 10
+        latches |= ((bl & pf) != 0) << 13
+        latches |= ((p0 & p1) != 0) << 15 | ((m0 & m1) != 0) << 14
+        s[COLLISIONS] |= i32(latches)
+
+
+@jit
+def _paint(s, screen, row, left, right):
+    """Paints a span from the masks."""
+    buffer = s[FRAME_BUFFER]
+    if s[REGISTER + VBLANK] & 2:
+        for x in range(left, right):
+            screen[buffer, row, x] = 0
+        return
+    colour_p0, colour_p1 = s[REGISTER + COLUP0], s[REGISTER + COLUP1]
+    colour_pf, colour_bk = s[REGISTER + COLUPF], s[REGISTER + COLUBK]
+    score, priority = s[REGISTER + CTRLPF] & 2, s[REGISTER + CTRLPF] & 4
+    for word in range(left >> 5, (right + 31) >> 5):
+        at = MASK + word
+        p0 = s[at + WORDS * PLAYER0] | s[at + WORDS * MISSILE0]
+        p1 = s[at + WORDS * PLAYER1] | s[at + WORDS * MISSILE1]
+        pf, bl = s[at + WORDS * PLAYFIELD], s[at + WORDS * BALL]
+        if priority:
+            pf |= bl
+            p0 &= ~pf
+            p1 &= ~(pf | p0)
+        else:
+            p1 &= ~p0
+            if score:
+                half = 0 if word > 2 else 0xFFFF if word == 2 else -1
+                field = pf & ~(p0 | p1)
+                pf = bl & ~(field | p0 | p1)
+                p0 |= field & half
+                p1 |= field & ~half
+            else:
+                pf = (pf | bl) & ~(p0 | p1)
+        start, stop = max(left, 32 * word), min(right, 32 * word + 32)
+        for x in range(start, stop):
+            bit = x & 31
+            colour = colour_bk
+            if pf >> bit & 1:
+                colour = colour_pf
+            if p0 >> bit & 1:
+                colour = colour_p0
+            if p1 >> bit & 1:
+                colour = colour_p1
+            screen[buffer, row, x] = colour
+    if s[HMOVE_BLANK] and s[COMB]:
+        for x in range(left, min(right, 8)):
+            screen[buffer, row, x] = 0
