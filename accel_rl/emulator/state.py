@@ -8,9 +8,9 @@ has one meaning, whichever core has run them.
 # 6507 (cpu.py). Flags are 0 or 1.
 A, X, Y, SP, PC, N, V, B, D, I, Z, C = range(12)  # noqa: E741
 CYCLES = 12  # CPU cycles since the frame began
-DATA_BUS = 13  # the last byte on the bus
-LAST_ACCESS_WAS_READ = 14  # 0 or 1: WSYNC stops the processor only after a read
-STOP = 15  # why the processor stopped: 0 it did not (or its instructions are used up), 1 the frame has ended
+DATA_BUS = 13  # the byte that was on the bus before the last read below 0x1000 that was not of RAM
+LAST_ACCESS_WAS_READ = 14  # 0 or 1: WSYNC stops the processor only after a read; 1 between instructions
+STOP = 15  # why the processor stopped: 0 its instructions are used up, 1 the frame has ended, 2 for ever (JAM)
 INSTRUCTIONS = 16  # executed since power on, modulo 2**32
 
 # RIOT (riot.py): 128 bytes of RAM, ports, timer
@@ -23,7 +23,9 @@ PADDLE = 170  # 4 words: cycles until a paddle's capacitor is charged, -1: never
 
 # Cartridge (cartridges.py)
 CARTRIDGE = 176  # its kind
-BANK = 177  # the current bank; of E0 one word for each of four slices
+BANK = 177  # the current bank (F8, F8SC, F6, F6SC, DPC)
+SLICE = 178  # 4 words: where in the ROM each KB of the cartridge's address space is
+PLAIN_FIRST, PLAIN_END = 182, 183  # offsets in the address space between which reading has no consequence
 CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here
 
 # TIA (tia.py). Clocks are colour clocks since the first line of the frame began: 228 * line + position in the line.

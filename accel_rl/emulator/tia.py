@@ -42,8 +42,6 @@ from accel_rl.emulator.picture import (
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
-    COSMIC_ARK,
-    COSMIC_ARK_STEP,
     CYCLES,
     DATA_BUS,
     DIRTY,

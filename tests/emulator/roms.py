@@ -1,0 +1,140 @@
+"""An assembler for small test cartridges, and ale-py running them: the oracle of the emulator's tests.
+
+ale-py runs any cartridge whose file has a supported game's name; its saved states show every register.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import ale_py
+
+from accel_rl.emulator import opcodes
+from accel_rl.emulator.ale_states import AleState
+
+# The TIA's registers when written, those of the RIOT, and the TIA's when read (Stella Programmer's Guide).
+_WRITTEN = """VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF REFP0 REFP1 PF0 PF1 PF2 RESP0
+    RESP1 RESM0 RESM1 RESBL AUDC0 AUDC1 AUDF0 AUDF1 AUDV0 AUDV1 GRP0 GRP1 ENAM0 ENAM1 ENABL HMP0 HMP1 HMM0 HMM1 HMBL
+    VDELP0 VDELP1 VDELBL RESMP0 RESMP1 HMOVE HMCLR CXCLR"""
+_READ = "CXM0P CXM1P CXP0FB CXP1FB CXM0FB CXM1FB CXBLPF CXPPMM INPT0 INPT1 INPT2 INPT3 INPT4 INPT5"
+_PORTS = "SWCHA SWACNT SWCHB SWBCNT INTIM INSTAT"
+_TIMERS = "TIM1T TIM8T TIM64T T1024T"
+SYMBOLS = {
+    name: first + i
+    for names, first in ((_WRITTEN, 0), (_READ, 0), (_PORTS, 0x280), (_TIMERS, 0x294))
+    for i, name in enumerate(names.split())
+}
+
+_OPERANDS = (  # modes that a notation may mean, the first that the operation has
+    (r"#(.+)", opcodes.IMMEDIATE),
+    (r"\((.+),X\)", opcodes.INDIRECT_X),
+    (r"\((.+)\),Y", opcodes.INDIRECT_Y),
+    (r"\((.+)\)", opcodes.JUMP_INDIRECT),
+    (r"(.+),X", opcodes.ZERO_X, opcodes.ABSOLUTE_X),
+    (r"(.+),Y", opcodes.ZERO_Y, opcodes.ABSOLUTE_Y),
+    (r"(.+)", opcodes.RELATIVE, opcodes.CALL, opcodes.JUMP, opcodes.ZERO, opcodes.ABSOLUTE),
+)
+
+
+def assemble(source: str, size: int = 4096, origin: int = 0xF000, fill: int = 0xFF) -> bytes:
+    """Assembles a cartridge's program; the last six bytes of a bank are the vectors, which point to its start.
+
+    One instruction a line, `label:` before it, `;` begins a comment. Operands are those of the 6502: `#n`, `n,X`,
+    `(n),Y`. Numbers are `$hex`, `%binary` or decimal, names are labels or the hardware's registers; `<name`, `>name`
+    are a low and a high byte, `n + m` and `n - m` sums. An address below 256 is taken from page zero, except after a
+    mnemonic with `.w`. Directives: `.byte a, b`, `.word a`, `.org address` (of the bank), `.repeat n ... .end`.
+    """
+    lines = list(_instructions(source))
+    labels: dict[str, int] = {}
+    for _ in range(3):  # until every label is known, and so which operands are on page zero
+        rom, known = bytearray([fill]) * size, dict(labels)
+        rom[-6:] = bytes([origin & 0xFF, origin >> 8]) * 3
+        at = origin
+        for label, mnemonic, operand in lines:
+            if label:
+                labels[label] = at
+            if mnemonic == ".org":
+                at = _value(operand, known, at)
+            elif mnemonic:
+                code = _encode(mnemonic, operand, known, at)
+                rom[at - origin : at - origin + len(code)] = code
+                at += len(code)
+        assert len(rom) == size, f"the program ends at {at:#x}, behind its {size} bytes"
+        if labels == known:
+            return bytes(rom)
+    raise AssertionError("labels do not settle")
+
+
+def _instructions(source: str) -> Iterator[tuple[str, str, str]]:
+    source = re.sub(r";.*", "", source)
+    while match := re.search(r"\.repeat +(\d+)((?:(?!\.repeat).)*?)\.end", source, re.DOTALL):
+        source = source[: match.start()] + match[2] * int(match[1]) + source[match.end() :]
+    for line in source.split("\n"):
+        label, mnemonic, operand = re.fullmatch(r"\s*(?:(\w+):)?\s*(\S*)\s*(.*?)\s*", line).groups()  # type: ignore[union-attr]
+        yield label, mnemonic, operand
+
+
+def _value(text: str, labels: dict[str, int], at: int) -> int:
+    text = text.strip()
+    if text[0] in "<>":
+        value = _value(text[1:], labels, at)
+        return value & 0xFF if text[0] == "<" else value >> 8
+    value = 0
+    for sign, term in re.findall(r"([+-]?)\s*([$%]?\w+|\*)", text):
+        if term == "*":
+            number = at
+        elif term[0] in "$%":
+            number = int(term[1:], 16 if term[0] == "$" else 2)
+        else:
+            number = int(term) if term[0].isdigit() else SYMBOLS.get(term, labels.get(term, 0xF000))
+        value += -number if sign == "-" else number
+    return value
+
+
+def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> bytes:
+    if mnemonic in (".byte", ".word"):
+        size = 1 if mnemonic == ".byte" else 2
+        return b"".join((_value(each, labels, at) % 256**size).to_bytes(size, "little") for each in operand.split(","))
+    name, _, wide = mnemonic.upper().partition(".")
+    if not operand or operand == "A":
+        return bytes([opcodes.opcode_of(name, opcodes.IMPLIED)])
+    match, modes = next((match, modes) for pattern, *modes in _OPERANDS if (match := re.fullmatch(pattern, operand)))
+    value = _value(match[1], labels, at)
+    for mode in modes:
+        try:
+            opcode = opcodes.opcode_of(name, mode)
+        except KeyError:
+            continue
+        if mode == opcodes.RELATIVE:
+            return bytes([opcode, (value - at - 2) % 256])
+        if opcodes.LENGTH[opcode] == 3:
+            return bytes([opcode, value & 0xFF, value >> 8])
+        if not wide and value < 256:
+            return bytes([opcode, value])
+    raise ValueError(f"no opcode for {mnemonic} {operand}")
+
+
+def open_ale(
+    rom: bytes, folder: Path, game: str = "robotank", seed: int = 1, **settings: object
+) -> ale_py.ALEInterface:
+    """Starts ale-py with a cartridge of our own, named as a game that it knows, without sticky actions."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    path = folder / f"{game}.bin"
+    path.write_bytes(rom)
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(path)
+    return ale
+
+
+def save_state(ale: ale_py.ALEInterface) -> AleState:
+    """Returns ale-py's present state."""
+    return AleState(ale.cloneState().__getstate__())
+
+
+def restore_state(ale: ale_py.ALEInterface, state: AleState) -> None:
+    """Puts ale-py into a state, whose words a test may have changed."""
+    ale_state = ale_py.ALEState.__new__(ale_py.ALEState)
+    ale_state.__setstate__(bytes(state))
+    ale.restoreState(ale_state)

@@ -1,0 +1,68 @@
+"""Reading, changing and writing ale-py's saved states."""
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py import roms as ale_roms
+
+from tests.emulator.roms import assemble, open_ale, restore_state, save_state
+
+# Ends a frame without touching a register: a write to the TIA past its last line.
+WAIT = assemble("wait: STA $2D\n JMP wait")
+
+
+@pytest.fixture(scope="module")
+def ale(tmp_path_factory):
+    ale = open_ale(WAIT, tmp_path_factory.mktemp("rom"))
+    ale.reset_game()
+    return ale
+
+
+def test_an_edited_state_is_what_the_console_goes_on_with(ale):
+    """Would catch a word at the wrong place: ale-py would show another one changed."""
+    state = save_state(ale)
+    edits = {"A": 0x12, "X": 0x34, "Y": 0x56, "SP": 0x78, "N": 1, "V": 1, "D": 1, "I": 0, "NOT_Z": 0, "C": 1}
+    edits |= {
+        "TIMER": 99,
+        "TIMER_SHIFT": 3,
+        "DDRA": 0x55,
+        "NUSIZ0": 5,
+        "VBLANK": 2,
+        "PF": 0xABCDE,
+        "COLLISIONS": 0x1234,
+    }
+    edits |= {"POSP0": 7, "POSBL": 159, "HMM1": 9, "VDELBL": 1, "RESMP0": 1, "GRP0": 0xAA, "REFP0": 1}
+    for name, value in edits.items():
+        state[name] = value
+    state.ram[:] = np.arange(128) ^ 0x5A
+    restore_state(ale, state)
+    ale.act(0)
+    after = save_state(ale)
+    assert {name: after[name] for name in edits} == edits
+    assert (after.ram == (np.arange(128) ^ 0x5A)).all() and (ale.getRAM() == after.ram).all()
+
+
+@pytest.mark.parametrize(
+    ("game", "kind"),
+    [
+        ("breakout", "2K"),
+        ("alien", "4K"),
+        ("hero", "F8"),
+        ("klax", "F6SC"),
+        ("montezuma_revenge", "E0"),
+        ("pitfall2", "DPC"),
+    ],
+)
+def test_cartridges_of_real_games(game, kind):
+    """Would catch words that stand elsewhere after another cartridge."""
+    ale = ale_py.ALEInterface()
+    ale.loadROM(ale_roms.get_rom_path(game))
+    ale.reset_game()
+    state = save_state(ale)
+    assert state.cartridge == kind
+    assert (state.ram == ale.getRAM()).all()
+    assert state["LEFT_PADDLE"] == state["RIGHT_PADDLE"] and state["FRAME"] == state["EPISODE_FRAME"]
+    if kind == "E0":
+        assert state["SLICE3"] == 7
+    if kind == "DPC":
+        assert all(state[f"FLAG{i}"] in (0, 0xFF) for i in range(8))
