@@ -18,6 +18,7 @@ from accel_rl.emulator.state import (
     COMB,
     DIRTY,
     DRAWN_CLOCK,
+    ENABLED,
     FIRST_LINE,
     FRAME_BUFFER,
     HIDDEN_COPY,
@@ -25,6 +26,7 @@ from accel_rl.emulator.state import (
     MASK,
     NUM_LINES,
     PAINT,
+    REFLECT,
     REGISTER,
 )
 
@@ -45,7 +47,7 @@ def draw_until(s, screen, clock):
     while start < stop:
         line_start = CLOCKS_PER_LINE * line
         if start == line_start and start > first:
-            _end_line(s)
+            _start_line(s)
         left = max(start - line_start - BLANK_CLOCKS, 0)
         right = min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS)
         if left < right:
@@ -55,11 +57,14 @@ def draw_until(s, screen, clock):
 
 
 @jit
-def _end_line(s):
-    """Forgets what holds for the rest of a line only."""
+def _start_line(s):
+    """Ends what held for the rest of the line before."""
     if s[HIDDEN_COPY]:
         s[HIDDEN_COPY] = 0
         s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
+    if s[REFLECT] != s[REGISTER + CTRLPF] & 1:
+        s[REFLECT] ^= 1
+        s[DIRTY] |= 1 << PLAYFIELD
 
 
 @jit
@@ -69,7 +74,7 @@ def _draw_span(s, screen, row, left, right):
         update_masks(s)
         s[COLLIDED] = 0
     blank = s[REGISTER + VBLANK] & 2
-    if not s[COLLIDED] and not blank:
+    if not s[COLLIDED] and not blank and s[ENABLED] & (s[ENABLED] - 1):
         _collide(s, left, right)
         if left == 0 and right == LINE_PIXELS:
             s[COLLIDED] = 1
@@ -119,22 +124,24 @@ def _paint(s, screen, row, left, right):
         return
     colour_p0, colour_p1 = s[REGISTER + COLUP0], s[REGISTER + COLUP1]
     colour_pf, colour_bk = s[REGISTER + COLUPF], s[REGISTER + COLUBK]
-    score, priority = s[REGISTER + CTRLPF] & 2, s[REGISTER + CTRLPF] & 4
+    priority = s[REGISTER + CTRLPF] & 4
+    # Together with priority, the score mode colours the playfield only where it is alone.
+    score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] | s[at + WORDS * MISSILE0]
         p1 = s[at + WORDS * PLAYER1] | s[at + WORDS * MISSILE1]
         pf, bl = s[at + WORDS * PLAYFIELD], s[at + WORDS * BALL]
+        if score:
+            half = 0 if word > 2 else 0xFFFF if word == 2 else -1
+            p0 |= pf & half
+            p1 |= pf & ~half
+            pf = 0
         if priority:
             pf |= bl
             p0 &= ~pf
             p1 &= ~(pf | p0)
         else:
-            if score:
-                half = 0 if word > 2 else 0xFFFF if word == 2 else -1
-                p0 |= pf & half
-                p1 |= pf & ~half
-                pf = 0
             p1 &= ~p0
             pf = (pf | bl) & ~(p0 | p1)
         start, stop = max(left, 32 * word), min(right, 32 * word + 32)

@@ -54,10 +54,12 @@ COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
 COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
 PADDLES_DUMPED = TIA + 93  # 0 or 1: the paddles' capacitors are being discharged
 DUMP_END = TIA + 94  # the cycle when that ended
+REFLECT = TIA + 95  # 0 or 1: the playfield is reflected in the rest of this line
+HIDDEN_COPY = TIA + 96  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
 # Kept so that a line need not be worked out anew: all follows from the words above.
-HIDDEN_COPY = TIA + 95  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
-DIRTY = TIA + 96  # one bit for each object whose mask is out of date (objects.py)
-COLLIDED = TIA + 97  # 0 or 1: all collisions of the present masks are latched
+DIRTY = TIA + 97  # one bit for each object whose mask is out of date (objects.py)
+ENABLED = TIA + 98  # one bit for each object that has pixels
+COLLIDED = TIA + 99  # 0 or 1: all collisions of the present masks are latched
 MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py): frames, the generator of random numbers, rewards

@@ -62,6 +62,7 @@ from accel_rl.emulator.state import (
     PADDLE,
     PADDLES_DUMPED,
     POSITION,
+    REFLECT,
     REGISTER,
     STOP,
     TIMER_INTERRUPT_CYCLE,
@@ -74,6 +75,7 @@ REFP1, RESP0, RESP1, RESM0, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x14
 GRP1, HMP0, HMM0, HMBL, VDELP1, RESMP1, HMOVE, HMCLR, CXCLR = 0x1C, 0x20, 0x22, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C
 NUM_REGISTERS = 0x2D
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
+RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
 
 # How many clocks after a write its effect is seen; which objects' masks depend on the register; which registers do
@@ -189,6 +191,9 @@ def tia_write(s, screen, register, value):
         elif s[PADDLES_DUMPED]:
             s[PADDLES_DUMPED] = 0
             s[DUMP_END] = s[CYCLES]
+    elif register == CTRLPF:
+        if line_clock < RIGHT_HALF_CLOCK:  # later the next line is the first to be reflected or not
+            s[REFLECT] = value & 1
     elif NUSIZ0 <= register <= NUSIZ0 + 1:
         s[HIDDEN_COPY] &= ~(1 << (register - NUSIZ0))
     elif register == GRP0:
@@ -209,7 +214,9 @@ def tia_write(s, screen, register, value):
     elif register == RESMP0 or register == RESMP1:
         player = register - RESMP0
         if s[at] & 2 and not value & 2:
-            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]) % 160
+            s[POSITION + MISSILE0 + player] = (
+                s[POSITION + player] + 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]
+            ) % 160
     elif register == HMOVE:
         cycle = line_clock // 3
         if cycle <= 20 or cycle == 75:
