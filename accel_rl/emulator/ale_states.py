@@ -1,4 +1,4 @@
-"""Reads and writes ale-py's saved states, `ALEInterface.cloneState().__getstate__()`, and converts the hardware's words.
+"""Reads, writes and converts ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
 They are sequences of 32-bit words and of strings that begin with their length; each part of the console begins with
 its name. That makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare.
@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 
+from accel_rl.emulator import dpc
 from accel_rl.emulator import state as words
 from accel_rl.emulator.objects import ALL_OBJECTS, MIRRORED
 from accel_rl.emulator.state import CYCLES, LEFT_OVER, RAM, REGISTER, SLICE, VSYNC_CLOCK
@@ -21,10 +22,10 @@ _CPU = "A X Y SP . PC N? V? B? D? I? NOT_Z? C?"
 _RIOT = "TIMER TIMER_SHIFT TIMER_SET_CYCLE TIMER_INTERRUPT_CYCLE TIMER_READ_AFTER_INTERRUPT? DDRA"
 _TIA = """
     FRAME_CLOCK START_DISPLAY_CLOCK STOP_DISPLAY_CLOCK UPDATE_CLOCK CLOCKS_TO_LINE_END LAST_FRAME_LINES LINE
-    VSYNC_CLOCK ENABLED_OBJECTS VSYNC VBLANK NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF PRIORITY_AND_SCORE REFP0? REFP1? PF
-    GRP0 GRP1 DGRP0 DGRP1 ENAM0? ENAM1? ENABL? DENABL? HMP0 HMP1 HMM0 HMM1 HMBL VDELP0? VDELP1? VDELBL?
-    RESMP0? RESMP1? COLLISIONS POSP0 POSP1 POSM0 POSM1 POSBL CURRENT_GRP0 CURRENT_GRP1 LAST_HMOVE_CLOCK HMOVE_BLANK? M0_COSMIC_ARK?
-    M0_COSMIC_ARK_COUNTER DUMP_ENABLED? DUMP_DISABLED_CYCLE"""
+    VSYNC_CLOCK ENABLED_OBJECTS VSYNC VBLANK NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF PRIORITY_AND_SCORE
+    REFP0? REFP1? PF GRP0 GRP1 DGRP0 DGRP1 ENAM0? ENAM1? ENABL? DENABL? HMP0 HMP1 HMM0 HMM1 HMBL VDELP0? VDELP1? VDELBL? RESMP0? RESMP1?
+    COLLISIONS POSP0 POSP1 POSM0 POSM1 POSBL CURRENT_GRP0 CURRENT_GRP1 LAST_HMOVE_CLOCK HMOVE_BLANK?
+    M0_COSMIC_ARK? M0_COSMIC_ARK_COUNTER DUMP_ENABLED? DUMP_DISABLED_CYCLE"""
 _CARTRIDGES = {
     "2K": "",
     "4K": "",
@@ -34,7 +35,7 @@ _CARTRIDGES = {
     "F6SC": "BANK . *CARTRIDGE_RAM",
     "E0": ". SLICE0 SLICE1 SLICE2 SLICE3",
     "FE": "",
-    "DPC": "BANK . {TOP} . {BOTTOM} . {COUNTER} . {FLAG} . MUSIC5? MUSIC6? MUSIC7? RANDOM MUSIC_CYCLES MUSIC_FRACTION",
+    "DPC": "BANK . {TOP} . {BOTTOM} . {COUNTER} . {FLAG} . IS_MUSIC5? IS_MUSIC6? IS_MUSIC7? RANDOM MUSIC_CYCLE MUSIC_FRACTION",
 }
 
 
@@ -53,6 +54,11 @@ _REGISTERS |= {"REFP0": (0x0B, 3), "REFP1": (0x0C, 3), "GRP0": (0x1B, 0), "GRP1"
 _REGISTERS |= {"ENAM0": (0x1D, 1), "ENAM1": (0x1E, 1), "ENABL": (0x1F, 1), "RESMP0": (0x28, 1), "RESMP1": (0x29, 1)}
 _REGISTERS |= {name: (0x20 + i, 4) for i, name in enumerate(("HMP0", "HMP1", "HMM0", "HMM1", "HMBL"))}
 _REGISTERS |= {name: (0x25 + i, 0) for i, name in enumerate(("VDELP0", "VDELP1", "VDELBL"))}
+_DPC = {
+    f"{name}{i}": getattr(dpc, name) + i for name in ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC") for i in range(8)
+}
+_DPC["RANDOM"] = dpc.RANDOM
+_FRACTION_UNIT = 10**8  # of ale-py's MUSIC_FRACTION
 _PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F
 _NEVER = 2**31 - 1
 
@@ -144,14 +150,21 @@ def copy_from_ale(s: np.ndarray, state: AleState) -> None:
         if state.cartridge == "E0":
             s[SLICE + slot] = 0x400 * state[f"SLICE{slot}"]
 
+    for name, word in _DPC.items():
+        if name in state:
+            s[word] = state[name]
+    if "MUSIC_FRACTION" in state:
+        s[words.MUSIC_FRACTION] = round(state["MUSIC_FRACTION"] * dpc.MUSIC_PERIOD / _FRACTION_UNIT)
+
     s[LEFT_OVER] = -state["FRAME_CLOCK"]
     s[VSYNC_CLOCK] = state["VSYNC_CLOCK"] + (s[LEFT_OVER] if state["VSYNC_CLOCK"] != _NEVER else 0)
     s[words.HMOVE_CLOCK] = state["LAST_HMOVE_CLOCK"] + s[LEFT_OVER]
     for name, (register, shift) in _REGISTERS.items():
         s[REGISTER + register] = (state[name] & 0xFF) << shift
     s[REGISTER + _PF0] = (state["PF"] & 0xF) << 4
-    s[REGISTER + _PF1] = MIRRORED[state["PF"] >> 4 & 0xFF]
+    s[REGISTER + _PF1] = state["PF"] >> 4 & 0xFF
     s[REGISTER + _PF2] = state["PF"] >> 12
+    s[words.REFLECT] = state["CTRLPF"] & 1
     s[words.OLD_ENABL] = state["DENABL"] << 1
     s[words.POSITION : words.POSITION + 5] = [state[name] for name in _POSITIONS]
     s[words.COLLISIONS] = _swap_pairs(state["COLLISIONS"])
@@ -173,6 +186,12 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
         if state.cartridge == "E0":
             state[f"SLICE{slot}"] = s[SLICE + slot] >> 10
 
+    for name, word in _DPC.items():
+        if name in state:
+            state[name] = s[word]
+    if "MUSIC_FRACTION" in state:
+        state["MUSIC_FRACTION"] = int(s[words.MUSIC_FRACTION]) * _FRACTION_UNIT // dpc.MUSIC_PERIOD
+
     state["FRAME_CLOCK"] = -s[LEFT_OVER]
     state["VSYNC_CLOCK"] = s[VSYNC_CLOCK] - (s[LEFT_OVER] if s[VSYNC_CLOCK] != _NEVER else 0)
     state["LAST_HMOVE_CLOCK"] = s[words.HMOVE_CLOCK] - s[LEFT_OVER]
@@ -180,7 +199,7 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
         value = int(s[REGISTER + register]) >> shift
         state[name] = value * 0x01010101 if name.startswith("COLU") else value & 1 if state.is_flag(name) else value
     state["PRIORITY_AND_SCORE"] = (state["CTRLPF"] & 6) << 5
-    state["PF"] = s[REGISTER + _PF0] >> 4 | MIRRORED[s[REGISTER + _PF1]] << 4 | s[REGISTER + _PF2] << 12
+    state["PF"] = s[REGISTER + _PF0] >> 4 | s[REGISTER + _PF1] << 4 | s[REGISTER + _PF2] << 12
     state["DENABL"] = s[words.OLD_ENABL] >> 1
     for i, name in enumerate(_POSITIONS):
         state[name] = s[words.POSITION + i]

@@ -26,7 +26,8 @@ CARTRIDGE = 176  # its kind
 BANK = 177  # the current bank (F8, F8SC, F6, F6SC, DPC)
 SLICE = 178  # 4 words: where in the ROM each KB of the cartridge's address space is
 PLAIN_FIRST, PLAIN_END = 182, 183  # offsets in the address space between which reading has no consequence
-CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here
+CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here (dpc.py)
+MUSIC_CYCLE, MUSIC_FRACTION = 312, 313  # DPC: when its music was last worked out, in which part of a step
 
 # TIA (tia.py). Clocks are colour clocks since the first line of the frame began: 228 * line + position in the line.
 TIA = 320  # 256 words

@@ -56,6 +56,7 @@ from accel_rl.emulator.state import (
     LAST_ACCESS_WAS_READ,
     LEFT_OVER,
     MAX_LINE,
+    MUSIC_CYCLE,
     OLD_ENABL,
     OLD_GRP0,
     OLD_GRP1,
@@ -125,6 +126,7 @@ def start_frame(s):
     s[DUMP_END] -= cycles
     s[TIMER_SET_CYCLE] -= cycles
     s[TIMER_INTERRUPT_CYCLE] -= cycles
+    s[MUSIC_CYCLE] -= cycles
     s[CYCLES] = 0
     s[STOP] = 0
     s[DRAWN_CLOCK] = 0
