@@ -65,17 +65,27 @@ def write_bus(s, rom, screen, address, value):
 
 
 @jit
-def push(s, rom, screen, value):
-    """Pushes a byte on the stack, which is RAM and, above address 0x100, the TIA."""
-    write_bus(s, rom, screen, i32(0x100 | s[SP]), value)
-    s[SP] = (s[SP] - 1) & 0xFF
+def push(s, rom, screen, value, count):
+    """Pushes that many bytes of a number, the highest first, on the stack: RAM and, below 0x180, the TIA."""
+    while count > 0:
+        count = i32(count - 1)
+        byte = i32(value >> (8 * count) & 0xFF)
+        write_bus(s, rom, screen, i32(0x100 | s[SP]), byte)
+        s[SP] = (s[SP] - 1) & 0xFF
+        s[LAST_ACCESS_WAS_READ] = 0
 
 
 @jit
-def pull(s, rom, screen, bus):
-    """Pulls a byte from the stack."""
-    s[SP] = (s[SP] + 1) & 0xFF
-    return read_bus(s, rom, screen, i32(0x100 | s[SP]), bus)
+def pull(s, rom, screen, count):
+    """Pulls that many bytes from the stack; returns them as a number, the first one highest."""
+    byte = read_bus(s, rom, screen, i32(0x100 | s[SP]), i32(0))  # the processor reads once while it increments SP
+    value = i32(0)
+    while count > 0:
+        count = i32(count - 1)
+        s[SP] = (s[SP] + 1) & 0xFF
+        byte = read_bus(s, rom, screen, i32(0x100 | s[SP]), byte)
+        value = i32(value << 8 | byte)
+    return value
 
 
 @jit
@@ -189,36 +199,45 @@ def run(s, rom, screen, max_instructions):
             register = a if operation == op.CMP else (x if operation == op.CPX else y)
             carry = i32(register >= value)
             result = i32((register - value) & 0xFF)
-        elif operation == op.ADC or operation == op.SBC:
-            if s[D]:
-                packed = _add_decimal(a, value, carry) if operation == op.ADC else _subtract_decimal(a, value, carry)
-                a = result = i32(packed & 0xFF)
-                carry = i32(packed >> 8 & 1)
-                overflow = i32(packed >> 9)
-            else:
-                addend = value if operation == op.ADC else i32(value ^ 0xFF)
-                total = i32(a + addend + carry)
-                overflow = i32((a ^ total) & (addend ^ total) & 0x80) >> 7
-                carry = i32(total >> 8)
-                a = result = i32(total & 0xFF)
-        elif operation == op.INC:
+        elif operation == op.ADC:
+            a, carry, overflow = _add(a, value, carry, s[D])
+            result = a
+        elif operation == op.SBC:
+            a, carry, overflow = _subtract(a, value, carry, s[D])
+            result = a
+        elif operation == op.INC or operation == op.ISB:
             value = result = i32((value + 1) & 0xFF)
-        elif operation == op.DEC:
+            if operation == op.ISB:
+                a, carry, overflow = _subtract(a, value, carry, s[D])
+                result = a
+        elif operation == op.DEC or operation == op.DCP:
             value = result = i32((value - 1) & 0xFF)
-        elif operation == op.ASL:
+            if operation == op.DCP:
+                carry = i32(a >= value)
+                result = i32((a - value) & 0xFF)
+        elif operation == op.ASL or operation == op.SLO:
             carry = i32(value >> 7)
             value = result = i32(value << 1 & 0xFF)
-        elif operation == op.LSR:
+            if operation == op.SLO:
+                a = result = i32(a | value)
+        elif operation == op.LSR or operation == op.SRE:
             carry = i32(value & 1)
             value = result = i32(value >> 1)
-        elif operation == op.ROL:
+            if operation == op.SRE:
+                a = result = i32(a ^ value)
+        elif operation == op.ROL or operation == op.RLA:
             shifted = i32(value << 1 | carry)
             carry = i32(shifted >> 8)
             value = result = i32(shifted & 0xFF)
-        elif operation == op.ROR:
+            if operation == op.RLA:
+                a = result = i32(a & value)
+        elif operation == op.ROR or operation == op.RRA:
             shifted = i32(value | carry << 8)
             carry = i32(value & 1)
             value = result = i32(shifted >> 1)
+            if operation == op.RRA:
+                a, carry, overflow = _add(a, value, carry, s[D])
+                result = a
         elif operation >= op.BPL and operation <= op.BEQ:
             negative = result & 0x180 != 0
             if operation == op.BPL:
@@ -283,6 +302,45 @@ def run(s, rom, screen, max_instructions):
             s[I] = 0
         elif operation == op.SEI:
             s[I] = 1
+        elif operation == op.LAX:
+            a = x = result = value
+        elif operation == op.LAS:
+            a = x = result = i32(value & s[SP])
+            s[SP] = a
+        elif operation == op.ANC:
+            a = result = i32(a & value)
+            carry = i32(a >> 7)
+        elif operation == op.ALR:
+            carry = i32(a & value & 1)
+            a = result = i32((a & value) >> 1)
+        elif operation == op.ARR:
+            both = i32(a & value)
+            a = result = i32(both >> 1 | carry << 7)
+            carry = i32(a >> 6 & 1)
+            overflow = i32((a >> 6 ^ a >> 5) & 1)
+            if s[D]:
+                carry = i32((both & 0xF0) + (both & 0x10) > 0x50)
+                if (both & 15) + (both & 1) > 5:
+                    a = i32(a & 0xF0 | (a + 6) & 15)
+                a = i32((a + 0x60 * carry) & 0xFF)
+        elif operation == op.ANE:
+            a = result = i32((a | 0xEE) & x & value)
+        elif operation == op.LXA:
+            a = x = result = i32((a | 0xEE) & value)
+        elif operation == op.SBX:
+            carry = i32((a & x) >= value)
+            x = result = i32(((a & x) - value) & 0xFF)
+        elif operation == op.SAX:
+            value = i32(a & x)
+        elif operation == op.SHA:
+            value = i32(a & x & ((address >> 8) + 1))
+        elif operation == op.SHX:
+            value = i32(x & ((address >> 8) + 1))
+        elif operation == op.SHY:
+            value = i32(y & ((address >> 8) + 1))
+        elif operation == op.SHS:
+            s[SP] = i32(a & x)
+            value = i32(a & x & ((address >> 8) + 1))
         elif operation == op.NOP:
             pass
         elif operation == op.JAM:
@@ -290,43 +348,36 @@ def run(s, rom, screen, max_instructions):
             stopped = i32(1)
         elif operation >= op.JSR and operation <= op.PLP:  # the stack
             s[CYCLES] = cycles
+            flags = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | overflow << 6)
+            flags |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
             if operation == op.JSR:
-                pc = i32((pc - 1) & 0xFFFF)
-                push(s, rom, screen, i32(pc >> 8))
-                s[LAST_ACCESS_WAS_READ] = 0
-                push(s, rom, screen, i32(pc & 0xFF))
-                pc = i32(low | high << 8)
-            elif operation == op.RTS:
-                low = pull(s, rom, screen, low)
-                high = pull(s, rom, screen, low)
-                pc = i32((low + (high << 8) + 1) & 0xFFFF)
-            elif operation == op.PHA:
-                push(s, rom, screen, a)
-            elif operation == op.PLA:
-                a = result = pull(s, rom, screen, low)
+                push(s, rom, screen, pc, i32(2))
+                pc = i32(low | read_bus(s, rom, screen, pc, i32(0)) << 8)
+            elif operation == op.BRK:
+                s[B] = 1
+                push(s, rom, screen, i32(pc << 8 | flags | 0x10), i32(3))
+                s[I] = 1
+                low = read_bus(s, rom, screen, i32(0xFFFE), i32(0))
+                pc = i32(low | read_bus(s, rom, screen, i32(0xFFFF), low) << 8)
+            elif operation == op.PHA or operation == op.PHP:
+                push(s, rom, screen, a if operation == op.PHA else flags, i32(1))
             else:
-                if operation == op.BRK:
-                    pc = i32((pc + 1) & 0xFFFF)
-                    push(s, rom, screen, i32(pc >> 8))
-                    s[LAST_ACCESS_WAS_READ] = 0
-                    push(s, rom, screen, i32(pc & 0xFF))
-                if operation == op.BRK or operation == op.PHP:
-                    flags = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | overflow << 6)
-                    flags |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
-                    push(s, rom, screen, flags)
+                count = i32(1 + (operation == op.RTS) + 2 * (operation == op.RTI))
+                pulled = pull(s, rom, screen, count)
+                if operation == op.PLA:
+                    a = result = pulled
                 else:
-                    flags = pull(s, rom, screen, low)
-                    carry = i32(flags & 1)
-                    overflow = i32(flags >> 6 & 1)
-                    s[B], s[D], s[I] = flags >> 4 & 1, flags >> 3 & 1, flags >> 2 & 1
-                    result = i32((flags & 0x80) << 1 | (flags >> 1 & 1 ^ 1))
-                if operation == op.BRK:
-                    s[I] = 1
-                    low = read_bus(s, rom, screen, i32(0xFFFE), flags)
-                    pc = i32(low | read_bus(s, rom, screen, i32(0xFFFF), low) << 8)
-                elif operation == op.RTI:
-                    low = pull(s, rom, screen, flags)
-                    pc = i32(low | pull(s, rom, screen, low) << 8)
+                    if operation == op.RTS or operation == op.RTI:
+                        pc = i32(pulled >> 8 & 0xFF | (pulled & 0xFF) << 8)
+                    if operation == op.RTS:
+                        read_bus(s, rom, screen, pc, i32(0))
+                        pc = i32((pc + 1) & 0xFFFF)
+                    else:
+                        flags = i32(pulled >> 16 if operation == op.RTI else pulled)
+                        carry = i32(flags & 1)
+                        overflow = i32(flags >> 6 & 1)
+                        s[B], s[D], s[I] = 1, flags >> 3 & 1, flags >> 2 & 1
+                        result = i32((flags & 0x80) << 1 | (flags >> 1 & 1 ^ 1))
             s[LAST_ACCESS_WAS_READ] = 1
             cycles = s[CYCLES]
             stopped = s[STOP]
@@ -352,20 +403,40 @@ def run(s, rom, screen, max_instructions):
 
 
 @jit
-def _add_decimal(a, value, carry):
-    """Adds two bytes of two decimal digits; returns the sum, its carry as bit 8, V as bit 9."""
-    total = i32(10 * (a >> 4) + (a & 15) + 10 * (value >> 4) + (value & 15) + carry)
-    rest = i32(total & 0xFF) % i32(100)
-    digits = i32(rest // i32(10) << 4 | rest % i32(10))
-    overflow = i32((a ^ digits) & (value ^ digits) & 0x80) >> 7
-    return i32(digits | i32(total > 99) << 8 | overflow << 9)
+def _add(a, value, carry, decimal):
+    """Returns the sum of two bytes and the carry, and the flags C and V of it."""
+    total = i32(a + value + carry)
+    carry_out = i32(total >> 8)
+    if decimal:
+        total = i32(_from_decimal(a) + _from_decimal(value) + carry)
+        carry_out = i32(total > 99)
+        total = _to_decimal(i32(total & 0xFF))
+    overflow = i32((a ^ total) & (value ^ total) & 0x80) >> 7
+    return i32(total & 0xFF), carry_out, i32(overflow)
 
 
 @jit
-def _subtract_decimal(a, value, carry):
-    """Subtracts a byte of two decimal digits; returns the difference, its carry as bit 8, V as bit 9."""
-    total = i32(10 * (a >> 4) + (a & 15) - 10 * (value >> 4) - (value & 15) - (1 - carry))
-    rest = i32(total + 100 if total < 0 else total) % i32(100)
-    digits = i32(rest // i32(10) << 4 | rest % i32(10))
-    overflow = i32((a ^ digits) & (value ^ digits) & 0x80) >> 7
-    return i32(digits | i32(a >= value + 1 - carry) << 8 | overflow << 9)
+def _subtract(a, value, carry, decimal):
+    """Returns the difference of two bytes and the borrow, and the flags C and V of it."""
+    if not decimal:
+        return _add(a, i32(value ^ 0xFF), carry, i32(0))
+    difference = i32(_from_decimal(a) - _from_decimal(value) - 1 + carry)
+    if difference < 0:
+        difference = i32(difference + 100)
+    # What ale-py finds in its tables: behind the borrow of a hundred, digits above 9 give the values of a decimal byte.
+    total = _to_decimal(difference) if difference >= 0 else _from_decimal(i32(difference & 0xFF))
+    overflow = i32((a ^ total) & (value ^ total) & 0x80) >> 7
+    return total, i32(a >= value + 1 - carry), i32(overflow)
+
+
+@jit
+def _from_decimal(byte):
+    """Returns the number that two decimal digits write; digits above 9 count as they are."""
+    return i32(10 * (byte >> 4) + (byte & 15))
+
+
+@jit
+def _to_decimal(number):
+    """Returns the last two decimal digits of a number."""
+    rest = i32(number % i32(100))
+    return i32(rest // i32(10) << 4 | rest % i32(10))

@@ -8,11 +8,13 @@ import numpy as np
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.state import (
     DIRTY,
+    ENABLED,
     HIDDEN_COPY,
     MASK,
     OLD_ENABL,
     OLD_GRP0,
     POSITION,
+    REFLECT,
     REGISTER,
 )
 
@@ -82,7 +84,9 @@ def _show(s, item, pixels, player, offset, hidden):
     for word in range(WORDS):
         s[mask + word] = 0
     if pixels == 0:
+        s[ENABLED] &= ~(1 << item)
         return
+    s[ENABLED] |= 1 << item
     position = s[POSITION + item] + offset
     if not hidden:
         _put(s, mask, pixels, position)
@@ -111,11 +115,12 @@ def _show_playfield(s):
     mask = MASK + WORDS * PLAYFIELD
     a, b, c = s[REGISTER + PF0] >> 4, MIRRORED[s[REGISTER + PF1]], s[REGISTER + PF2]
     left = np.int64(a | b << 4 | c << 12)  # 20 bits
-    if s[REGISTER + CTRLPF] & 1:
+    if s[REFLECT]:
         right = np.int64(MIRRORED[c] | MIRRORED[b] << 8 | MIRRORED[a << 4] << 16)
     else:
         right = left
     bits = left | right << 20  # 40 bits
+    s[ENABLED] = s[ENABLED] | 1 << PLAYFIELD if bits else s[ENABLED] & ~(1 << PLAYFIELD)
     for word in range(WORDS):
         s[mask + word] = i32(WIDE[3, bits >> 8 * word & 0xFF])
 
@@ -145,7 +150,9 @@ def move(s, cycle):
         distance = motion(cycle, s[REGISTER + 0x20 + item])
         if distance:
             position = s[POSITION + item] + distance
-            s[POSITION + item] = i32(position - 160 if position >= 160 else position + 160 if position < 0 else position)
+            s[POSITION + item] = i32(
+                position - 160 if position >= 160 else position + 160 if position < 0 else position
+            )
             s[DIRTY] |= i32(1 << item)
 
 

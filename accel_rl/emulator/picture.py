@@ -18,6 +18,7 @@ from accel_rl.emulator.state import (
     COMB,
     DIRTY,
     DRAWN_CLOCK,
+    ENABLED,
     FIRST_LINE,
     FRAME_BUFFER,
     HIDDEN_COPY,
@@ -25,10 +26,11 @@ from accel_rl.emulator.state import (
     MASK,
     NUM_LINES,
     PAINT,
+    REFLECT,
     REGISTER,
 )
 
-CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS = 228, 68, 160
+CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
@@ -44,23 +46,25 @@ def draw_until(s, screen, clock):
     line = start // CLOCKS_PER_LINE
     while start < stop:
         line_start = CLOCKS_PER_LINE * line
+        if start == line_start and start > first:
+            _start_line(s)
         left = max(start - line_start - BLANK_CLOCKS, 0)
         right = min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS)
         if left < right:
             _draw_span(s, screen, line - s[FIRST_LINE], left, right)
         line += 1
         start = line_start + CLOCKS_PER_LINE
-        if start <= stop:
-            _end_line(s)
 
 
 @jit
-def _end_line(s):
-    """Forgets what holds for the rest of a line only."""
-    s[HMOVE_BLANK] = 0
+def _start_line(s):
+    """Ends what held for the rest of the line before."""
     if s[HIDDEN_COPY]:
         s[HIDDEN_COPY] = 0
         s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
+    if s[REFLECT] != s[REGISTER + CTRLPF] & 1:
+        s[REFLECT] ^= 1
+        s[DIRTY] |= 1 << PLAYFIELD
 
 
 @jit
@@ -70,12 +74,14 @@ def _draw_span(s, screen, row, left, right):
         update_masks(s)
         s[COLLIDED] = 0
     blank = s[REGISTER + VBLANK] & 2
-    if not s[COLLIDED] and not blank:
+    if not s[COLLIDED] and not blank and s[ENABLED] & (s[ENABLED] - 1):
         _collide(s, left, right)
         if left == 0 and right == LINE_PIXELS:
             s[COLLIDED] = 1
     if s[PAINT]:
         _paint(s, screen, row, left, right)
+    if left < HMOVE_BLANK_PIXELS <= right:
+        s[HMOVE_BLANK] = 0
 
 
 @jit
@@ -118,26 +124,26 @@ def _paint(s, screen, row, left, right):
         return
     colour_p0, colour_p1 = s[REGISTER + COLUP0], s[REGISTER + COLUP1]
     colour_pf, colour_bk = s[REGISTER + COLUPF], s[REGISTER + COLUBK]
-    score, priority = s[REGISTER + CTRLPF] & 2, s[REGISTER + CTRLPF] & 4
+    priority = s[REGISTER + CTRLPF] & 4
+    # Together with priority, the score mode colours the playfield only where it is alone.
+    score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] | s[at + WORDS * MISSILE0]
         p1 = s[at + WORDS * PLAYER1] | s[at + WORDS * MISSILE1]
         pf, bl = s[at + WORDS * PLAYFIELD], s[at + WORDS * BALL]
+        if score:
+            half = 0 if word > 2 else 0xFFFF if word == 2 else -1
+            p0 |= pf & half
+            p1 |= pf & ~half
+            pf = 0
         if priority:
             pf |= bl
             p0 &= ~pf
             p1 &= ~(pf | p0)
         else:
             p1 &= ~p0
-            if score:
-                half = 0 if word > 2 else 0xFFFF if word == 2 else -1
-                field = pf & ~(p0 | p1)
-                pf = bl & ~(field | p0 | p1)
-                p0 |= field & half
-                p1 |= field & ~half
-            else:
-                pf = (pf | bl) & ~(p0 | p1)
+            pf = (pf | bl) & ~(p0 | p1)
         start, stop = max(left, 32 * word), min(right, 32 * word + 32)
         for x in range(start, stop):
             bit = x & 31
@@ -150,5 +156,5 @@ def _paint(s, screen, row, left, right):
                 colour = colour_p1
             screen[buffer, row, x] = colour
     if s[HMOVE_BLANK] and s[COMB]:
-        for x in range(left, min(right, 8)):
+        for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
             screen[buffer, row, x] = 0

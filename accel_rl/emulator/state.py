@@ -26,7 +26,8 @@ CARTRIDGE = 176  # its kind
 BANK = 177  # the current bank (F8, F8SC, F6, F6SC, DPC)
 SLICE = 178  # 4 words: where in the ROM each KB of the cartridge's address space is
 PLAIN_FIRST, PLAIN_END = 182, 183  # offsets in the address space between which reading has no consequence
-CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here
+CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here (dpc.py)
+MUSIC_CYCLE, MUSIC_FRACTION = 312, 313  # DPC: when its music was last worked out, in which part of a step
 
 # TIA (tia.py). Clocks are colour clocks since the first line of the frame began: 228 * line + position in the line.
 TIA = 320  # 256 words
@@ -54,10 +55,12 @@ COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
 COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
 PADDLES_DUMPED = TIA + 93  # 0 or 1: the paddles' capacitors are being discharged
 DUMP_END = TIA + 94  # the cycle when that ended
+REFLECT = TIA + 95  # 0 or 1: the playfield is reflected in the rest of this line
+HIDDEN_COPY = TIA + 96  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
 # Kept so that a line need not be worked out anew: all follows from the words above.
-HIDDEN_COPY = TIA + 95  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
-DIRTY = TIA + 96  # one bit for each object whose mask is out of date (objects.py)
-COLLIDED = TIA + 97  # 0 or 1: all collisions of the present masks are latched
+DIRTY = TIA + 97  # one bit for each object whose mask is out of date (objects.py)
+ENABLED = TIA + 98  # one bit for each object that has pixels
+COLLIDED = TIA + 99  # 0 or 1: all collisions of the present masks are latched
 MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py)

@@ -20,6 +20,7 @@ from accel_rl.emulator.objects import (
     PF0,
     PF1,
     PF2,
+    PIXEL_WIDTH,
     PLAYER0,
     PLAYER1,
     PLAYFIELD,
@@ -41,8 +42,6 @@ from accel_rl.emulator.picture import (
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
-    COSMIC_ARK,
-    COSMIC_ARK_STEP,
     CYCLES,
     DATA_BUS,
     DIRTY,
@@ -57,12 +56,14 @@ from accel_rl.emulator.state import (
     LAST_ACCESS_WAS_READ,
     LEFT_OVER,
     MAX_LINE,
+    MUSIC_CYCLE,
     OLD_ENABL,
     OLD_GRP0,
     OLD_GRP1,
     PADDLE,
     PADDLES_DUMPED,
     POSITION,
+    REFLECT,
     REGISTER,
     STOP,
     TIMER_INTERRUPT_CYCLE,
@@ -75,14 +76,15 @@ REFP1, RESP0, RESP1, RESM0, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x14
 GRP1, HMP0, HMM0, HMBL, VDELP1, RESMP1, HMOVE, HMCLR, CXCLR = 0x1C, 0x20, 0x22, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C
 NUM_REGISTERS = 0x2D
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
+RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
 
 # How many clocks after a write its effect is seen; which objects' masks depend on the register; which registers do
 # nothing when the value that they have is written again.
 DELAY = np.zeros(64, np.int32)
 DELAY[[VBLANK, REFP0, REFP1]] = 1
-DELAY[GRP0 : ENABL + 1] = 1
-DELAY[[NUSIZ0, NUSIZ0 + 1]] = 8
+DELAY[[GRP0, GRP1]] = 1
+DELAY[[NUSIZ0, NUSIZ0 + 1, RESM0, RESM0 + 1]] = 8
 PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)  # by the cycle of the write, modulo 4
 OBJECTS = np.zeros(64, np.int32)
 OBJECTS[NUSIZ0] = 1 << PLAYER0 | 1 << MISSILE0
@@ -95,7 +97,7 @@ OBJECTS[[ENAM0, RESMP0]] = 1 << MISSILE0
 OBJECTS[[ENAM0 + 1, RESMP1]] = 1 << MISSILE1
 OBJECTS[[ENABL, VDELBL]] = 1 << BALL
 PLAIN = OBJECTS != 0
-PLAIN[[GRP0, GRP1]] = False
+PLAIN[[NUSIZ0, NUSIZ0 + 1, GRP0, GRP1]] = False
 PLAIN[COLUP0 : COLUBK + 1] = True
 
 
@@ -124,6 +126,7 @@ def start_frame(s):
     s[DUMP_END] -= cycles
     s[TIMER_SET_CYCLE] -= cycles
     s[TIMER_INTERRUPT_CYCLE] -= cycles
+    s[MUSIC_CYCLE] -= cycles
     s[CYCLES] = 0
     s[STOP] = 0
     s[DRAWN_CLOCK] = 0
@@ -158,14 +161,16 @@ def tia_write(s, screen, register, value):
     elif register == GRP1:
         if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL]:
             return
+    elif NUSIZ0 <= register <= NUSIZ0 + 1:
+        if s[at] == value and not s[HIDDEN_COPY]:
+            return
     elif HMP0 <= register <= HMBL:
         s[at] = value
         return
 
     line_clock = clock % CLOCKS_PER_LINE
     delay = DELAY[register]
-    hides = 0
-    position = 0
+    hides = position = i32(0)
     if PF0 <= register <= PF2:
         delay = PLAYFIELD_DELAY[line_clock // 3 & 3]
     elif RESP0 <= register <= RESBL:
@@ -188,6 +193,11 @@ def tia_write(s, screen, register, value):
         elif s[PADDLES_DUMPED]:
             s[PADDLES_DUMPED] = 0
             s[DUMP_END] = s[CYCLES]
+    elif register == CTRLPF:
+        if line_clock < RIGHT_HALF_CLOCK:  # later the next line is the first to be reflected or not
+            s[REFLECT] = value & 1
+    elif NUSIZ0 <= register <= NUSIZ0 + 1:
+        s[HIDDEN_COPY] &= ~(1 << (register - NUSIZ0))
     elif register == GRP0:
         s[OLD_GRP1] = s[REGISTER + GRP1]
         s[DIRTY] |= 1 << PLAYER1
@@ -206,12 +216,16 @@ def tia_write(s, screen, register, value):
     elif register == RESMP0 or register == RESMP1:
         player = register - RESMP0
         if s[at] & 2 and not value & 2:
-            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + 4) % 160
+            s[POSITION + MISSILE0 + player] = (
+                s[POSITION + player] + 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]
+            ) % 160
     elif register == HMOVE:
         cycle = line_clock // 3
         if cycle <= 20 or cycle == 75:
             s[HMOVE_BLANK] = 1
         s[HMOVE_CLOCK] = clock
+        s[HIDDEN_COPY] = 0
+        s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
         move(s, cycle)
     elif register == HMCLR:
         for motion_register in range(HMP0, HMBL + 1):
