@@ -88,6 +88,6 @@ RULES = 1344  # 64 words
 SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
 
 ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
-HISTORY = 2040  # 3 x 300 words: the last three frames' starts (console.py)
+HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frames.py)
 
-STATE_WORDS = 2944
+STATE_WORDS = 3000
