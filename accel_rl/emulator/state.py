@@ -64,7 +64,31 @@ ENABLED = TIA + 98  # one bit for each object that has pixels
 COLLIDED = TIA + 99  # 0 or 1: all collisions of the present masks are latched
 MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
-# Console (console.py): frames, the generator of random numbers, rewards
+# Console (console.py)
 CONSOLE = 576
+# Settings, written before power_on and never changed by the emulator
+PADDLES = 576  # 0: joysticks, 1: paddles are plugged in
+SWAPPED_PORTS = 577  # 0 or 1: the player's controller is in the other socket of its pair, or the other port
+PADDLE_MAX = 578  # the largest resistance of a paddle, in ohms
+DIFFICULTY = 579  # bit 0, 1: the left, right difficulty switch is at A
+MAX_EPISODE_FRAMES = 580  # 0: no limit
+REPEATS, REPEAT_LIMIT = 581, 582  # sticky actions: 0 or 1; the largest draw (unsigned) that repeats the last action
+# What changes
+LEFT_PADDLE, RIGHT_PADDLE = 583, 584  # their resistances in ohms
+FRAME, EPISODE_FRAME = 585, 586  # frames since power on and since the last reset, as ale-py counts them
+LAST_ACTION = 587  # the action that a sticky one repeats
+TRUNCATED = 588  # 0 or 1: MAX_EPISODE_FRAMES are over
+FRAME_GOES_ON = 589  # 0 or 1: the instructions of the last frame were used up before the TIA had ended it
+SLOT = 590  # where in HISTORY the last frame's start is, 0..2
+DRAWN_END = 591  # 2 words: how many clocks of the last frame in each picture were displayed
+PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
+SYSTEM_GENERATOR = 600  # 625 words: random numbers of the console (RAM and timer at power on)
 
-STATE_WORDS = 1408
+# Rules of the game (rules.py), worked out from the RAM after each frame
+RULES = 1344  # 64 words
+SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
+
+ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
+HISTORY = 2040  # 3 x 300 words: the last three frames' starts (console.py)
+
+STATE_WORDS = 2944

@@ -1,0 +1,147 @@
+"""Runs frames, and paints those that somebody looks at.
+
+Frames are run without painting: that saves a third of the time. The two pictures take turns, so a frame that ends
+before the last displayed line leaves lines of the frame before the last to be seen. Whatever is looked at must be
+painted, also later: the starts of the last three frames are kept, and a frame is run a second time from its start.
+
+* `paint_last_frame` paints the last frame when somebody asks for it.
+* When a frame turns out to be shorter than the one that its picture held, that one is painted before it, once.
+* A frame whose instructions are used up goes on in the next call: its first part is painted at once, then the rest.
+"""
+
+from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.cpu import run
+from accel_rl.emulator.state import (
+    CARTRIDGE_RAM,
+    DRAWN_CLOCK,
+    DRAWN_END,
+    FIRST_LINE,
+    FRAME_BUFFER,
+    FRAME_GOES_ON,
+    HISTORY,
+    INSTRUCTIONS,
+    MASK,
+    NUM_LINES,
+    PAINT,
+    PAINTED,
+    RAM,
+    SLOT,
+    STOP,
+    TIA,
+    TIMER,
+)
+from accel_rl.emulator.tia import end_frame, start_frame
+
+MAX_INSTRUCTIONS = 25_000  # ale-py's limit of a frame
+FRAME_ENDED = 1  # in s[STOP]
+
+# A frame's start is all that the processor and the chips can change, and the ports: words as they are, but RAM two
+# bytes in a word.
+_CPU_WORDS = INSTRUCTIONS + 1
+_PORT_WORDS = CARTRIDGE_RAM - TIMER  # timer, ports, bank
+_TIA_WORDS = MASK + 30 - TIA
+_RAM_WORDS = 128 // 2
+SLOT_WORDS = _CPU_WORDS + _PORT_WORDS + _TIA_WORDS + 2 * _RAM_WORDS
+
+
+@jit
+def run_frame(s, rom, screen):
+    """Runs one frame as ale-py counts them: until the TIA ends it or 25,000 instructions are used up.
+
+    It is painted at once if s[PAINT] is set."""
+    if s[FRAME_GOES_ON]:
+        s[PAINT] = 1
+    else:
+        start_frame(s)
+        s[SLOT] = (s[SLOT] + 1) % 3
+        _save_start(s, s[SLOT])
+    _run_to_end(s, rom, screen)
+    picture = s[FRAME_BUFFER]
+    s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
+    if s[FRAME_GOES_ON]:
+        if not s[PAINT]:
+            _run_again(s, rom, screen, s[SLOT], 1)
+        return
+    end = min(s[DRAWN_CLOCK], i32(228 * (s[FIRST_LINE] + s[NUM_LINES])))
+    if end < s[DRAWN_END + picture] and not s[PAINTED + picture]:
+        painted = s[PAINT]
+        _run_again(s, rom, screen, (s[SLOT] + 1) % 3, 1)
+        _run_again(s, rom, screen, s[SLOT], painted)
+    s[DRAWN_END + picture] = end
+    s[PAINTED + picture] = s[PAINT]
+
+
+@jit
+def paint_last_frame(s, rom, screen):
+    """Paints the last frame if that has not been done."""
+    picture = s[FRAME_BUFFER]
+    if s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
+        return
+    free = (s[SLOT] + 1) % 3
+    _save_start(s, free)
+    _run_again(s, rom, screen, s[SLOT], 1)
+    _load_start(s, free)
+    s[PAINTED + picture] = 1
+
+
+@jit
+def forget_frames(s, screen):
+    """Makes both pictures black, as they are at power on."""
+    for picture in range(2):
+        s[DRAWN_END + picture] = 0
+        s[PAINTED + picture] = 0
+        for line in range(screen.shape[1]):
+            for pixel in range(screen.shape[2]):
+                screen[picture, line, pixel] = 0
+    s[FRAME_GOES_ON] = 0
+
+
+@jit
+def _run_to_end(s, rom, screen):
+    run(s, rom, screen, MAX_INSTRUCTIONS)
+    if s[STOP] == FRAME_ENDED:
+        end_frame(s, screen)
+
+
+@jit
+def _run_again(s, rom, screen, slot, paint):
+    """Runs a frame from its start, painting it or not."""
+    _load_start(s, slot)
+    s[PAINT] = paint
+    _run_to_end(s, rom, screen)
+
+
+@jit
+def _save_start(s, slot):
+    at = i32(HISTORY + SLOT_WORDS * slot)
+    for word in range(_CPU_WORDS):
+        s[at + word] = s[word]
+    at += _CPU_WORDS
+    for word in range(_PORT_WORDS):
+        s[at + word] = s[TIMER + word]
+    at += _PORT_WORDS
+    for word in range(_TIA_WORDS):
+        s[at + word] = s[TIA + word]
+    at += _TIA_WORDS
+    for word in range(_RAM_WORDS):
+        s[at + word] = s[RAM + 2 * word] | s[RAM + 2 * word + 1] << 16
+        s[at + _RAM_WORDS + word] = s[CARTRIDGE_RAM + 2 * word] | s[CARTRIDGE_RAM + 2 * word + 1] << 16
+
+
+@jit
+def _load_start(s, slot):
+    at = i32(HISTORY + SLOT_WORDS * slot)
+    for word in range(_CPU_WORDS):
+        s[word] = s[at + word]
+    at += _CPU_WORDS
+    for word in range(_PORT_WORDS):
+        s[TIMER + word] = s[at + word]
+    at += _PORT_WORDS
+    for word in range(_TIA_WORDS):
+        s[TIA + word] = s[at + word]
+    at += _TIA_WORDS
+    for word in range(_RAM_WORDS):
+        s[RAM + 2 * word] = s[at + word] & 0xFFFF
+        s[RAM + 2 * word + 1] = s[at + word] >> 16 & 0xFFFF
+        s[CARTRIDGE_RAM + 2 * word] = s[at + _RAM_WORDS + word] & 0xFFFF
+        s[CARTRIDGE_RAM + 2 * word + 1] = s[at + _RAM_WORDS + word] >> 16 & 0xFFFF
