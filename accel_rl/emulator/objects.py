@@ -145,7 +145,9 @@ def move(s, cycle):
         distance = motion(cycle, s[REGISTER + 0x20 + item])
         if distance:
             position = s[POSITION + item] + distance
-            s[POSITION + item] = i32(position - 160 if position >= 160 else position + 160 if position < 0 else position)
+            s[POSITION + item] = i32(
+                position - 160 if position >= 160 else position + 160 if position < 0 else position
+            )
             s[DIRTY] |= i32(1 << item)
 
 

@@ -60,7 +60,14 @@ DIRTY = TIA + 96  # one bit for each object whose mask is out of date (objects.p
 COLLIDED = TIA + 97  # 0 or 1: all collisions of the present masks are latched
 MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
-# Console (console.py): frames, the generator of random numbers, rewards
+# Console (console.py): frames, the generator of random numbers
 CONSOLE = 576
+
+# Rules of the game (rules.py), worked out from the RAM after each frame
+RULES = 1344  # 64 words
+SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
+MEMORY = RULES + 4  # 8 words: what else a game's rules remember, in the order of the table
+BEFORE = RULES + 12  # 12 words: all of these as they were after the frame before
+STACK = RULES + 24  # 40 words: the operands while a rule is being evaluated
 
 STATE_WORDS = 1408
