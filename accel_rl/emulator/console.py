@@ -11,7 +11,7 @@ from accel_rl.emulator.controllers import RESET_SWITCH, center_controllers, set_
 from accel_rl.emulator.frames import FRAME_ENDED, forget_frames, paint_last_frame, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.riot import reset_riot
-from accel_rl.emulator.rules import reset_rules, update_rules
+from accel_rl.emulator.rule_code import reset_rules, update_rules
 from accel_rl.emulator.state import (
     ACTION_GENERATOR,
     CARTRIDGE,
