@@ -23,7 +23,8 @@ _RIOT = "TIMER TIMER_SHIFT TIMER_SET_CYCLE TIMER_INTERRUPT_CYCLE TIMER_READ_AFTE
 _TIA = """
     FRAME_CLOCK START_DISPLAY_CLOCK STOP_DISPLAY_CLOCK UPDATE_CLOCK CLOCKS_TO_LINE_END LAST_FRAME_LINES LINE
     VSYNC_CLOCK ENABLED_OBJECTS VSYNC VBLANK NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF PRIORITY_AND_SCORE
-    REFP0? REFP1? PF GRP0 GRP1 DGRP0 DGRP1 ENAM0? ENAM1? ENABL? DENABL? HMP0 HMP1 HMM0 HMM1 HMBL VDELP0? VDELP1? VDELBL? RESMP0? RESMP1?
+    REFP0? REFP1? PF GRP0 GRP1 DGRP0 DGRP1 ENAM0? ENAM1? ENABL? DENABL? HMP0 HMP1 HMM0 HMM1 HMBL VDELP0? VDELP1?
+    VDELBL? RESMP0? RESMP1?
     COLLISIONS POSP0 POSP1 POSM0 POSM1 POSBL CURRENT_GRP0 CURRENT_GRP1 LAST_HMOVE_CLOCK HMOVE_BLANK?
     M0_COSMIC_ARK? M0_COSMIC_ARK_COUNTER DUMP_ENABLED? DUMP_DISABLED_CYCLE"""
 _CARTRIDGES = {
@@ -35,15 +36,14 @@ _CARTRIDGES = {
     "F6SC": "BANK . *CARTRIDGE_RAM",
     "E0": ". SLICE0 SLICE1 SLICE2 SLICE3",
     "FE": "",
-    "DPC": "BANK . {TOP} . {BOTTOM} . {COUNTER} . {FLAG} . IS_MUSIC5? IS_MUSIC6? IS_MUSIC7? RANDOM MUSIC_CYCLE MUSIC_FRACTION",
+    "DPC": "BANK . {TOP} . {BOTTOM} . {COUNTER} . {FLAG} . "
+    "IS_MUSIC5? IS_MUSIC6? IS_MUSIC7? RANDOM MUSIC_CYCLE MUSIC_FRACTION",
 }
 
 
 # Words that ale-py and the emulator keep alike, by their names here and there.
-_SAME = {
-    name: name for name in ["A", "X", "Y", "SP", "PC", "N", "V", "B", "D", "I", "C", "CYCLES", "BANK", "HMOVE_BLANK"]
-}
-_SAME |= {name: name for name in _RIOT.replace("?", "").split()}
+_SAME = {name: name for name in _RIOT.replace("?", "").split() + ["MUSIC_CYCLE", "HMOVE_BLANK", "CYCLES", "BANK"]}
+_SAME |= {name: name for name in ("A", "X", "Y", "SP", "PC", "N", "V", "B", "D", "I", "C")}
 _SAME |= {"DGRP0": "OLD_GRP0", "DGRP1": "OLD_GRP1", "M0_COSMIC_ARK": "COSMIC_ARK", "DUMP_ENABLED": "PADDLES_DUMPED"}
 _SAME |= {"M0_COSMIC_ARK_COUNTER": "COSMIC_ARK_STEP", "DUMP_DISABLED_CYCLE": "DUMP_END"}
 _POSITIONS = ("POSP0", "POSP1", "POSM0", "POSM1", "POSBL")
@@ -54,9 +54,8 @@ _REGISTERS |= {"REFP0": (0x0B, 3), "REFP1": (0x0C, 3), "GRP0": (0x1B, 0), "GRP1"
 _REGISTERS |= {"ENAM0": (0x1D, 1), "ENAM1": (0x1E, 1), "ENABL": (0x1F, 1), "RESMP0": (0x28, 1), "RESMP1": (0x29, 1)}
 _REGISTERS |= {name: (0x20 + i, 4) for i, name in enumerate(("HMP0", "HMP1", "HMM0", "HMM1", "HMBL"))}
 _REGISTERS |= {name: (0x25 + i, 0) for i, name in enumerate(("VDELP0", "VDELP1", "VDELBL"))}
-_DPC = {
-    f"{name}{i}": getattr(dpc, name) + i for name in ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC") for i in range(8)
-}
+_DPC_WORDS = ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC")  # eight of each
+_DPC = {f"{name}{i}": getattr(dpc, name) + i for name in _DPC_WORDS for i in range(8)}
 _DPC["RANDOM"] = dpc.RANDOM
 _FRACTION_UNIT = 10**8  # of ale-py's MUSIC_FRACTION
 _PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F

@@ -10,12 +10,14 @@ from accel_rl.emulator.objects import (
     PLAYER1,
     PLAYFIELD,
     WORDS,
+    move_stars,
     update_masks,
 )
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
     COMB,
+    COSMIC_ARK,
     DIRTY,
     DRAWN_CLOCK,
     ENABLED,
@@ -65,6 +67,8 @@ def _start_line(s):
     if s[REFLECT] != s[REGISTER + CTRLPF] & 1:
         s[REFLECT] ^= 1
         s[DIRTY] |= 1 << PLAYFIELD
+    if s[COSMIC_ARK]:
+        move_stars(s)
 
 
 @jit

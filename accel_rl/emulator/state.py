@@ -53,6 +53,7 @@ HMOVE_CLOCK = TIA + 89  # when HMOVE was last written
 HMOVE_BLANK = TIA + 90  # 0 or 1: the first eight pixels of this line are black
 COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
 COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
+COSMIC_ARK_SHAPE = TIA + 150  # missile 0 in this line: 0 as NUSIZ0 says, 1 wider, 2 not shown
 PADDLES_DUMPED = TIA + 93  # 0 or 1: the paddles' capacitors are being discharged
 DUMP_END = TIA + 94  # the cycle when that ended
 REFLECT = TIA + 95  # 0 or 1: the playfield is reflected in the rest of this line

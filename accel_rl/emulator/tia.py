@@ -42,6 +42,9 @@ from accel_rl.emulator.picture import (
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
+    COSMIC_ARK,
+    COSMIC_ARK_SHAPE,
+    COSMIC_ARK_STEP,
     CYCLES,
     DATA_BUS,
     DIRTY,
@@ -72,10 +75,11 @@ from accel_rl.emulator.state import (
 )
 
 VSYNC, WSYNC, RSYNC = 0x00, 0x02, 0x03
-REFP1, RESP0, RESP1, RESM0, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x14
+REFP1, RESP0, RESP1, RESM0, RESM1, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x13, 0x14
 GRP1, HMP0, HMM0, HMBL, VDELP1, RESMP1, HMOVE, HMCLR, CXCLR = 0x1C, 0x20, 0x22, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C
 NUM_REGISTERS = 0x2D
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
+STARS_CLOCKS = 63  # after HMOVE: the time for HMM0 to change that starts Cosmic Ark's stars
 RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
 
@@ -99,6 +103,20 @@ OBJECTS[[ENABL, VDELBL]] = 1 << BALL
 PLAIN = OBJECTS != 0
 PLAIN[[NUSIZ0, NUSIZ0 + 1, GRP0, GRP1]] = False
 PLAIN[COLUP0 : COLUBK + 1] = True
+
+# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE, clock of the line, position.
+LATE_RESETS = np.array(
+    [
+        (RESM0, 60, 69, 8),
+        (RESM1, 9, 18, 3),
+        (RESBL, 9, 18, 3),
+        (RESBL, 18, 27, 5),
+        (RESBL, 21, 30, 6),
+        (RESBL, 54, 60, 10),
+        (RESBL, 54, 69, 10),
+    ],
+    np.int32,
+)
 
 
 @jit
@@ -162,9 +180,12 @@ def tia_write(s, screen, register, value):
         if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL]:
             return
     elif NUSIZ0 <= register <= NUSIZ0 + 1:
-        if s[at] == value and not s[HIDDEN_COPY]:
+        if s[at] == value and not s[HIDDEN_COPY] | s[COSMIC_ARK_SHAPE]:
             return
     elif HMP0 <= register <= HMBL:
+        if register == HMM0 and s[at] >> 4 == 7 and value >> 4 == 6 and clock == s[HMOVE_CLOCK] + STARS_CLOCKS:
+            s[COSMIC_ARK] = 1
+            s[COSMIC_ARK_STEP] = 0
         s[at] = value
         return
 
@@ -198,6 +219,8 @@ def tia_write(s, screen, register, value):
             s[REFLECT] = value & 1
     elif NUSIZ0 <= register <= NUSIZ0 + 1:
         s[HIDDEN_COPY] &= ~(1 << (register - NUSIZ0))
+        if register == NUSIZ0:
+            s[COSMIC_ARK_SHAPE] = 0
     elif register == GRP0:
         s[OLD_GRP1] = s[REGISTER + GRP1]
         s[DIRTY] |= 1 << PLAYER1
@@ -209,7 +232,9 @@ def tia_write(s, screen, register, value):
         item = register - RESP0
         s[POSITION + item] = position
         s[DIRTY] |= i32(1 << item)
-        if register <= RESP1:
+        if register == RESM0:
+            s[COSMIC_ARK_SHAPE] = 0
+        elif register <= RESP1:
             s[HIDDEN_COPY] &= ~(1 << item)
             if hides >= 0:
                 s[HIDDEN_COPY] |= 1 << item
@@ -224,8 +249,8 @@ def tia_write(s, screen, register, value):
         if cycle <= 20 or cycle == 75:
             s[HMOVE_BLANK] = 1
         s[HMOVE_CLOCK] = clock
-        s[HIDDEN_COPY] = 0
-        s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
+        s[HIDDEN_COPY] = s[COSMIC_ARK] = s[COSMIC_ARK_SHAPE] = 0
+        s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1 | 1 << MISSILE0
         move(s, cycle)
     elif register == HMCLR:
         for motion_register in range(HMP0, HMBL + 1):
@@ -239,6 +264,10 @@ def tia_write(s, screen, register, value):
 @jit
 def _reset_position(register, line_clock, since_hmove):
     """Returns where RESPx, RESMx or RESBL, written at this clock of a line, puts its object."""
+    for i in range(len(LATE_RESETS)):
+        special = LATE_RESETS[i]
+        if special[0] == register and special[1] == since_hmove and special[2] == line_clock:
+            return special[3]
     delay = 5 if register <= RESP1 else 4
     if line_clock <= BLANK_CLOCKS:
         return i32(delay - 2)
