@@ -6,8 +6,8 @@ A reset is a program: an array of steps that Python makes from a game's reset ru
 import numpy as np
 
 from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
-from accel_rl.emulator.compiled import entry, i32, jit
-from accel_rl.emulator.controllers import RESET_SWITCH, center_controllers, set_action, set_switches
+from accel_rl.emulator.compiled import address, entry, i32, jit
+from accel_rl.emulator.controllers import center_controllers, set_action, set_switches
 from accel_rl.emulator.frames import FRAME_ENDED, forget_frames, paint_last_frame, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.riot import reset_riot
@@ -38,7 +38,6 @@ from accel_rl.emulator.state import (
     TRUNCATED,
     A,
     B,
-    Z,
 )
 from accel_rl.emulator.tia import reset_tia
 
@@ -168,6 +167,7 @@ POWER_ON, RESET, ACT, PAINT_LAST_FRAME = range(4)
 def command(s, rom, screen, rules, program, order, first, second):
     """Gives the console one order from Python: POWER_ON (seeds of actions and system), RESET, ACT (action) or
     PAINT_LAST_FRAME. One function, so that the processor is compiled once."""
+    s, rom, screen = address(s), address(rom), address(screen)
     if order == POWER_ON:
         power_on(s, rom, screen, first, second)
     elif order == RESET:

@@ -11,6 +11,7 @@ painted, also later: the starts of the last three frames are kept, and a frame i
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.cpu import run
+from accel_rl.emulator.picture import LINE_PIXELS, PICTURE_LINES
 from accel_rl.emulator.state import (
     CARTRIDGE_RAM,
     DRAWN_CLOCK,
@@ -92,9 +93,8 @@ def forget_frames(s, screen):
     for picture in range(2):
         s[DRAWN_END + picture] = 0
         s[PAINTED + picture] = 0
-        for line in range(screen.shape[1]):
-            for pixel in range(screen.shape[2]):
-                screen[picture, line, pixel] = 0
+    for pixel in range(2 * PICTURE_LINES * LINE_PIXELS):
+        screen[pixel] = 0
     s[FRAME_GOES_ON] = 0
 
 
