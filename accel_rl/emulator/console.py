@@ -3,17 +3,15 @@
 A reset is a program: an array of steps that Python makes from a game's reset rules (`Program`), run by one loop.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
-from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.compiled import entry, i32, jit
 from accel_rl.emulator.controllers import RESET_SWITCH, center_controllers, set_action, set_switches
-from accel_rl.emulator.frames import FRAME_ENDED, forget_frames, run_frame
+from accel_rl.emulator.frames import FRAME_ENDED, forget_frames, paint_last_frame, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.riot import reset_riot
-from accel_rl.emulator.rules import reset_rules, update_rules
+from accel_rl.emulator.rule_code import reset_rules, update_rules
 from accel_rl.emulator.state import (
     ACTION_GENERATOR,
     CARTRIDGE,
@@ -161,3 +159,21 @@ def _reset_chips(s, rom, screen):
     high = cart_read(s, rom, 0x1FFD)
     s[DATA_BUS] = high
     s[PC] = i32(low | high << 8)
+
+
+POWER_ON, RESET, ACT, PAINT_LAST_FRAME = range(4)
+
+
+@entry
+def command(s, rom, screen, rules, program, order, first, second):
+    """Gives the console one order from Python: POWER_ON (seeds of actions and system), RESET, ACT (action) or
+    PAINT_LAST_FRAME. One function, so that the processor is compiled once."""
+    if order == POWER_ON:
+        power_on(s, rom, screen, first, second)
+    elif order == RESET:
+        return reset_game(s, rom, screen, rules, program)
+    elif order == ACT:
+        act(s, rom, screen, rules, first)
+    elif order == PAINT_LAST_FRAME:
+        paint_last_frame(s, rom, screen)
+    return 0

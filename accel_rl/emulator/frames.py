@@ -21,13 +21,14 @@ from accel_rl.emulator.state import (
     HISTORY,
     INSTRUCTIONS,
     MASK,
+    MUSIC_CYCLE,
     NUM_LINES,
     PAINT,
     PAINTED,
     RAM,
     SLOT,
+    STATE_WORDS,
     STOP,
-    TIA,
     TIMER,
 )
 from accel_rl.emulator.tia import end_frame, start_frame
@@ -38,10 +39,11 @@ FRAME_ENDED = 1  # in s[STOP]
 # A frame's start is all that the processor and the chips can change, and the ports: words as they are, but RAM two
 # bytes in a word.
 _CPU_WORDS = INSTRUCTIONS + 1
-_PORT_WORDS = CARTRIDGE_RAM - TIMER  # timer, ports, bank
-_TIA_WORDS = MASK + 30 - TIA
+_PORT_WORDS = CARTRIDGE_RAM - TIMER  # timer, ports, cartridge
+_TIA_WORDS = MASK + 30 - MUSIC_CYCLE
 _RAM_WORDS = 128 // 2
 SLOT_WORDS = _CPU_WORDS + _PORT_WORDS + _TIA_WORDS + 2 * _RAM_WORDS
+assert HISTORY + 3 * SLOT_WORDS <= STATE_WORDS
 
 
 @jit
@@ -121,7 +123,7 @@ def _save_start(s, slot):
         s[at + word] = s[TIMER + word]
     at += _PORT_WORDS
     for word in range(_TIA_WORDS):
-        s[at + word] = s[TIA + word]
+        s[at + word] = s[MUSIC_CYCLE + word]
     at += _TIA_WORDS
     for word in range(_RAM_WORDS):
         s[at + word] = s[RAM + 2 * word] | s[RAM + 2 * word + 1] << 16
@@ -138,7 +140,7 @@ def _load_start(s, slot):
         s[TIMER + word] = s[at + word]
     at += _PORT_WORDS
     for word in range(_TIA_WORDS):
-        s[TIA + word] = s[at + word]
+        s[MUSIC_CYCLE + word] = s[at + word]
     at += _TIA_WORDS
     for word in range(_RAM_WORDS):
         s[RAM + 2 * word] = s[at + word] & 0xFFFF
