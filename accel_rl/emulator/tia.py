@@ -285,8 +285,8 @@ def tia_read(s, screen, address):
         draw_until(s, screen, i32(3 * s[CYCLES] + s[LEFT_OVER]))
         return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
     if register < INPT4_READ:
-        charging = s[PADDLE + register - INPT0_READ]
-        charged = charging >= 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + charging
+        cycles = s[PADDLE + register - INPT0_READ]
+        charged = cycles == 0 or (cycles > 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + cycles)
         return i32(0x80 | noise if charged else noise)
     if register == INPT4_READ:
         return i32(s[INPT4] & 0x80 | noise)
