@@ -142,11 +142,11 @@ def _play(s, rom, screen, rules, action):
 @jit
 def _reset_chips(s, rom, screen):
     """Pulls the reset line: RAM keeps its bytes, that of a cartridge does not."""
+    reset_riot(s, i32(25 + draw(s, SYSTEM_GENERATOR) % u32(75)))
     if s[CARTRIDGE] == KIND_F8SC or s[CARTRIDGE] == KIND_F6SC:
         for byte in range(128):
             s[CARTRIDGE_RAM + byte] = i32(draw(s, SYSTEM_GENERATOR) & u32(0xFF))
     reset_cartridge(s)
-    reset_riot(s, i32(25 + draw(s, SYSTEM_GENERATOR) % u32(75)))
     reset_tia(s)
     forget_frames(s, screen)
     for register in range(A, STOP + 1):
