@@ -66,12 +66,12 @@ def set_action(s, action):
 
 @jit
 def center_controllers(s):
-    """Puts the paddles into the middle of their ranges; sockets without a paddle never charge."""
+    """Puts the paddles into the middle of their ranges; the other sockets read as charged, those of joysticks never."""
     middle = i32((PADDLE_MIN + s[PADDLE_MAX]) // 2)
     s[LEFT_PADDLE] = middle
     s[RIGHT_PADDLE] = middle
     for socket in range(4):
-        s[PADDLE + socket] = -1
+        s[PADDLE + socket] = i32(s[PADDLES] - 1)
 
 
 @jit

@@ -33,6 +33,7 @@ from accel_rl.emulator.state import (
 )
 
 CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
+PICTURE_LINES = 320
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
@@ -121,10 +122,10 @@ def _collide(s, left, right):
 @jit
 def _paint(s, screen, row, left, right):
     """Paints a span from the masks."""
-    buffer = s[FRAME_BUFFER]
+    at_row = LINE_PIXELS * (PICTURE_LINES * s[FRAME_BUFFER] + row)
     if s[REGISTER + VBLANK] & 2:
         for x in range(left, right):
-            screen[buffer, row, x] = 0
+            screen[at_row + x] = 0
         return
     colour_p0, colour_p1 = s[REGISTER + COLUP0], s[REGISTER + COLUP1]
     colour_pf, colour_bk = s[REGISTER + COLUPF], s[REGISTER + COLUBK]
@@ -158,7 +159,7 @@ def _paint(s, screen, row, left, right):
                 colour = colour_p0
             if p1 >> bit & 1:
                 colour = colour_p1
-            screen[buffer, row, x] = colour
+            screen[at_row + x] = colour
     if s[HMOVE_BLANK] and s[COMB]:
         for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
-            screen[buffer, row, x] = 0
+            screen[at_row + x] = 0

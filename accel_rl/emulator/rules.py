@@ -1,13 +1,97 @@
-"""Evaluates a game's rules: rewards, lives, the end of a game."""
+"""What ale-py knows about each game, found by the MD5 of its ROM: rewards, lives, actions, modes, the console's set-up.
 
-from accel_rl.emulator.compiled import jit
+games.ini is the table. Rewards, lives and the end of a game follow from the RAM after each frame; its expressions are
+explained in rule_code.py.
+"""
+
+import configparser
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from accel_rl.emulator.rule_code import compile_rules
+from accel_rl.errors import UsageError, unknown
+
+# ale-py's numbers of actions
+ACTIONS = (
+    "noop", "fire", "up", "right", "left", "down", "upright", "upleft", "downright", "downleft",
+    "upfire", "rightfire", "leftfire", "downfire", "uprightfire", "upleftfire", "downrightfire", "downleftfire",
+)  # fmt: skip
 
 
-@jit
-def reset_rules(s, row):
-    """Forgets what the rules remember of the last game."""
+@dataclass(frozen=True)
+class GameRules:
+    """One row of the table."""
+
+    name: str
+    md5: str
+    actions: tuple[int, ...]  # those that do something in this game: ale-py's minimal action set
+    modes: tuple[int, ...]  # the first is the one that a game starts in
+    difficulties: tuple[int, ...]
+    starting_actions: tuple[tuple[int, int], ...]  # (action, how many frames): what a reset ends with
+    code: np.ndarray  # int32: what reset_rules and update_rules read
 
 
-@jit
-def update_rules(s, row):
-    """Works out the reward, the lives and whether the game has ended, after a frame."""
+def rules_for(md5: str) -> GameRules:
+    """Returns the rules of the game whose ROM has this MD5."""
+    games = _table()
+    for name in games.sections():
+        if games[name]["md5"] == md5:
+            return game_of(name)
+    raise UsageError(f"no rules for a ROM with the MD5 {md5}; {len(games.sections())} ROMs are known, those of ale-py")
+
+
+@functools.cache
+def game_of(name: str) -> GameRules:
+    """Returns the rules of the game that ale-py calls by this name."""
+    if name not in _table():
+        raise unknown("game", name, _table().sections())
+    game = _table()[name]
+    facts = {"md5", "actions", "modes", "difficulties", "start", "starting_actions"}
+    lines = {"reward": "score - was_score", **{key: game[key] for key in game if key not in facts}}
+    lines = {"score": lines.pop("score", "0"), **lines}
+    return GameRules(
+        name=name,
+        md5=game["md5"],
+        actions=tuple(ACTIONS.index(action) for action in game.get("actions", " ".join(ACTIONS)).split()),
+        modes=_numbers(game.get("modes", "0")),
+        difficulties=_numbers(game.get("difficulties", "0")),
+        starting_actions=_sequence(game.get("starting_actions", "")),
+        code=compile_rules(lines, dict(_pair(word) for word in game.get("start", "").split())),
+    )
+
+
+def known_games() -> list[str]:
+    """Returns the names of all games in the table."""
+    return _table().sections()
+
+
+@functools.cache
+def _table() -> configparser.ConfigParser:
+    table = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+    table.optionxform = str  # type: ignore[assignment, method-assign]
+    table.read(Path(__file__).with_name("games.ini"), encoding="utf-8")
+    return table
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Reads `0 2 4-7`."""
+    numbers: list[int] = []
+    for word in text.split():
+        first, _, last = word.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
+
+
+def _sequence(text: str) -> tuple[tuple[int, int], ...]:
+    """Reads `noop*60 fire`."""
+    steps = (word.partition("*") for word in text.split())
+    return tuple((ACTIONS.index(action), int(frames or 1)) for action, _, frames in steps)
+
+
+def _pair(text: str) -> tuple[str, int]:
+    """Reads `lives:3`."""
+    name, _, value = text.partition(":")
+    return name, int(value)

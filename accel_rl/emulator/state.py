@@ -38,6 +38,7 @@ NUM_LINES = TIA + 2  # how many lines are displayed
 COMB = TIA + 3  # 0 or 1: HMOVE blanks the first eight pixels of its line
 PAL = TIA + 4  # 0 or 1
 PAINT = TIA + 5  # 0 or 1: paint this frame's pixels
+COLOUR_LOSS = TIA + 10  # 0 or 1: bit 0 of all colours, 1 after a PAL frame with an odd number of lines
 # Frames
 FRAME_BUFFER = TIA + 6  # 0 or 1: which picture is being painted
 LEFT_OVER = TIA + 7  # clocks of its first line that had passed when this frame began
@@ -53,16 +54,16 @@ HMOVE_CLOCK = TIA + 89  # when HMOVE was last written
 HMOVE_BLANK = TIA + 90  # 0 or 1: the first eight pixels of this line are black
 COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
 COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
-COSMIC_ARK_SHAPE = TIA + 150  # missile 0 in this line: 0 as NUSIZ0 says, 1 wider, 2 not shown
-PADDLES_DUMPED = TIA + 93  # 0 or 1: the paddles' capacitors are being discharged
-DUMP_END = TIA + 94  # the cycle when that ended
-REFLECT = TIA + 95  # 0 or 1: the playfield is reflected in the rest of this line
-HIDDEN_COPY = TIA + 96  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
+COSMIC_ARK_SHAPE = TIA + 93  # missile 0 in this line: 0 as NUSIZ0 says, 1 wider, 2 not shown
+PADDLES_DUMPED = TIA + 94  # 0 or 1: the paddles' capacitors are being discharged
+DUMP_END = TIA + 95  # the cycle when that ended
+REFLECT = TIA + 96  # 0 or 1: the playfield is reflected in the rest of this line
+HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
 # Kept so that a line need not be worked out anew: all follows from the words above.
-DIRTY = TIA + 97  # one bit for each object whose mask is out of date (objects.py)
-ENABLED = TIA + 98  # one bit for each object that has pixels
-COLLIDED = TIA + 99  # 0 or 1: all collisions of the present masks are latched
-MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
+DIRTY = TIA + 98  # one bit for each object whose mask is out of date (objects.py)
+ENABLED = TIA + 99  # one bit for each object that has pixels
+COLLIDED = TIA + 100  # 0 or 1: all collisions of the present masks are latched
+MASK = TIA + 101  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py)
 CONSOLE = 576
@@ -84,11 +85,15 @@ DRAWN_END = 591  # 2 words: how many clocks of the last frame in each picture we
 PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
 STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the step of a reset that is being done
 LONG_FRAMES = 600  # at power on: how many frames had the lines of PAL
+INSTRUCTIONS_LEFT = 601  # of the frame under way, 0: none is
 SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
 # Rules of the game (rules.py), worked out from the RAM after each frame
 RULES = 1344  # 64 words
 SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
+MEMORY = RULES + 4  # 8 words: what else a game's rules remember, in the order of the table
+BEFORE = RULES + 12  # 12 words: all of these as they were after the frame before
+STACK = RULES + 24  # 40 words: the operands while a rule is being evaluated
 
 ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
 HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frames.py)

@@ -42,6 +42,7 @@ from accel_rl.emulator.picture import (
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
+    COLOUR_LOSS,
     COSMIC_ARK,
     COSMIC_ARK_SHAPE,
     COSMIC_ARK_STEP,
@@ -65,6 +66,7 @@ from accel_rl.emulator.state import (
     OLD_GRP1,
     PADDLE,
     PADDLES_DUMPED,
+    PAL,
     POSITION,
     REFLECT,
     REGISTER,
@@ -126,7 +128,6 @@ def reset_tia(s):
         s[word] = 0
     s[LEFT_OVER] = 0
     s[VSYNC_CLOCK] = _NEVER
-    s[HMOVE_CLOCK] = -_NEVER
     s[DIRTY] = ALL_OBJECTS
 
 
@@ -135,12 +136,13 @@ def start_frame(s):
     """Begins a frame: time starts at 0 again, with the clocks of the line that the last frame did not use up."""
     cycles = s[CYCLES]
     clock = i32(3 * cycles + s[LEFT_OVER])
+    s[COLOUR_LOSS] = s[PAL] & clock // CLOCKS_PER_LINE
+    for colour in range(REGISTER + COLUP0, REGISTER + COLUBK + 1):
+        s[colour] = s[colour] & 0xFE | s[COLOUR_LOSS]
     s[LEFT_OVER] = clock % CLOCKS_PER_LINE
     passed = i32(clock - s[LEFT_OVER])
-    if s[VSYNC_CLOCK] != _NEVER:
-        s[VSYNC_CLOCK] -= passed
-    if s[HMOVE_CLOCK] > -_NEVER + passed:
-        s[HMOVE_CLOCK] -= passed
+    s[VSYNC_CLOCK] -= passed
+    s[HMOVE_CLOCK] -= passed
     s[DUMP_END] -= cycles
     s[TIMER_SET_CYCLE] -= cycles
     s[TIMER_INTERRUPT_CYCLE] -= cycles
@@ -170,14 +172,14 @@ def tia_write(s, screen, register, value):
             s[CYCLES] += i32(76 - clock % CLOCKS_PER_LINE // 3)
         return
     if COLUP0 <= register <= COLUBK:
-        value &= 0xFE
+        value = value & 0xFE | s[COLOUR_LOSS]
     if (PLAIN[register] and s[at] == value) or register >= NUM_REGISTERS:
         return
     if register == GRP0:
         if s[at] == value and s[OLD_GRP1] == s[REGISTER + GRP1]:
             return
     elif register == GRP1:
-        if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL]:
+        if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL] & 2:
             return
     elif NUSIZ0 <= register <= NUSIZ0 + 1:
         if s[at] == value and not s[HIDDEN_COPY] | s[COSMIC_ARK_SHAPE]:
@@ -226,7 +228,7 @@ def tia_write(s, screen, register, value):
         s[DIRTY] |= 1 << PLAYER1
     elif register == GRP1:
         s[OLD_GRP0] = s[REGISTER + GRP0]
-        s[OLD_ENABL] = s[REGISTER + ENABL]
+        s[OLD_ENABL] = s[REGISTER + ENABL] & 2
         s[DIRTY] |= 1 << PLAYER0 | 1 << BALL
     elif RESP0 <= register <= RESBL:
         item = register - RESP0
@@ -283,8 +285,8 @@ def tia_read(s, screen, address):
         draw_until(s, screen, i32(3 * s[CYCLES] + s[LEFT_OVER]))
         return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
     if register < INPT4_READ:
-        charging = s[PADDLE + register - INPT0_READ]
-        charged = charging >= 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + charging
+        cycles = s[PADDLE + register - INPT0_READ]
+        charged = cycles == 0 or (cycles > 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + cycles)
         return i32(0x80 | noise if charged else noise)
     if register == INPT4_READ:
         return i32(s[INPT4] & 0x80 | noise)

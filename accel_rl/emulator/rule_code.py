@@ -1,0 +1,201 @@
+"""Compiles the expressions of the table of games into int32 words, and evaluates them.
+
+An expression is Python's: integers, `+ - * // % & | ^ << >>`, comparisons, `and`, `or`, `not`, `a if b else c`, and
+
+* `m[0x8E]`: the byte of RAM that the 6507 sees at this address;
+* `bcd(0xB8, 0xB9, 0xBA)`: a decimal number of two digits a byte, the highest byte first;
+* `count(0x80, 0xA2, 0xFE, 0x10)`: how many bytes `m` from one address to the other have `m & 0xFE == 0x10`;
+* `score`, `reward`, `lives`, `terminal` and whatever other names the game's section assigns: the newest value;
+  `was_score` and so on: the value after the frame before;
+* `f(x)`: what the game's section defines by a line `f(x) = ...`.
+
+Both operands of `and`, `or` and both branches of `if` are evaluated: nothing has a side effect.
+"""
+
+import ast
+from typing import cast
+
+import numpy as np
+
+from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.state import BEFORE, LIVES, RAM, SCORE, STACK, TERMINAL
+
+NAMES = ("score", "reward", "lives", "terminal")  # in the order of the state's words; a game's own names follow
+_VALUES = BEFORE - SCORE
+_START = _VALUES  # a row: as many start values, the number of words of code, the code: pairs of operation and operand
+
+_CONSTANT, _RAM, _LOAD, _STORE, _NOT, _SELECT, _BCD, _COUNT = range(8)
+_ADD, _SUB, _MUL, _DIV, _MOD, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _LE = range(8, 22)
+_BINARY: dict[type, int] = {
+    ast.Add: _ADD, ast.Sub: _SUB, ast.Mult: _MUL, ast.FloorDiv: _DIV, ast.Mod: _MOD, ast.BitAnd: _AND, ast.BitOr: _OR,
+    ast.BitXor: _XOR, ast.LShift: _SHL, ast.RShift: _SHR, ast.Eq: _EQ, ast.NotEq: _NE, ast.Lt: _LT, ast.LtE: _LE,
+}  # fmt: skip
+
+
+def compile_rules(lines: dict[str, str], start: dict[str, int]) -> np.ndarray:
+    """Returns the row [words] of a game: names get the values of expressions after each frame, in this order."""
+    functions = {name.partition("(")[0]: line for name, line in lines.items() if "(" in name}
+    assignments = {name: line for name, line in lines.items() if "(" not in name}
+    names = list(NAMES) + [name for name in assignments if name not in NAMES]
+    assert len(names) <= _VALUES, names
+    code: list[int] = []
+    for name, line in assignments.items():
+        _emit(_Inline(functions).visit(ast.parse(line, mode="eval").body), names, code)
+        code += [_STORE, names.index(name)]
+    values = [0] * _VALUES
+    for name, value in start.items():
+        values[names.index(name)] = value
+    return np.array([*values, len(code), *code], dtype=np.int64).astype(np.int32)
+
+
+class _Inline(ast.NodeTransformer):
+    """Puts a function's expression in the place of its call, with the argument for x."""
+
+    def __init__(self, functions: dict[str, str], x: ast.expr | None = None):
+        self._functions, self._x = functions, x
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        node = cast(ast.Call, self.generic_visit(node))
+        line = self._functions.get(cast(ast.Name, node.func).id)
+        return _Inline(self._functions, node.args[0]).visit(ast.parse(line, mode="eval").body) if line else node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._x if node.id == "x" and self._x else node
+
+
+def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
+    """Appends the code that leaves the value of an expression on the stack."""
+    match node:
+        case ast.Constant(value=int(value)):
+            code += [_CONSTANT, value]
+        case ast.Name(id=name):
+            before = name.startswith("was_")
+            code += [_LOAD, names.index(name.removeprefix("was_")) + before * _VALUES]
+        case ast.Subscript(value=ast.Name(id="m"), slice=ast.Constant(value=int(address))):
+            code += [_RAM, _ram(address)]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            code += [_CONSTANT, 0]
+            _emit(operand, names, code)
+            code += [_SUB, 0]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            _emit(operand, names, code)
+            code += [_NOT, 0]
+        case ast.BinOp(left=left, op=op, right=right):
+            _emit(left, names, code)
+            _emit(right, names, code)
+            code += [_BINARY[type(op)], 0]
+        case ast.BoolOp(op=op, values=values):
+            for index, value in enumerate(values):
+                _emit(ast.Compare(value, [ast.NotEq()], [ast.Constant(0)]), names, code)
+                if index:
+                    code += [_AND if isinstance(op, ast.And) else _OR, 0]
+        case ast.Compare(left=left, ops=[ast.Gt() | ast.GtE() as op], comparators=[right]):
+            swapped = ast.Lt() if isinstance(op, ast.Gt) else ast.LtE()
+            _emit(ast.Compare(right, [swapped], [left]), names, code)
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            _emit(ast.BinOp(left, op, right), names, code)  # type: ignore[arg-type]
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            for part in (test, body, orelse):
+                _emit(part, names, code)
+            code += [_SELECT, 0]
+        case ast.Call(func=ast.Name(id="bcd"), args=addresses):
+            code += [_CONSTANT, 0]
+            for address in addresses:
+                code += [_BCD, _ram(ast.literal_eval(address))]
+        case ast.Call(func=ast.Name(id="count"), args=arguments):
+            first, last, mask, value = (ast.literal_eval(argument) for argument in arguments)
+            code += [_COUNT, _ram(first) | _ram(last) << 8 | mask << 16 | value << 24]
+        case _:
+            raise ValueError(f"a rule can't say: {ast.unparse(node)}")
+
+
+def _ram(address: int) -> int:
+    assert 0x80 <= address <= 0xFF, address
+    return address - 0x80
+
+
+@jit
+def reset_rules(s, row):
+    """Sets what the rules remember to what it is before the first frame."""
+    for value in range(_VALUES):
+        s[SCORE + value] = row[value]
+        s[BEFORE + value] = row[value]
+
+
+@jit
+def update_rules(s, row):
+    """Works out score, reward, lives and terminal after a frame, from RAM and from what they were; a game that is over
+    has no lives."""
+    for value in range(_VALUES):
+        s[BEFORE + value] = s[SCORE + value]
+    top = i32(STACK - 1)  # the operand on top of the stack
+    for pc in range(_START + 1, _START + 1 + row[_START], 2):
+        operation, operand = row[pc], row[pc + 1]
+        if operation <= _LOAD:
+            top += i32(1)
+            s[top] = (
+                operand if operation == _CONSTANT else s[RAM + operand] if operation == _RAM else s[SCORE + operand]
+            )
+        elif operation == _STORE:
+            s[SCORE + operand] = s[top]
+            top -= i32(1)
+        elif operation == _NOT:
+            s[top] = i32(s[top] == 0)
+        elif operation == _SELECT:
+            top -= i32(2)
+            s[top] = s[top + 1] if s[top] != 0 else s[top + 2]
+        elif operation == _BCD:
+            byte = s[RAM + operand]
+            s[top] = i32(100 * s[top] + 10 * (byte >> 4) + (byte & 15))
+        elif operation == _COUNT:
+            top += i32(1)
+            s[top] = _count(s, operand & 0x7F, (operand >> 8) & 0x7F, (operand >> 16) & 0xFF, (operand >> 24) & 0xFF)
+        else:
+            top -= i32(1)
+            s[top] = _binary(operation, s[top], s[top + 1])
+    if s[TERMINAL] != 0:
+        s[LIVES] = 0
+
+
+@jit
+def _count(s, first, last, mask, value):
+    """Returns how many bytes of RAM, of those from first to last, have a value in the bits of mask."""
+    found = i32(0)
+    for index in range(first, last + 1):
+        found += i32((s[RAM + index] & mask) == value)
+    return found
+
+
+@jit
+def _binary(operation, a, b):
+    """Returns the value of a binary operation."""
+    result = i32(0)
+    if operation == _ADD:
+        result = i32(a + b)
+    elif operation == _SUB:
+        result = i32(a - b)
+    elif operation == _MUL:
+        result = i32(a * b)
+    elif operation == _DIV:
+        result = i32(a // b)
+    elif operation == _MOD:
+        result = i32(a % b)
+    elif operation == _AND:
+        result = i32(a & b)
+    elif operation == _OR:
+        result = i32(a | b)
+    elif operation == _XOR:
+        result = i32(a ^ b)
+    elif operation == _SHL:
+        result = i32(a << b)
+    elif operation == _SHR:
+        result = i32(a >> b)
+    elif operation == _EQ:
+        result = i32(a == b)
+    elif operation == _NE:
+        result = i32(a != b)
+    elif operation == _LT:
+        result = i32(a < b)
+    elif operation == _LE:
+        result = i32(a <= b)
+    return result
