@@ -68,7 +68,7 @@ MASK = TIA + 101  # 6 objects x 5 words: the pixels of a line that each object c
 # Console (console.py)
 CONSOLE = 576
 # Settings, written before power_on and never changed by the emulator
-PADDLES = 576  # 0: joysticks, 1: paddles are plugged in
+PADDLES = 576  # 0: joysticks, 1: paddles are plugged into the left port, 2: into both
 SWAPPED_PORTS = 577  # 0 or 1: the player's controller is in the other socket of its pair, or the other port
 PADDLE_MAX = 578  # the largest resistance of a paddle, in ohms
 DIFFICULTY = 579  # bit 0, 1: the left, right difficulty switch is at A
