@@ -4,14 +4,14 @@ Frames are run without painting: that saves a third of the time. The two picture
 before the last displayed line leaves lines of the frame before the last to be seen. Whatever is looked at must be
 painted, also later: the starts of the last three frames are kept, and a frame is run a second time from its start.
 
-* `paint_last_frame` paints the last frame when somebody asks for it.
+* The last frame is painted when somebody asks for it.
 * When a frame turns out to be shorter than the one that its picture held, that one is painted before it, once.
 * A frame whose instructions are used up goes on in the next call: its first part is painted at once, then the rest.
 """
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.cpu import run
-from accel_rl.emulator.picture import LINE_PIXELS, PICTURE_LINES
+from accel_rl.emulator.picture import CLOCKS_PER_LINE, LINE_PIXELS, PICTURE_LINES
 from accel_rl.emulator.state import (
     CARTRIDGE_RAM,
     DRAWN_CLOCK,
@@ -48,43 +48,56 @@ assert HISTORY + 3 * SLOT_WORDS <= STATE_WORDS
 
 
 @jit
-def run_frame(s, rom, screen):
+def run_frame(s, rom, screen, repaint):
     """Runs one frame as ale-py counts them: until the TIA ends it or 25,000 instructions are used up.
 
-    It is painted at once if s[PAINT] is set."""
-    if s[FRAME_GOES_ON]:
+    It is painted at once if s[PAINT] is set. With repaint = 1 no new frame is run, but the last one is painted if that
+    has not been done."""
+    picture = s[FRAME_BUFFER]
+    free_slot = i32((s[SLOT] + 1) % 3)
+    on_demand = repaint
+    if on_demand:
+        if s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
+            return
+        _save_start(s, free_slot)
+    elif s[FRAME_GOES_ON]:
         s[PAINT] = 1
     else:
         start_frame(s)
-        s[SLOT] = (s[SLOT] + 1) % 3
-        _save_start(s, s[SLOT])
-    _run_to_end(s, rom, screen)
-    picture = s[FRAME_BUFFER]
-    s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
-    if s[FRAME_GOES_ON]:
-        if not s[PAINT]:
-            _run_again(s, rom, screen, s[SLOT], 1)
-        return
-    end = min(s[DRAWN_CLOCK], i32(228 * (s[FIRST_LINE] + s[NUM_LINES])))
-    if end < s[DRAWN_END + picture] and not s[PAINTED + picture]:
-        painted = s[PAINT]
-        _run_again(s, rom, screen, (s[SLOT] + 1) % 3, 1)
-        _run_again(s, rom, screen, s[SLOT], painted)
-    s[DRAWN_END + picture] = end
+        picture = s[FRAME_BUFFER]
+        s[SLOT] = free_slot
+        _save_start(s, free_slot)
+
+    # What is run again is painted: 1, the last frame, 2, the one before the last and then the last.
+    while True:
+        if repaint:
+            _load_start(s, i32((s[SLOT] + repaint - 1) % 3))
+            s[PAINT] = 1
+        run(s, rom, screen, MAX_INSTRUCTIONS)
+        if s[STOP] == FRAME_ENDED:
+            end_frame(s, screen)
+        if repaint:
+            repaint = i32(repaint - 1)
+        elif s[STOP] != FRAME_ENDED:
+            repaint = i32(1 - s[PAINT])
+        elif _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
+            repaint = i32(2)
+        if repaint == 0:
+            break
+
     s[PAINTED + picture] = s[PAINT]
+    if on_demand:
+        _load_start(s, free_slot)
+        return
+    s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
+    if not s[FRAME_GOES_ON]:
+        s[DRAWN_END + picture] = _displayed(s)
 
 
 @jit
-def paint_last_frame(s, rom, screen):
-    """Paints the last frame if that has not been done."""
-    picture = s[FRAME_BUFFER]
-    if s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
-        return
-    free = (s[SLOT] + 1) % 3
-    _save_start(s, free)
-    _run_again(s, rom, screen, s[SLOT], 1)
-    _load_start(s, free)
-    s[PAINTED + picture] = 1
+def _displayed(s):
+    """Returns up to which clock of the last frame something is displayed."""
+    return min(s[DRAWN_CLOCK], i32(CLOCKS_PER_LINE * (s[FIRST_LINE] + s[NUM_LINES])))
 
 
 @jit
@@ -96,21 +109,6 @@ def forget_frames(s, screen):
     for pixel in range(2 * PICTURE_LINES * LINE_PIXELS):
         screen[pixel] = 0
     s[FRAME_GOES_ON] = 0
-
-
-@jit
-def _run_to_end(s, rom, screen):
-    run(s, rom, screen, MAX_INSTRUCTIONS)
-    if s[STOP] == FRAME_ENDED:
-        end_frame(s, screen)
-
-
-@jit
-def _run_again(s, rom, screen, slot, paint):
-    """Runs a frame from its start, painting it or not."""
-    _load_start(s, slot)
-    s[PAINT] = paint
-    _run_to_end(s, rom, screen)
 
 
 @jit

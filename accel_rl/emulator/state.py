@@ -83,7 +83,9 @@ FRAME_GOES_ON = 589  # 0 or 1: the instructions of the last frame were used up b
 SLOT = 590  # where in HISTORY the last frame's start is, 0..2
 DRAWN_END = 591  # 2 words: how many clocks of the last frame in each picture were displayed
 PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
-SYSTEM_GENERATOR = 600  # 625 words: random numbers of the console (RAM and timer at power on)
+STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the step of a reset that is being done
+LONG_FRAMES = 600  # at power on: how many frames had the lines of PAL
+SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
 # Rules of the game (rules.py), worked out from the RAM after each frame
 RULES = 1344  # 64 words
