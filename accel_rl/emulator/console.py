@@ -64,7 +64,7 @@ JUMP_UNLESS = 2  # [index in RAM | mask << 8, value, steps to jump]: jumps unles
 RESET_RULES = 3  # []: the rules forget the last game
 _DETECT = 4  # frames that find out the television's standard
 _NO_STEP = 2**30
-_NO_LIMIT = 2**31 - 1
+NO_LIMIT = 2**31 - 1  # of instructions
 DONE, FAILED, STOPPED = range(3)
 _MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not react to its switches
 
@@ -206,12 +206,13 @@ def _reset_chips(s, rom, screen):
     s[PC] = i32(low | high << 8)
 
 
-POWER_ON, RESET, ACT, PAINT_LAST_FRAME = range(4)
+POWER_ON, RESET, ACT, PAINT_LAST_FRAME, GO_ON = range(5)
 
 
 @entry
-def command(s, rom, screen, rules, program, order, first, second):
-    """Gives the console one order: POWER_ON (seeds of actions and system), RESET, ACT (action), PAINT_LAST_FRAME.
+def command(s, rom, screen, rules, program, order, first, second, max_instructions):
+    """Gives the console one order: POWER_ON (seeds of actions and system), RESET, ACT (action), PAINT_LAST_FRAME or
+    GO_ON, after it was STOPPED.
 
     One function for all of them, so that the processor is compiled once."""
     s, rom, screen = address(s), address(rom), address(screen)
@@ -221,6 +222,6 @@ def command(s, rom, screen, rules, program, order, first, second):
         begin_reset(s, rom, screen)
     elif order == ACT:
         begin_action(s, first)
-    else:
+    elif order == PAINT_LAST_FRAME:
         run_frame(s, rom, screen, i32(1), i32(0))
-    return run_due_frames(s, rom, screen, rules, program, _NO_LIMIT)
+    return run_due_frames(s, rom, screen, rules, program, max_instructions)
