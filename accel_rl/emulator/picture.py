@@ -1,5 +1,7 @@
 """Draws the TIA's picture from the objects' masks, and finds collisions."""
 
+import numpy as np
+
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.objects import (
     BALL,
@@ -30,9 +32,16 @@ from accel_rl.emulator.state import (
     PAINT,
     REFLECT,
     REGISTER,
+    REPEATED,
 )
 
 CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
+u32, u64 = np.uint32, np.uint64
+ALL_PIXELS = 2**64 - 1
+# Each byte's bits as the bytes of a word: 0x00 or 0xFF.
+SPREAD = np.zeros(256, np.uint64)
+for _bit in range(8):
+    SPREAD |= ((np.arange(256, dtype=np.uint64) >> u64(_bit)) & u64(1)) * u64(0xFF << 8 * _bit)
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
@@ -76,7 +85,7 @@ def _draw_span(s, screen, row, left, right):
     """Draws pixels left to right - 1 of a row."""
     if s[DIRTY]:
         update_masks(s)
-        s[COLLIDED] = 0
+        s[COLLIDED] = s[REPEATED] = 0
     blank = s[REGISTER + VBLANK] & 2
     if not s[COLLIDED] and not blank and s[ENABLED] & (s[ENABLED] - 1):
         _collide(s, left, right)
@@ -84,6 +93,7 @@ def _draw_span(s, screen, row, left, right):
             s[COLLIDED] = 1
     if s[PAINT]:
         _paint(s, screen, row, left, right)
+    s[REPEATED] = i32(right - left == LINE_PIXELS and not s[HMOVE_BLANK])
     if left < HMOVE_BLANK_PIXELS <= right:
         s[HMOVE_BLANK] = 0
 
@@ -120,45 +130,54 @@ def _collide(s, left, right):
 
 @jit
 def _paint(s, screen, row, left, right):
-    """Paints a span from the masks."""
-    buffer = s[FRAME_BUFFER]
-    if s[REGISTER + VBLANK] & 2:
-        for x in range(left, right):
-            screen[buffer, row, x] = 0
+    """Paints a span from the masks, eight pixels at a time: one byte of a mask, one 64-bit word of the picture."""
+    pixels = screen[u32(s[FRAME_BUFFER]), u32(row)].view(np.uint64)
+    first, last = u32(left >> 3), u32((right + 7) >> 3)
+    if s[REPEATED] and right - left == LINE_PIXELS:
+        above = screen[u32(s[FRAME_BUFFER]), u32(row - 1)].view(np.uint64)
+        for eight in range(LINE_PIXELS // 8):
+            pixels[eight] = above[eight]
         return
-    colour_p0, colour_p1 = s[REGISTER + COLUP0], s[REGISTER + COLUP1]
-    colour_pf, colour_bk = s[REGISTER + COLUPF], s[REGISTER + COLUBK]
+    colour_bk = _eight_pixels(s, COLUBK)
+    from_bk_to_pf = colour_bk ^ _eight_pixels(s, COLUPF)
+    from_bk_to_p0 = colour_bk ^ _eight_pixels(s, COLUP0)
+    from_bk_to_p1 = colour_bk ^ _eight_pixels(s, COLUP1)
     priority = s[REGISTER + CTRLPF] & 4
     # Together with priority, the score mode colours the playfield only where it is alone.
     score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
+    left_edge, right_edge = pixels[first], pixels[u32(last - 1)]
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] | s[at + WORDS * MISSILE0]
         p1 = s[at + WORDS * PLAYER1] | s[at + WORDS * MISSILE1]
         pf, bl = s[at + WORDS * PLAYFIELD], s[at + WORDS * BALL]
         if score:
-            half = 0 if word > 2 else 0xFFFF if word == 2 else -1
-            p0 |= pf & half
-            p1 |= pf & ~half
+            left_half = 0 if word > 2 else 0xFFFF if word == 2 else -1
+            p0 |= pf & left_half
+            p1 |= pf & ~left_half
             pf = 0
+        pf |= bl
         if priority:
-            pf |= bl
             p0 &= ~pf
-            p1 &= ~(pf | p0)
-        else:
-            p1 &= ~p0
-            pf = (pf | bl) & ~(p0 | p1)
-        start, stop = max(left, 32 * word), min(right, 32 * word + 32)
-        for x in range(start, stop):
-            bit = x & 31
-            colour = colour_bk
-            if pf >> bit & 1:
-                colour = colour_pf
-            if p0 >> bit & 1:
-                colour = colour_p0
-            if p1 >> bit & 1:
-                colour = colour_p1
-            screen[buffer, row, x] = colour
-    if s[HMOVE_BLANK] and s[COMB]:
-        for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
-            screen[buffer, row, x] = 0
+            p1 &= ~pf
+        p1 &= ~p0
+        pf &= ~(p0 | p1)
+        for eight in range(max(first, u32(4 * word)), min(last, u32(4 * word + 4))):
+            shift = u32(8 * (eight & 3))
+            colours = colour_bk ^ (from_bk_to_pf & SPREAD[pf >> shift & 0xFF])
+            colours ^= from_bk_to_p0 & SPREAD[p0 >> shift & 0xFF]
+            pixels[eight] = colours ^ (from_bk_to_p1 & SPREAD[p1 >> shift & 0xFF])
+    if left < HMOVE_BLANK_PIXELS and s[HMOVE_BLANK] and s[COMB]:
+        pixels[0] = 0
+    if left & 7:
+        kept = ~(u64(ALL_PIXELS) << u64(8 * (left & 7)))
+        pixels[first] ^= (pixels[first] ^ left_edge) & kept
+    if right & 7:
+        kept = u64(ALL_PIXELS) << u64(8 * (right & 7))
+        pixels[u32(last - 1)] ^= (pixels[u32(last - 1)] ^ right_edge) & kept
+
+
+@jit
+def _eight_pixels(s, register):
+    """Returns eight pixels of a colour, black while the picture is blank."""
+    return u64(0) if s[REGISTER + VBLANK] & 2 else u64(s[REGISTER + register]) * u64(0x0101010101010101)

@@ -70,6 +70,7 @@ from accel_rl.emulator.state import (
     POSITION,
     REFLECT,
     REGISTER,
+    REPEATED,
     STOP,
     TIMER_INTERRUPT_CYCLE,
     TIMER_SET_CYCLE,
@@ -149,7 +150,7 @@ def start_frame(s):
     s[MUSIC_CYCLE] -= cycles
     s[CYCLES] = 0
     s[STOP] = 0
-    s[DRAWN_CLOCK] = 0
+    s[DRAWN_CLOCK] = s[REPEATED] = 0
     s[FRAME_BUFFER] ^= 1
 
 
@@ -203,6 +204,7 @@ def tia_write(s, screen, register, value):
             delay = 11 if hides > 0 else 0
     draw_until(s, screen, i32(clock + delay))
 
+    s[REPEATED] = 0
     s[DIRTY] |= OBJECTS[register]
     if register == VSYNC:
         if value & 2:
