@@ -36,12 +36,8 @@ from accel_rl.emulator.state import (
 )
 
 CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
-u32, u64 = np.uint32, np.uint64
-ALL_PIXELS = 2**64 - 1
-# Each byte's bits as the bytes of a word: 0x00 or 0xFF.
-SPREAD = np.zeros(256, np.uint64)
-for _bit in range(8):
-    SPREAD |= ((np.arange(256, dtype=np.uint64) >> u64(_bit)) & u64(1)) * u64(0xFF << 8 * _bit)
+u8, u32 = np.uint8, np.uint32
+PIXEL_BIT = u32(1) << np.arange(32, dtype=u32)
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
@@ -102,11 +98,7 @@ def _draw_span(s, screen, row, left, right):
 def _collide(s, left, right):
     """Latches the collisions of a span."""
     for word in range(left >> 5, (right + 31) >> 5):
-        span = -1
-        if left > 32 * word:
-            span = -1 << (left - 32 * word)
-        if right < 32 * word + 32:
-            span &= (1 << (right - 32 * word)) - 1
+        span = _span(word, left, right)
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] & span
         p1 = s[at + WORDS * PLAYER1] & span
@@ -130,22 +122,20 @@ def _collide(s, left, right):
 
 @jit
 def _paint(s, screen, row, left, right):
-    """Paints a span from the masks, eight pixels at a time: one byte of a mask, one 64-bit word of the picture."""
-    pixels = screen[u32(s[FRAME_BUFFER]), u32(row)].view(np.uint64)
-    first, last = u32(left >> 3), u32((right + 7) >> 3)
+    """Paints a span from the masks, 32 pixels at a time."""
+    line = screen[u32(s[FRAME_BUFFER]), u32(row)]
     if s[REPEATED] and right - left == LINE_PIXELS:
-        above = screen[u32(s[FRAME_BUFFER]), u32(row - 1)].view(np.uint64)
-        for eight in range(LINE_PIXELS // 8):
-            pixels[eight] = above[eight]
+        above = screen[u32(s[FRAME_BUFFER]), u32(row - 1)]
+        for x in range(LINE_PIXELS):
+            line[x] = above[x]
         return
-    colour_bk = _eight_pixels(s, COLUBK)
-    from_bk_to_pf = colour_bk ^ _eight_pixels(s, COLUPF)
-    from_bk_to_p0 = colour_bk ^ _eight_pixels(s, COLUP0)
-    from_bk_to_p1 = colour_bk ^ _eight_pixels(s, COLUP1)
+    colour_p0, colour_p1 = u8(s[REGISTER + COLUP0]), u8(s[REGISTER + COLUP1])
+    colour_pf, colour_bk = u8(s[REGISTER + COLUPF]), u8(s[REGISTER + COLUBK])
+    if s[REGISTER + VBLANK] & 2:
+        colour_p0 = colour_p1 = colour_pf = colour_bk = u8(0)
     priority = s[REGISTER + CTRLPF] & 4
     # Together with priority, the score mode colours the playfield only where it is alone.
     score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
-    left_edge, right_edge = pixels[first], pixels[u32(last - 1)]
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] | s[at + WORDS * MISSILE0]
@@ -162,22 +152,25 @@ def _paint(s, screen, row, left, right):
             p1 &= ~pf
         p1 &= ~p0
         pf &= ~(p0 | p1)
-        for eight in range(max(first, u32(4 * word)), min(last, u32(4 * word + 4))):
-            shift = u32(8 * (eight & 3))
-            colours = colour_bk ^ (from_bk_to_pf & SPREAD[pf >> shift & 0xFF])
-            colours ^= from_bk_to_p0 & SPREAD[p0 >> shift & 0xFF]
-            pixels[eight] = colours ^ (from_bk_to_p1 & SPREAD[p1 >> shift & 0xFF])
+        span = _span(word, left, right)
+        p0, p1, pf, bk = u32(p0 & span), u32(p1 & span), u32(pf & span), u32(span)
+        for pixel in range(u32(32)):  # without branches: all pixels of the word at once
+            bit, at = PIXEL_BIT[pixel], u32(32 * word + pixel)
+            colour = colour_bk if bk & bit else line[at]
+            colour = colour_pf if pf & bit else colour
+            colour = colour_p0 if p0 & bit else colour
+            line[at] = colour_p1 if p1 & bit else colour
     if left < HMOVE_BLANK_PIXELS and s[HMOVE_BLANK] and s[COMB]:
-        pixels[0] = 0
-    if left & 7:
-        kept = ~(u64(ALL_PIXELS) << u64(8 * (left & 7)))
-        pixels[first] ^= (pixels[first] ^ left_edge) & kept
-    if right & 7:
-        kept = u64(ALL_PIXELS) << u64(8 * (right & 7))
-        pixels[u32(last - 1)] ^= (pixels[u32(last - 1)] ^ right_edge) & kept
+        for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
+            line[x] = 0
 
 
 @jit
-def _eight_pixels(s, register):
-    """Returns eight pixels of a colour, black while the picture is blank."""
-    return u64(0) if s[REGISTER + VBLANK] & 2 else u64(s[REGISTER + register]) * u64(0x0101010101010101)
+def _span(word, left, right):
+    """Returns which pixels of a mask's word are in the span from left to right - 1."""
+    span = -1
+    if left > 32 * word:
+        span = -1 << (left - 32 * word)
+    if right < 32 * word + 32:
+        span &= (1 << (right - 32 * word)) - 1
+    return span
