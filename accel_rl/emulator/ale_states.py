@@ -58,6 +58,7 @@ _DPC_WORDS = ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC")  # eight of each
 _DPC = {f"{name}{i}": getattr(dpc, name) + i for name in _DPC_WORDS for i in range(8)}
 _DPC["RANDOM"] = dpc.RANDOM
 _FRACTION_UNIT = 10**8  # of ale-py's MUSIC_FRACTION
+_LATCHES = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 15, 14)  # bits of COLLISIONS, in ale-py's order
 _PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F
 _NEVER = 2**31 - 1
 
@@ -164,9 +165,10 @@ def copy_from_ale(s: np.ndarray, state: AleState) -> None:
     s[REGISTER + _PF1] = state["PF"] >> 4 & 0xFF
     s[REGISTER + _PF2] = state["PF"] >> 12
     s[words.REFLECT] = state["CTRLPF"] & 1
+    s[words.COSMIC_ARK_SHAPE] = (0, 1, 2, 0)[state["M0_COSMIC_ARK_COUNTER"]] if state["M0_COSMIC_ARK"] else 0
     s[words.OLD_ENABL] = state["DENABL"] << 1
     s[words.POSITION : words.POSITION + 5] = [state[name] for name in _POSITIONS]
-    s[words.COLLISIONS] = _swap_pairs(state["COLLISIONS"])
+    s[words.COLLISIONS] = sum((state["COLLISIONS"] >> theirs & 1) << ours for theirs, ours in enumerate(_LATCHES))
     s[words.DRAWN_CLOCK] = 3 * s[CYCLES] + s[LEFT_OVER]
     s[words.HIDDEN_COPY] = s[words.COLLIDED] = 0
     s[words.DIRTY] = ALL_OBJECTS
@@ -199,7 +201,7 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
         state[name] = value * 0x01010101 if name.startswith("COLU") else value & 1 if state.is_flag(name) else value
     state["PRIORITY_AND_SCORE"] = (state["CTRLPF"] & 6) << 5
     state["PF"] = s[REGISTER + _PF0] >> 4 | s[REGISTER + _PF1] << 4 | s[REGISTER + _PF2] << 12
-    state["DENABL"] = s[words.OLD_ENABL] >> 1
+    state["DENABL"] = s[words.OLD_ENABL] >> 1 & 1
     for i, name in enumerate(_POSITIONS):
         state[name] = s[words.POSITION + i]
     for i in "01":
@@ -209,9 +211,4 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
     missiles = [state[f"ENAM{i}"] and not state[f"RESMP{i}"] for i in "01"]
     enabled = (state["CURRENT_GRP0"], missiles[0], state["CURRENT_GRP1"], missiles[1], ball, state["PF"])
     state["ENABLED_OBJECTS"] = sum((value != 0) << bit for bit, value in enumerate(enabled))
-    state["COLLISIONS"] = _swap_pairs(int(s[words.COLLISIONS]))
-
-
-def _swap_pairs(bits: int) -> int:
-    """Returns a number with each even bit and the odd one above it exchanged."""
-    return (bits & 0x5555) << 1 | (bits & 0xAAAA) >> 1
+    state["COLLISIONS"] = sum((int(s[words.COLLISIONS]) >> ours & 1) << theirs for theirs, ours in enumerate(_LATCHES))

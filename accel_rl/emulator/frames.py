@@ -4,13 +4,14 @@ Frames are run without painting: that saves a third of the time. The two picture
 before the last displayed line leaves lines of the frame before the last to be seen. Whatever is looked at must be
 painted, also later: the starts of the last three frames are kept, and a frame is run a second time from its start.
 
-* `paint_last_frame` paints the last frame when somebody asks for it.
+* The last frame is painted when somebody asks for it.
 * When a frame turns out to be shorter than the one that its picture held, that one is painted before it, once.
 * A frame whose instructions are used up goes on in the next call: its first part is painted at once, then the rest.
 """
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.cpu import run
+from accel_rl.emulator.picture import CLOCKS_PER_LINE, LINE_PIXELS, PICTURE_LINES
 from accel_rl.emulator.state import (
     CARTRIDGE_RAM,
     DRAWN_CLOCK,
@@ -20,6 +21,7 @@ from accel_rl.emulator.state import (
     FRAME_GOES_ON,
     HISTORY,
     INSTRUCTIONS,
+    INSTRUCTIONS_LEFT,
     MASK,
     MUSIC_CYCLE,
     NUM_LINES,
@@ -47,43 +49,67 @@ assert HISTORY + 3 * SLOT_WORDS <= STATE_WORDS
 
 
 @jit
-def run_frame(s, rom, screen):
+def run_frame(s, rom, screen, repaint, max_instructions):
     """Runs one frame as ale-py counts them: until the TIA ends it or 25,000 instructions are used up.
 
-    It is painted at once if s[PAINT] is set."""
-    if s[FRAME_GOES_ON]:
-        s[PAINT] = 1
-    else:
-        start_frame(s)
-        s[SLOT] = (s[SLOT] + 1) % 3
-        _save_start(s, s[SLOT])
-    _run_to_end(s, rom, screen)
+    Stops after max_instructions, the next call goes on; returns whether the frame is over. It is painted at once if
+    s[PAINT] is set. With repaint = 1 no frame is run, but the last one is painted if that has not been done."""
     picture = s[FRAME_BUFFER]
-    s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
-    if s[FRAME_GOES_ON]:
-        if not s[PAINT]:
-            _run_again(s, rom, screen, s[SLOT], 1)
-        return
-    end = min(s[DRAWN_CLOCK], i32(228 * (s[FIRST_LINE] + s[NUM_LINES])))
-    if end < s[DRAWN_END + picture] and not s[PAINTED + picture]:
-        painted = s[PAINT]
-        _run_again(s, rom, screen, (s[SLOT] + 1) % 3, 1)
-        _run_again(s, rom, screen, s[SLOT], painted)
-    s[DRAWN_END + picture] = end
+    free_slot = i32((s[SLOT] + 1) % 3)
+    on_demand = repaint
+    if on_demand:
+        if s[INSTRUCTIONS_LEFT] or s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
+            return True
+        _save_start(s, free_slot)
+    elif not s[INSTRUCTIONS_LEFT]:
+        s[INSTRUCTIONS_LEFT] = MAX_INSTRUCTIONS
+        if s[FRAME_GOES_ON]:
+            s[PAINT] = 1
+        else:
+            start_frame(s)
+            picture = s[FRAME_BUFFER]
+            s[SLOT] = free_slot
+            _save_start(s, free_slot)
+
+    # What is run again is painted: 1, the last frame, 2, the one before the last and then the last.
+    while True:
+        instructions = i32(min(s[INSTRUCTIONS_LEFT], max_instructions))
+        if repaint:
+            instructions = i32(MAX_INSTRUCTIONS)
+            _load_start(s, i32((s[SLOT] + repaint - 1) % 3))
+            s[PAINT] = 1
+        before = s[INSTRUCTIONS]
+        run(s, rom, screen, instructions)
+        if s[STOP] == FRAME_ENDED:
+            end_frame(s, screen)
+        if repaint:
+            repaint = i32(repaint - 1)
+        else:
+            s[INSTRUCTIONS_LEFT] -= i32(s[INSTRUCTIONS] - before)
+            if not s[STOP] and s[INSTRUCTIONS_LEFT] > 0:
+                return False
+            s[INSTRUCTIONS_LEFT] = 0
+            if s[STOP] != FRAME_ENDED:
+                repaint = i32(1 - s[PAINT])
+            elif _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
+                repaint = i32(2)
+        if repaint == 0:
+            break
+
     s[PAINTED + picture] = s[PAINT]
+    if on_demand:
+        _load_start(s, free_slot)
+        return True
+    s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
+    if not s[FRAME_GOES_ON]:
+        s[DRAWN_END + picture] = _displayed(s)
+    return True
 
 
 @jit
-def paint_last_frame(s, rom, screen):
-    """Paints the last frame if that has not been done."""
-    picture = s[FRAME_BUFFER]
-    if s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
-        return
-    free = (s[SLOT] + 1) % 3
-    _save_start(s, free)
-    _run_again(s, rom, screen, s[SLOT], 1)
-    _load_start(s, free)
-    s[PAINTED + picture] = 1
+def _displayed(s):
+    """Returns up to which clock of the last frame something is displayed."""
+    return min(s[DRAWN_CLOCK], i32(CLOCKS_PER_LINE * (s[FIRST_LINE] + s[NUM_LINES])))
 
 
 @jit
@@ -92,25 +118,10 @@ def forget_frames(s, screen):
     for picture in range(2):
         s[DRAWN_END + picture] = 0
         s[PAINTED + picture] = 0
-        for line in range(screen.shape[1]):
-            for pixel in range(screen.shape[2]):
-                screen[picture, line, pixel] = 0
+    for pixel in range(2 * PICTURE_LINES * LINE_PIXELS):
+        screen[pixel] = 0
     s[FRAME_GOES_ON] = 0
-
-
-@jit
-def _run_to_end(s, rom, screen):
-    run(s, rom, screen, MAX_INSTRUCTIONS)
-    if s[STOP] == FRAME_ENDED:
-        end_frame(s, screen)
-
-
-@jit
-def _run_again(s, rom, screen, slot, paint):
-    """Runs a frame from its start, painting it or not."""
-    _load_start(s, slot)
-    s[PAINT] = paint
-    _run_to_end(s, rom, screen)
+    s[INSTRUCTIONS_LEFT] = 0
 
 
 @jit

@@ -36,6 +36,7 @@ from accel_rl.emulator.state import (
 )
 
 CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
+PICTURE_LINES = 320  # room for them in each of the two pictures
 u8, u32 = np.uint8, np.uint32
 PIXEL_BIT = u32(1) << np.arange(32, dtype=u32)
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
@@ -123,11 +124,10 @@ def _collide(s, left, right):
 @jit
 def _paint(s, screen, row, left, right):
     """Paints a span from the masks, 32 pixels at a time."""
-    line = screen[u32(s[FRAME_BUFFER]), u32(row)]
+    line = u32(LINE_PIXELS * (PICTURE_LINES * s[FRAME_BUFFER] + row))
     if s[REPEATED] and right - left == LINE_PIXELS:
-        above = screen[u32(s[FRAME_BUFFER]), u32(row - 1)]
-        for x in range(LINE_PIXELS):
-            line[x] = above[x]
+        for at in range(line, u32(line + LINE_PIXELS)):
+            screen[at] = screen[u32(at - LINE_PIXELS)]
         return
     colour_p0, colour_p1 = u8(s[REGISTER + COLUP0]), u8(s[REGISTER + COLUP1])
     colour_pf, colour_bk = u8(s[REGISTER + COLUPF]), u8(s[REGISTER + COLUBK])
@@ -155,14 +155,14 @@ def _paint(s, screen, row, left, right):
         span = _span(word, left, right)
         p0, p1, pf, bk = u32(p0 & span), u32(p1 & span), u32(pf & span), u32(span)
         for pixel in range(u32(32)):  # without branches: all pixels of the word at once
-            bit, at = PIXEL_BIT[pixel], u32(32 * word + pixel)
-            colour = colour_bk if bk & bit else line[at]
+            bit, at = PIXEL_BIT[pixel], u32(line + 32 * word + pixel)
+            colour = colour_bk if bk & bit else screen[at]
             colour = colour_pf if pf & bit else colour
             colour = colour_p0 if p0 & bit else colour
-            line[at] = colour_p1 if p1 & bit else colour
+            screen[at] = colour_p1 if p1 & bit else colour
     if left < HMOVE_BLANK_PIXELS and s[HMOVE_BLANK] and s[COMB]:
         for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
-            line[x] = 0
+            screen[u32(line + x)] = 0
 
 
 @jit
