@@ -175,7 +175,9 @@ def copy_from_ale(s: np.ndarray, state: AleState) -> None:
 
 
 def copy_to_ale(s: np.ndarray, state: AleState) -> None:
-    """Sets the words of one of ale-py's states, of the same game, to the hardware's; the rest of it stays."""
+    """Sets the words of one of ale-py's states, of the same game, to the hardware's; the rest of it stays.
+
+    ale-py itself does not restore what is in the slices of an E0 cartridge, only their numbers."""
     for theirs, ours in _SAME.items():
         if theirs in state:
             state[theirs] = s[getattr(words, ours)]

@@ -1,7 +1,7 @@
 """Emulates cartridges: a ROM behind 4 KB of address space, with circuits of its own if it is larger.
 
-A kind is named as in Kevin Horton's "Mostly Inclusive Atari 2600 Mapper / Selected Hardware Document": 2K, 4K; F8 and F6
-switch banks of 4 KB; SC adds RAM; E0 switches four slices of 1 KB; FE takes the bank from address bit 13; DPC is in dpc.py.
+A kind is named as in Kevin Horton's "Mostly Inclusive Atari 2600 Mapper / Selected Hardware Document": 2K, 4K; F8 and
+F6 switch banks of 4 KB; SC adds RAM; E0 switches slices of 1 KB; FE takes the bank from address bit 13; DPC: dpc.py.
 """
 
 import numpy as np
@@ -13,8 +13,11 @@ from accel_rl.errors import UsageError
 
 KINDS = ("2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE", "DPC")
 KIND_2K, KIND_4K, KIND_F8, KIND_F8SC, KIND_F6, KIND_F6SC, KIND_E0, KIND_FE, KIND_DPC = range(9)
-# By kind: the bank at power on; the addresses between which reading is nothing but reading.
+# By kind: banks that hot spots select, the last one at 0xFF9; the one at power on; whether there is RAM; the addresses
+# between which reading is nothing but reading.
+BANKS = np.array([0, 0, 2, 2, 4, 4, 0, 0, 2], np.int32)
 FIRST_BANK = np.array([0, 0, 1, 1, 0, 0, 0, 0, 1], np.int32)
+HAS_RAM = np.array([0, 0, 0, 1, 0, 1, 0, 0, 0], np.int32)
 FIRST_PLAIN = np.array([0, 0, 0, 0x100, 0, 0x100, 0, 0, 0x80], np.int32)
 END_PLAIN = np.array([0x1000, 0x1000, 0xFF8, 0xFF8, 0xFF6, 0xFF6, 0xFE0, 0, 0xFC0], np.int32)
 
@@ -91,7 +94,7 @@ def cart_read(s, rom, address):
         return i32(rom[offset if address & 0x2000 else offset + 0x1000])
     if kind == KIND_DPC:
         return i32(dpc_read(s, rom, offset))
-    if (kind == KIND_F8SC or kind == KIND_F6SC) and offset >> 7 == 1:
+    if HAS_RAM[kind] and offset >> 7 == 1:
         return s[CARTRIDGE_RAM + (offset & 0x7F)]
     return i32(rom[s[SLICE + (offset >> 10)] + (offset & 0x3FF)])
 
@@ -104,20 +107,15 @@ def cart_write(s, rom, address, value):
     _switch_banks(s, kind, offset)
     if kind == KIND_DPC:
         dpc_write(s, offset, value)
-    elif (kind == KIND_F8SC or kind == KIND_F6SC) and offset < 0x80:
+    elif HAS_RAM[kind] and offset < 0x80:
         s[CARTRIDGE_RAM + offset] = value
 
 
 @jit
 def _switch_banks(s, kind, offset):
     """Does what an access to a hot spot does."""
-    if offset < 0xFE0:
-        return
-    if kind == KIND_E0:
-        if offset < 0xFF8:
-            s[SLICE + (offset >> 3 & 3)] = i32(0x400 * (offset & 7))
-    elif kind == KIND_F6 or kind == KIND_F6SC:
-        if 0xFF6 <= offset <= 0xFF9:
-            _select_bank(s, i32(offset - 0xFF6))
-    elif (kind == KIND_F8 or kind == KIND_F8SC or kind == KIND_DPC) and (offset == 0xFF8 or offset == 0xFF9):
-        _select_bank(s, i32(offset - 0xFF8))
+    bank = i32(offset - 0xFFA + BANKS[kind])
+    if 0 <= bank < BANKS[kind]:
+        _select_bank(s, bank)
+    elif kind == KIND_E0 and 0xFE0 <= offset < 0xFF8:
+        s[SLICE + (offset >> 3 & 3)] = i32(0x400 * (offset & 7))

@@ -63,7 +63,8 @@ HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is not shown 
 DIRTY = TIA + 98  # one bit for each object whose mask is out of date (objects.py)
 ENABLED = TIA + 99  # one bit for each object that has pixels
 COLLIDED = TIA + 100  # 0 or 1: all collisions of the present masks are latched
-MASK = TIA + 101  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
+REPEATED = TIA + 101  # 0 or 1: the line before was painted as a whole from the present registers
+MASK = TIA + 102  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py)
 CONSOLE = 576
