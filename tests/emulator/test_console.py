@@ -130,7 +130,7 @@ below:  STA WSYNC
         assert frame == 5 or (ours.picture() == ale.getScreen()).all(), frame
 
 
-# Each frame has its colour, and a length that a generator of random numbers chooses.
+# Each frame has its colour, and a length that a generator of random numbers chooses; some use up their instructions.
 JITTER = f"""
         LDA #1
         STA $81
@@ -151,6 +151,13 @@ line:   STA WSYNC
         LDA $81
         AND #$1C
         STA COLUBK
+        BNE start
+        LDY #60
+outer:  LDX #250
+inner:  DEX
+        BNE inner
+        DEY
+        BNE outer
         JMP start
     """
 
