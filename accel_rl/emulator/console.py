@@ -1,6 +1,7 @@
 """Emulates the console around the chips, as ale-py drives it: power on, reset, frames, actions.
 
-A reset is a program: an array of steps that Python makes from a game's reset rules (`Program`), run by one loop.
+`power_on`, `begin_reset` and `begin_action` say which frames are due, `run_due_frames` runs them: one loop, so that the
+processor is compiled once. What a reset does is a program: an array of steps that Python makes from a game's facts.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from accel_rl.emulator.frames import FRAME_ENDED, forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.picture import CLOCKS_PER_LINE
 from accel_rl.emulator.riot import reset_riot
-from accel_rl.emulator.rules import reset_rules, update_rules
+from accel_rl.emulator.rule_code import reset_rules, update_rules
 from accel_rl.emulator.state import (
     ACTION,
     ACTION_GENERATOR,
@@ -23,6 +24,7 @@ from accel_rl.emulator.state import (
     EPISODE_FRAME,
     FRAME,
     FRAMES_DUE,
+    INSTRUCTIONS_LEFT,
     LAST_ACCESS_WAS_READ,
     LAST_ACTION,
     LEFT_OVER,
@@ -35,6 +37,7 @@ from accel_rl.emulator.state import (
     RAM,
     REPEAT_LIMIT,
     REPEATS,
+    REWARD,
     SP,
     STEP,
     STOP,
@@ -58,8 +61,11 @@ STEP_WORDS = 4
 PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
 PLAY = 1  # [action, switches pressed, frames]: frames that it counts, as those of `begin_action`
 JUMP_UNLESS = 2  # [index in RAM | mask << 8, value, steps to jump]: jumps unless RAM & mask equals the value
-_DETECT = 3  # frames that find out the television's standard
+RESET_RULES = 3  # []: the rules forget the last game
+_DETECT = 4  # frames that find out the television's standard
 _NO_STEP = 2**30
+NO_LIMIT = 2**31 - 1  # of instructions
+DONE, FAILED, STOPPED = range(3)
 _MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not react to its switches
 
 
@@ -67,7 +73,7 @@ _MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not 
 def power_on(s, rom, screen, action_seed, system_seed):
     """Switches the console on for the first time; its settings are in s, all other words are 0.
 
-    RAM is random. Frames are due, whose lines tell the television's standard; `reset_game` follows."""
+    RAM is random. Frames are due, whose lines tell the television's standard; `begin_reset` follows them."""
     seed_generator(s, ACTION_GENERATOR, action_seed)
     seed_generator(s, SYSTEM_GENERATOR, system_seed)
     for byte in range(128):
@@ -82,8 +88,8 @@ def power_on(s, rom, screen, action_seed, system_seed):
 
 
 @jit
-def begin_reset(s, rom, screen, rules):
-    """Starts a new game, whose first frames are due: those of a program from `reset_program`.
+def begin_reset(s, rom, screen):
+    """Starts a new game: the frames of the game's reset program are due.
 
     Nothing is random but the timer and what the game before has left in RAM."""
     if s[OPERATION] == _DETECT:
@@ -94,59 +100,64 @@ def begin_reset(s, rom, screen, rules):
     s[EPISODE_FRAME] = 0
     s[TRUNCATED] = 0
     s[LAST_ACTION] = 0
-    reset_rules(s, rules)
     _set_step(s, 0, PRESS, 0, 0, 0)
 
 
 @jit
 def begin_action(s, action):
-    """Makes the player do an action (0..17), or by chance the last one again; the frame is due.
+    """Makes the player do an action (0..17), or by chance the last one again: a frame is due.
 
-    After a game's end there is no frame."""
+    When the game is over there is none, and the reward is 0."""
     repeats = draw(s, ACTION_GENERATOR) <= u32(s[REPEAT_LIMIT]) and s[REPEATS]
     draw(s, ACTION_GENERATOR)  # for a second player, who does nothing
     if not repeats:
         s[LAST_ACTION] = action
     over = s[TERMINAL] or s[TRUNCATED]
+    s[REWARD] = 0
     _set_step(s, _NO_STEP, PLAY, s[LAST_ACTION], 0, 0 if over else 1)
 
 
 @jit
-def run_due_frames(s, rom, screen, rules, program):
-    """Runs the frames that are due; program: int32[steps, 4]. Returns 0, or 1 if a reset does not come to its end.
+def run_due_frames(s, rom, screen, rules, program, max_instructions):
+    """Runs the frames that are due, none of them further than max_instructions; the next call goes on.
 
-    They are painted if s[PAINT] is set."""
+    rules: the game's code for update_rules. program: int32[steps, 4]. Frames are painted if s[PAINT] is set. Returns
+    DONE, STOPPED, or FAILED if a reset does not come to its end."""
     for _ in range(_MAX_FRAMES):
-        if not _next_frame(s, program):
-            return 0
-        set_switches(s, s[SWITCHES])
-        set_action(s, s[ACTION])
-        run_frame(s, rom, screen, i32(0))
+        if not s[INSTRUCTIONS_LEFT]:
+            if not _next_frame(s, rules, program):
+                return DONE
+            set_switches(s, s[SWITCHES])
+            set_action(s, s[ACTION])
+        if not run_frame(s, rom, screen, i32(0), max_instructions):
+            return STOPPED
         s[FRAMES_DUE] -= 1
+        if s[OPERATION] == _DETECT:
+            _count_long_frame(s)
+            continue
         if s[OPERATION] == PLAY:
             s[FRAME] += 1
             s[EPISODE_FRAME] += 1
             s[TRUNCATED] = i32(0 < s[MAX_EPISODE_FRAMES] <= s[EPISODE_FRAME])
-            update_rules(s, rules)
-        elif s[OPERATION] == _DETECT:
-            lines = (3 * s[CYCLES] + s[LEFT_OVER]) // CLOCKS_PER_LINE
-            if 2 * s[FRAMES_DUE] < _DETECTION_FRAMES and s[STOP] == FRAME_ENDED and lines >= _PAL_LINES:
-                s[LONG_FRAMES] += 1
-    return 1
+        update_rules(s, rules)
+    return FAILED
 
 
 @jit
-def _next_frame(s, program):
+def _next_frame(s, rules, program):
     """Goes on in the program until a frame is due; returns False when there is none."""
     for _ in range(_MAX_FRAMES):
         if s[FRAMES_DUE] > 0 or s[STEP] >= program.shape[0]:
             break
         step = s[STEP]
-        if program[step, 0] == JUMP_UNLESS:
-            byte, mask = program[step, 1] & 0x7F, program[step, 1] >> 8
-            s[STEP] += 1 if s[RAM + byte] & mask == program[step, 2] else i32(1 + program[step, 3])
+        operation, first, second, third = program[step, 0], program[step, 1], program[step, 2], program[step, 3]
+        if operation == JUMP_UNLESS:
+            s[STEP] = i32(step + 1 if s[RAM + (first & 0x7F)] & first >> 8 == second else step + 1 + third)
+        elif operation == RESET_RULES:
+            reset_rules(s, rules)
+            s[STEP] = i32(step + 1)
         else:
-            _set_step(s, step + 1, program[step, 0], program[step, 1], program[step, 2], program[step, 3])
+            _set_step(s, step + 1, operation, first, second, third)
     return s[FRAMES_DUE] > 0
 
 
@@ -157,6 +168,13 @@ def _set_step(s, following, operation, action, switches, frames):
     s[ACTION] = action
     s[SWITCHES] = switches
     s[FRAMES_DUE] = frames
+
+
+@jit
+def _count_long_frame(s):
+    lines = (3 * s[CYCLES] + s[LEFT_OVER]) // CLOCKS_PER_LINE
+    if 2 * s[FRAMES_DUE] < _DETECTION_FRAMES and s[STOP] == FRAME_ENDED and lines >= _PAL_LINES:
+        s[LONG_FRAMES] += 1
 
 
 @jit
@@ -182,27 +200,28 @@ def _reset_chips(s, rom, screen):
     s[SP] = 0xFF
     s[B] = 1
     s[LAST_ACCESS_WAS_READ] = 1
-    low = cart_read(s, rom, i32(0x1FFC))
-    high = cart_read(s, rom, i32(0x1FFD))
+    low = cart_read(s, rom, i32(0xFFFC))
+    high = cart_read(s, rom, i32(0xFFFD))
     s[DATA_BUS] = high
     s[PC] = i32(low | high << 8)
 
 
-POWER_ON, RESET, ACT, PAINT_LAST_FRAME = range(4)
+POWER_ON, RESET, ACT, PAINT_LAST_FRAME, GO_ON = range(5)
 
 
 @entry
-def command(s, rom, screen, rules, program, order, first, second):
-    """Gives the console one order: POWER_ON (seeds of actions and system), RESET, ACT (action), PAINT_LAST_FRAME.
+def command(s, rom, screen, rules, program, order, first, second, max_instructions):
+    """Gives the console one order: POWER_ON (seeds of actions and system), RESET, ACT (action), PAINT_LAST_FRAME or
+    GO_ON, after it was STOPPED.
 
-    One function for all of them, so that the processor is compiled once. Returns 1 if a reset has failed."""
+    One function for all of them, so that the processor is compiled once."""
     s, rom, screen = address(s), address(rom), address(screen)
     if order == POWER_ON:
         power_on(s, rom, screen, first, second)
     elif order == RESET:
-        begin_reset(s, rom, screen, rules)
+        begin_reset(s, rom, screen)
     elif order == ACT:
         begin_action(s, first)
-    else:
-        run_frame(s, rom, screen, i32(1))
-    return run_due_frames(s, rom, screen, rules, program)
+    elif order == PAINT_LAST_FRAME:
+        run_frame(s, rom, screen, i32(1), i32(0))
+    return run_due_frames(s, rom, screen, rules, program, max_instructions)

@@ -66,12 +66,13 @@ def set_action(s, action):
 
 @jit
 def center_controllers(s):
-    """Puts the paddles into the middle of their ranges; sockets without a paddle never charge."""
+    """Puts the paddles into the middle of their ranges; paddles of the right port, if it has some, are never moved
+    from resistance 0, and a joystick's pins never charge."""
     middle = i32((PADDLE_MIN + s[PADDLE_MAX]) // 2)
     s[LEFT_PADDLE] = middle
     s[RIGHT_PADDLE] = middle
     for socket in range(4):
-        s[PADDLE + socket] = -1
+        s[PADDLE + socket] = i32(0 if s[PADDLES] == 2 else -1)
 
 
 @jit

@@ -21,6 +21,7 @@ from accel_rl.emulator.state import (
     FRAME_GOES_ON,
     HISTORY,
     INSTRUCTIONS,
+    INSTRUCTIONS_LEFT,
     MASK,
     MUSIC_CYCLE,
     NUM_LINES,
@@ -48,50 +49,61 @@ assert HISTORY + 3 * SLOT_WORDS <= STATE_WORDS
 
 
 @jit
-def run_frame(s, rom, screen, repaint):
+def run_frame(s, rom, screen, repaint, max_instructions):
     """Runs one frame as ale-py counts them: until the TIA ends it or 25,000 instructions are used up.
 
-    It is painted at once if s[PAINT] is set. With repaint = 1 no new frame is run, but the last one is painted if that
-    has not been done."""
+    Stops after max_instructions, the next call goes on; returns whether the frame is over. It is painted at once if
+    s[PAINT] is set. With repaint = 1 no frame is run, but the last one is painted if that has not been done."""
     picture = s[FRAME_BUFFER]
     free_slot = i32((s[SLOT] + 1) % 3)
     on_demand = repaint
     if on_demand:
-        if s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
-            return
+        if s[INSTRUCTIONS_LEFT] or s[FRAME_GOES_ON] or s[PAINTED + picture] or s[DRAWN_END + picture] == 0:
+            return True
         _save_start(s, free_slot)
-    elif s[FRAME_GOES_ON]:
-        s[PAINT] = 1
-    else:
-        start_frame(s)
-        picture = s[FRAME_BUFFER]
-        s[SLOT] = free_slot
-        _save_start(s, free_slot)
+    elif not s[INSTRUCTIONS_LEFT]:
+        s[INSTRUCTIONS_LEFT] = MAX_INSTRUCTIONS
+        if s[FRAME_GOES_ON]:
+            s[PAINT] = 1
+        else:
+            start_frame(s)
+            picture = s[FRAME_BUFFER]
+            s[SLOT] = free_slot
+            _save_start(s, free_slot)
 
     # What is run again is painted: 1, the last frame, 2, the one before the last and then the last.
     while True:
+        instructions = i32(min(s[INSTRUCTIONS_LEFT], max_instructions))
         if repaint:
+            instructions = i32(MAX_INSTRUCTIONS)
             _load_start(s, i32((s[SLOT] + repaint - 1) % 3))
             s[PAINT] = 1
-        run(s, rom, screen, MAX_INSTRUCTIONS)
+        before = s[INSTRUCTIONS]
+        run(s, rom, screen, instructions)
         if s[STOP] == FRAME_ENDED:
             end_frame(s, screen)
         if repaint:
             repaint = i32(repaint - 1)
-        elif s[STOP] != FRAME_ENDED:
-            repaint = i32(1 - s[PAINT])
-        elif _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
-            repaint = i32(2)
+        else:
+            s[INSTRUCTIONS_LEFT] -= i32(s[INSTRUCTIONS] - before)
+            if not s[STOP] and s[INSTRUCTIONS_LEFT] > 0:
+                return False
+            s[INSTRUCTIONS_LEFT] = 0
+            if s[STOP] != FRAME_ENDED:
+                repaint = i32(1 - s[PAINT])
+            elif _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
+                repaint = i32(2)
         if repaint == 0:
             break
 
     s[PAINTED + picture] = s[PAINT]
     if on_demand:
         _load_start(s, free_slot)
-        return
+        return True
     s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
     if not s[FRAME_GOES_ON]:
         s[DRAWN_END + picture] = _displayed(s)
+    return True
 
 
 @jit
@@ -109,6 +121,7 @@ def forget_frames(s, screen):
     for pixel in range(2 * PICTURE_LINES * LINE_PIXELS):
         screen[pixel] = 0
     s[FRAME_GOES_ON] = 0
+    s[INSTRUCTIONS_LEFT] = 0
 
 
 @jit

@@ -63,12 +63,13 @@ HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is not shown 
 DIRTY = TIA + 98  # one bit for each object whose mask is out of date (objects.py)
 ENABLED = TIA + 99  # one bit for each object that has pixels
 COLLIDED = TIA + 100  # 0 or 1: all collisions of the present masks are latched
-MASK = TIA + 101  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
+REPEATED = TIA + 101  # 0 or 1: the line before was painted as a whole from the present registers
+MASK = TIA + 102  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
 # Console (console.py)
 CONSOLE = 576
 # Settings, written before power_on and never changed by the emulator
-PADDLES = 576  # 0: joysticks, 1: paddles are plugged in
+PADDLES = 576  # 0: joysticks, 1: paddles are plugged into the left port, 2: into both
 SWAPPED_PORTS = 577  # 0 or 1: the player's controller is in the other socket of its pair, or the other port
 PADDLE_MAX = 578  # the largest resistance of a paddle, in ohms
 DIFFICULTY = 579  # bit 0, 1: the left, right difficulty switch is at A
@@ -85,6 +86,7 @@ DRAWN_END = 591  # 2 words: how many clocks of the last frame in each picture we
 PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
 STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the step of a reset that is being done
 LONG_FRAMES = 600  # at power on: how many frames had the lines of PAL
+INSTRUCTIONS_LEFT = 601  # of the frame under way, 0: none is
 SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
 # Rules of the game (rules.py), worked out from the RAM after each frame
