@@ -9,7 +9,7 @@ import numpy as np
 
 from accel_rl.emulator import opcodes as op
 from accel_rl.emulator.arithmetic import add, subtract
-from accel_rl.emulator.bus import plain_window, pull, push, read_bus, write_bus
+from accel_rl.emulator.bus import is_plain, plain_window, pull, push, read_bus, write_bus
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.state import (
     CYCLES,
@@ -195,7 +195,7 @@ def run(s, rom, screen, max_instructions):
                 else:
                     s[CYCLES] = cycles
                     value = read_bus(s, rom, screen, address, bus)
-                    if address & 0x1000:
+                    if address & 0x1000 and not is_plain(s, address):
                         window_size = u32(0)
 
             # The operation
