@@ -57,6 +57,7 @@ def run(s, rom, screen, max_instructions):
             opcode, low, high = u32(rom[at]), i32(rom[at + u32(1)]), i32(rom[at + u32(2)])
             decoded = DECODED[opcode]
         else:
+            pc = i32(pc & 0xFFFF)
             s[CYCLES] = cycles
             opcode = u32(read_bus(s, rom, screen, pc, i32(0)))
             decoded = DECODED[opcode]
@@ -66,11 +67,13 @@ def run(s, rom, screen, max_instructions):
             if decoded & 3 > 2:
                 high = read_bus(s, rom, screen, i32((pc + 2) & 0xFFFF), low)
             window, window_size, to_rom = plain_window(s, pc)
-        pc = i32((pc + (decoded & 3)) & 0xFFFF)
-        cycles = i32(cycles + (decoded >> 2 & 15))
+        # Every instruction has a byte and takes two cycles; what it has more is a constant in each case below, so that the
+        # next one can be fetched before this one is decoded.
+        pc, cycles = i32(pc + 1), i32(cycles + 2)
 
         # The most frequent instructions
         if opcode == 0x85 or opcode == 0x86 or opcode == 0x84:  # STA n, STX n, STY n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
             value = a if opcode == 0x85 else (x if opcode == 0x86 else y)
             if low & 0x80:
                 s[RAM + (low & 0x7F)] = value
@@ -81,38 +84,52 @@ def run(s, rom, screen, max_instructions):
                 if s[STOP]:
                     break
         elif opcode == 0xD0:  # BNE
+            pc = i32(pc + 1)
             if result & 0xFF:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0xF0:  # BEQ
+            pc = i32(pc + 1)
             if not result & 0xFF:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x10:  # BPL
+            pc = i32(pc + 1)
             if not result & 0x180:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x30:  # BMI
+            pc = i32(pc + 1)
             if result & 0x180:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x90:  # BCC
+            pc = i32(pc + 1)
             if not carry:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0xB0:  # BCS
+            pc = i32(pc + 1)
             if carry:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x4C:  # JMP nn
+            cycles = i32(cycles + 1)
             pc = i32(low | high << 8)
         elif opcode == 0xA5:  # LDA n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
             a = result = read_zero(s, screen, low, cycles)
         elif opcode == 0xA6:  # LDX n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
             x = result = read_zero(s, screen, low, cycles)
         elif opcode == 0xA4:  # LDY n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
             y = result = read_zero(s, screen, low, cycles)
         elif opcode == 0xA9:  # LDA #n
+            pc = i32(pc + 1)
             a = result = low
         elif opcode == 0xA2:  # LDX #n
+            pc = i32(pc + 1)
             x = result = low
         elif opcode == 0xA0:  # LDY #n
+            pc = i32(pc + 1)
             y = result = low
         elif opcode == 0x29:  # AND #n
+            pc = i32(pc + 1)
             a = result = i32(a & low)
         elif opcode == 0xCA:  # DEX
             x = result = i32((x - 1) & 0xFF)
@@ -145,31 +162,39 @@ def run(s, rom, screen, max_instructions):
         else:
             # All others: the operand's address, or its value where it has none
             operation, mode = i32(decoded >> 16), i32(decoded >> 8 & 15)
+            cycles = i32(cycles + (decoded >> 2 & 15) - 2)
             bus = low
             address = i32(-1)
             value = low
             if mode == op.IMPLIED:
                 value = a
             elif mode == op.ZERO:
+                pc = i32(pc + 1)
                 address = low
             elif mode == op.ZERO_X:
+                pc = i32(pc + 1)
                 address = i32((low + x) & 0xFF)
             elif mode == op.ZERO_Y:
+                pc = i32(pc + 1)
                 address = i32((low + y) & 0xFF)
             elif mode == op.ABSOLUTE:
+                pc = i32(pc + 2)
                 address = i32(low | high << 8)
                 bus = high
             elif mode == op.ABSOLUTE_X:
+                pc = i32(pc + 2)
                 address = i32((low + (high << 8) + x) & 0xFFFF)
                 bus = high
                 if low + x > 0xFF and operation < op.FIRST_WRITE:
                     cycles = i32(cycles + 1)
             elif mode == op.ABSOLUTE_Y:
+                pc = i32(pc + 2)
                 address = i32((low + (high << 8) + y) & 0xFFFF)
                 bus = high
                 if low + y > 0xFF and operation < op.FIRST_WRITE:
                     cycles = i32(cycles + 1)
             elif mode == op.INDIRECT_X or mode == op.INDIRECT_Y:
+                pc = i32(pc + 1)
                 pointer = i32((low + x) & 0xFF) if mode == op.INDIRECT_X else low
                 if pointer >= 0x80 and pointer < 0xFF:
                     low = s[RAM + (pointer & 0x7F)]
@@ -184,6 +209,9 @@ def run(s, rom, screen, max_instructions):
                     address = i32((address + y) & 0xFFFF)
                     if low + y > 0xFF and operation < op.FIRST_WRITE:
                         cycles = i32(cycles + 1)
+
+            else:  # immediate, jumps, calls, branches on V
+                pc = i32((pc + (decoded & 3) - 1) & 0xFFFF)
 
             # Read
             if address >= 0 and (operation < op.FIRST_WRITE or operation >= op.FIRST_MODIFY):
@@ -334,6 +362,7 @@ def run(s, rom, screen, max_instructions):
                 break
             elif operation >= op.JSR and operation <= op.PLP:  # the stack
                 s[CYCLES] = cycles
+                pc = i32(pc & 0xFFFF)
                 flags = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | s[V] << 6)
                 flags |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
                 if operation == op.JSR:
@@ -385,7 +414,7 @@ def run(s, rom, screen, max_instructions):
                     if s[STOP]:
                         break
 
-    s[A], s[X], s[Y], s[PC], s[C] = a, x, y, pc, carry
+    s[A], s[X], s[Y], s[PC], s[C] = a, x, y, pc & 0xFFFF, carry
     s[N] = result >> 8 | result >> 7 & 1
     s[Z] = result & 0xFF == 0
     s[CYCLES] = cycles
