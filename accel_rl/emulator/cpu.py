@@ -112,13 +112,40 @@ def run(s, rom, screen, max_instructions):
             pc = i32(low | high << 8)
         elif opcode == 0xA5:  # LDA n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
-            a = result = read_zero(s, screen, low, cycles)
+            a = result = read_zero(s, screen, low, cycles, low)
+        elif opcode == 0xB5:  # LDA n,X
+            pc, cycles = i32(pc + 1), i32(cycles + 2)
+            a = result = read_zero(s, screen, i32((low + x) & 0xFF), cycles, low)
+        elif opcode == 0xAD:  # LDA nn
+            pc, cycles = i32(pc + 2), i32(cycles + 2)
+            place = i32(low + (high << 8) & 0x1FFF)
+            if u32(place - window) < window_size:
+                a = result = i32(rom[u32(place + to_rom)])
+            else:
+                s[CYCLES] = cycles
+                a = result = read_bus(s, rom, screen, i32(low + (high << 8)), high)
+                window_size = window_after(s, place, window_size)
+        elif opcode == 0xBD or opcode == 0xB9 or opcode == 0xB1:  # LDA nn,X; LDA nn,Y; LDA (n),Y
+            if opcode == 0xB1:
+                pc, cycles = i32(pc + 1), i32(cycles + 3)
+                low, high = read_pointer(s, screen, low, cycles, low)
+            else:
+                pc, cycles = i32(pc + 2), i32(cycles + 2)
+            low = i32(low + (x if opcode == 0xBD else y))
+            cycles = i32(cycles + (low >> 8))
+            place = i32(low + (high << 8) & 0x1FFF)
+            if u32(place - window) < window_size:
+                a = result = i32(rom[u32(place + to_rom)])
+            else:
+                s[CYCLES] = cycles
+                a = result = read_bus(s, rom, screen, i32(low + (high << 8) & 0xFFFF), high)
+                window_size = window_after(s, place, window_size)
         elif opcode == 0xA6:  # LDX n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
-            x = result = read_zero(s, screen, low, cycles)
+            x = result = read_zero(s, screen, low, cycles, low)
         elif opcode == 0xA4:  # LDY n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
-            y = result = read_zero(s, screen, low, cycles)
+            y = result = read_zero(s, screen, low, cycles, low)
         elif opcode == 0xA9:  # LDA #n
             pc = i32(pc + 1)
             a = result = low
@@ -157,6 +184,18 @@ def run(s, rom, screen, max_instructions):
         elif opcode == 0x4A:  # LSR A
             carry = i32(a & 1)
             a = result = i32(a >> 1)
+        elif opcode == 0xC9:  # CMP #n
+            pc = i32(pc + 1)
+            carry = i32(a >= low)
+            result = i32((a - low) & 0xFF)
+        elif opcode == 0xC0:  # CPY #n
+            pc = i32(pc + 1)
+            carry = i32(y >= low)
+            result = i32((y - low) & 0xFF)
+        elif opcode == 0xE0:  # CPX #n
+            pc = i32(pc + 1)
+            carry = i32(x >= low)
+            result = i32((x - low) & 0xFF)
         elif opcode == 0xEA:  # NOP
             pass
         else:
@@ -196,13 +235,7 @@ def run(s, rom, screen, max_instructions):
             elif mode == op.INDIRECT_X or mode == op.INDIRECT_Y:
                 pc = i32(pc + 1)
                 pointer = i32((low + x) & 0xFF) if mode == op.INDIRECT_X else low
-                if pointer >= 0x80 and pointer < 0xFF:
-                    low = s[RAM + (pointer & 0x7F)]
-                    high = s[RAM + ((pointer + 1) & 0x7F)]
-                else:
-                    s[CYCLES] = cycles
-                    low = read_bus(s, rom, screen, pointer, low)
-                    high = read_bus(s, rom, screen, i32((pointer + 1) & 0xFF), low)
+                low, high = read_pointer(s, screen, pointer, cycles, low)
                 bus = high
                 address = i32(low | high << 8)
                 if mode == op.INDIRECT_Y:
@@ -223,8 +256,7 @@ def run(s, rom, screen, max_instructions):
                 else:
                     s[CYCLES] = cycles
                     value = read_bus(s, rom, screen, address, bus)
-                    if address & 0x1000 and not is_plain(s, address):
-                        window_size = u32(0)
+                    window_size = window_after(s, address, window_size)
 
             # The operation
             if operation == op.LDA:
@@ -429,10 +461,23 @@ def branch(pc, distance, cycles):
 
 
 @jit
-def read_zero(s, screen, address, cycles):
+def read_zero(s, screen, address, cycles, bus):
     """Reads a byte on page zero."""
     if address & 0x80:
         return s[RAM + (address & 0x7F)]
     s[CYCLES] = cycles
-    s[DATA_BUS] = address
+    s[DATA_BUS] = bus
     return i32(tia_read(s, screen, address))
+
+
+@jit
+def read_pointer(s, screen, address, cycles, bus):
+    """Reads an address, low byte first, on page zero."""
+    low = read_zero(s, screen, address, cycles, bus)
+    return low, read_zero(s, screen, i32((address + 1) & 0xFF), cycles, low)
+
+
+@jit
+def window_after(s, address, window_size):
+    """Returns the window's size after a read there: none if a bank may have been switched."""
+    return u32(0) if address & 0x1000 and not is_plain(s, address) else window_size
