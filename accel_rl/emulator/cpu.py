@@ -55,16 +55,15 @@ def run(s, rom, screen, max_instructions):
         if u32(place - window) < window_size:
             at = u32(place + to_rom)
             opcode, low, high = u32(rom[at]), i32(rom[at + u32(1)]), i32(rom[at + u32(2)])
-            decoded = DECODED[opcode]
         else:
             pc = i32(pc & 0xFFFF)
             s[CYCLES] = cycles
             opcode = u32(read_bus(s, rom, screen, pc, i32(0)))
-            decoded = DECODED[opcode]
+            length = DECODED[opcode] & 3
             low, high = i32(0), i32(0)
-            if decoded & 3 > 1:
+            if length > 1:
                 low = read_bus(s, rom, screen, i32((pc + 1) & 0xFFFF), i32(opcode))
-            if decoded & 3 > 2:
+            if length > 2:
                 high = read_bus(s, rom, screen, i32((pc + 2) & 0xFFFF), low)
             window, window_size, to_rom = plain_window(s, pc)
         # Every instruction has a byte and takes two cycles; what it has more is a constant in each case below, so that the
@@ -200,6 +199,7 @@ def run(s, rom, screen, max_instructions):
             pass
         else:
             # All others: the operand's address, or its value where it has none
+            decoded = DECODED[opcode]
             operation, mode = i32(decoded >> 16), i32(decoded >> 8 & 15)
             cycles = i32(cycles + (decoded >> 2 & 15) - 2)
             bus = low
