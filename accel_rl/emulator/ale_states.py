@@ -1,4 +1,4 @@
-"""Reads and writes ale-py's saved states: `ALEInterface.cloneState().__getstate__()`.
+"""Reads, writes and converts ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
 They are sequences of 32-bit words and of strings that begin with their length; each part of the console begins with
 its name. That makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare.
@@ -7,6 +7,11 @@ its name. That makes ale-py an oracle for every register: change a word, restore
 import struct
 
 import numpy as np
+
+from accel_rl.emulator import dpc
+from accel_rl.emulator import state as words
+from accel_rl.emulator.objects import ALL_OBJECTS, MIRRORED
+from accel_rl.emulator.state import CYCLES, LEFT_OVER, RAM, REGISTER, SLICE, VSYNC_CLOCK
 
 _TRUE, _FALSE = 0xFAB1FAB2, 0xBAD1BAD2
 
@@ -17,10 +22,11 @@ _CPU = "A X Y SP . PC N? V? B? D? I? NOT_Z? C?"
 _RIOT = "TIMER TIMER_SHIFT TIMER_SET_CYCLE TIMER_INTERRUPT_CYCLE TIMER_READ_AFTER_INTERRUPT? DDRA"
 _TIA = """
     FRAME_CLOCK START_DISPLAY_CLOCK STOP_DISPLAY_CLOCK UPDATE_CLOCK CLOCKS_TO_LINE_END LAST_FRAME_LINES LINE
-    VSYNC_CLOCK ENABLED_OBJECTS VSYNC VBLANK NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF SCORE? REFP0? REFP1? PF
-    GRP0 GRP1 DGRP0 DGRP1 ENAM0? ENAM1? ENABL? DENABL? HMP0 HMP1 HMM0 HMM1 HMBL VDELP0? VDELP1? VDELBL?
-    RESMP0? RESMP1? COLLISIONS POSP0 POSP1 POSM0 POSM1 POSBL CURRENT_GRP0 CURRENT_GRP1 LAST_HMOVE_CLOCK HMOVE_BLANK? M0_COSMIC_ARK?
-    M0_COSMIC_ARK_COUNTER DUMP_ENABLED? DUMP_DISABLED_CYCLE"""
+    VSYNC_CLOCK ENABLED_OBJECTS VSYNC VBLANK NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF PRIORITY_AND_SCORE
+    REFP0? REFP1? PF GRP0 GRP1 DGRP0 DGRP1 ENAM0? ENAM1? ENABL? DENABL? HMP0 HMP1 HMM0 HMM1 HMBL VDELP0? VDELP1?
+    VDELBL? RESMP0? RESMP1?
+    COLLISIONS POSP0 POSP1 POSM0 POSM1 POSBL CURRENT_GRP0 CURRENT_GRP1 LAST_HMOVE_CLOCK HMOVE_BLANK?
+    M0_COSMIC_ARK? M0_COSMIC_ARK_COUNTER DUMP_ENABLED? DUMP_DISABLED_CYCLE"""
 _CARTRIDGES = {
     "2K": "",
     "4K": "",
@@ -30,8 +36,31 @@ _CARTRIDGES = {
     "F6SC": "BANK . *CARTRIDGE_RAM",
     "E0": ". SLICE0 SLICE1 SLICE2 SLICE3",
     "FE": "",
-    "DPC": "BANK . {TOP} . {BOTTOM} . {COUNTER} . {FLAG} . MUSIC5? MUSIC6? MUSIC7? RANDOM MUSIC_CYCLES MUSIC_FRACTION",
+    "DPC": "BANK . {TOP} . {BOTTOM} . {COUNTER} . {FLAG} . "
+    "IS_MUSIC5? IS_MUSIC6? IS_MUSIC7? RANDOM MUSIC_CYCLE MUSIC_FRACTION",
 }
+
+
+# Words that ale-py and the emulator keep alike, by their names here and there.
+_SAME = {name: name for name in _RIOT.replace("?", "").split() + ["MUSIC_CYCLE", "HMOVE_BLANK", "CYCLES", "BANK"]}
+_SAME |= {name: name for name in ("A", "X", "Y", "SP", "PC", "N", "V", "B", "D", "I", "C")}
+_SAME |= {"DGRP0": "OLD_GRP0", "DGRP1": "OLD_GRP1", "M0_COSMIC_ARK": "COSMIC_ARK", "DUMP_ENABLED": "PADDLES_DUMPED"}
+_SAME |= {"M0_COSMIC_ARK_COUNTER": "COSMIC_ARK_STEP", "DUMP_DISABLED_CYCLE": "DUMP_END"}
+_POSITIONS = ("POSP0", "POSP1", "POSM0", "POSM1", "POSBL")
+# The TIA's registers: address, by how much ale-py shifts the value to the right (it keeps flags as 0 or 1).
+_REGISTERS = {"VSYNC": (0x00, 0), "VBLANK": (0x01, 0), "NUSIZ0": (0x04, 0), "NUSIZ1": (0x05, 0), "CTRLPF": (0x0A, 0)}
+_REGISTERS |= {"COLUP0": (0x06, 0), "COLUP1": (0x07, 0), "COLUPF": (0x08, 0), "COLUBK": (0x09, 0)}
+_REGISTERS |= {"REFP0": (0x0B, 3), "REFP1": (0x0C, 3), "GRP0": (0x1B, 0), "GRP1": (0x1C, 0)}
+_REGISTERS |= {"ENAM0": (0x1D, 1), "ENAM1": (0x1E, 1), "ENABL": (0x1F, 1), "RESMP0": (0x28, 1), "RESMP1": (0x29, 1)}
+_REGISTERS |= {name: (0x20 + i, 4) for i, name in enumerate(("HMP0", "HMP1", "HMM0", "HMM1", "HMBL"))}
+_REGISTERS |= {name: (0x25 + i, 0) for i, name in enumerate(("VDELP0", "VDELP1", "VDELBL"))}
+_DPC_WORDS = ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC")  # eight of each
+_DPC = {f"{name}{i}": getattr(dpc, name) + i for name in _DPC_WORDS for i in range(8)}
+_DPC["RANDOM"] = dpc.RANDOM
+_FRACTION_UNIT = 10**8  # of ale-py's MUSIC_FRACTION
+_LATCHES = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 15, 14)  # bits of COLLISIONS, in ale-py's order
+_PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F
+_NEVER = 2**31 - 1
 
 
 class AleState:
@@ -78,6 +107,13 @@ class AleState:
         word = (_TRUE if value else _FALSE) if name in self._flags else int(value) & 0xFFFFFFFF
         struct.pack_into("<I", self._data, self._offsets[name], word)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._offsets
+
+    def is_flag(self, name: str) -> bool:
+        """Returns whether a word is true or false."""
+        return name in self._flags
+
     def names(self) -> list[str]:
         """Returns the names of all words."""
         return [name for name in self._offsets if name != "."]
@@ -94,3 +130,87 @@ class AleState:
 
     def __bytes__(self) -> bytes:
         return bytes(self._data)
+
+
+def copy_from_ale(s: np.ndarray, state: AleState) -> None:
+    """Sets the hardware's words to those of a state that ale-py saved between two frames.
+
+    The cartridge must be in the console already. Of the rest of a line that a player's first copy is missing in, ale-py
+    saves nothing: a few games' states are incomplete in that."""
+    for theirs, ours in _SAME.items():
+        if theirs in state:
+            s[getattr(words, ours)] = state[theirs]
+    s[words.Z] = 1 - state["NOT_Z"]
+    s[RAM : RAM + 128] = state.ram
+    if state.cartridge_ram is not None:
+        s[words.CARTRIDGE_RAM : words.CARTRIDGE_RAM + 128] = state.cartridge_ram
+    if "BANK" in state:
+        s[SLICE : SLICE + 4] = 0x1000 * state["BANK"] + 0x400 * np.arange(4)
+    for slot in range(4):
+        if state.cartridge == "E0":
+            s[SLICE + slot] = 0x400 * state[f"SLICE{slot}"]
+
+    for name, word in _DPC.items():
+        if name in state:
+            s[word] = state[name]
+    if "MUSIC_FRACTION" in state:
+        s[words.MUSIC_FRACTION] = round(state["MUSIC_FRACTION"] * dpc.MUSIC_PERIOD / _FRACTION_UNIT)
+
+    s[LEFT_OVER] = -state["FRAME_CLOCK"]
+    s[VSYNC_CLOCK] = state["VSYNC_CLOCK"] + (s[LEFT_OVER] if state["VSYNC_CLOCK"] != _NEVER else 0)
+    s[words.HMOVE_CLOCK] = state["LAST_HMOVE_CLOCK"] + s[LEFT_OVER]
+    for name, (register, shift) in _REGISTERS.items():
+        s[REGISTER + register] = (state[name] & 0xFF) << shift
+    s[REGISTER + _PF0] = (state["PF"] & 0xF) << 4
+    s[REGISTER + _PF1] = state["PF"] >> 4 & 0xFF
+    s[REGISTER + _PF2] = state["PF"] >> 12
+    s[words.REFLECT] = state["CTRLPF"] & 1
+    s[words.COSMIC_ARK_SHAPE] = (0, 1, 2, 0)[state["M0_COSMIC_ARK_COUNTER"]] if state["M0_COSMIC_ARK"] else 0
+    s[words.OLD_ENABL] = state["DENABL"] << 1
+    s[words.POSITION : words.POSITION + 5] = [state[name] for name in _POSITIONS]
+    s[words.COLLISIONS] = sum((state["COLLISIONS"] >> theirs & 1) << ours for theirs, ours in enumerate(_LATCHES))
+    s[words.DRAWN_CLOCK] = 3 * s[CYCLES] + s[LEFT_OVER]
+    s[words.HIDDEN_COPY] = s[words.COLLIDED] = 0
+    s[words.DIRTY] = ALL_OBJECTS
+
+
+def copy_to_ale(s: np.ndarray, state: AleState) -> None:
+    """Sets the words of one of ale-py's states, of the same game, to the hardware's; the rest of it stays.
+
+    ale-py itself does not restore what is in the slices of an E0 cartridge, only their numbers."""
+    for theirs, ours in _SAME.items():
+        if theirs in state:
+            state[theirs] = s[getattr(words, ours)]
+    state["NOT_Z"] = 1 - s[words.Z]
+    state.ram[:] = s[RAM : RAM + 128]
+    if state.cartridge_ram is not None:
+        state.cartridge_ram[:] = s[words.CARTRIDGE_RAM : words.CARTRIDGE_RAM + 128]
+    for slot in range(4):
+        if state.cartridge == "E0":
+            state[f"SLICE{slot}"] = s[SLICE + slot] >> 10
+
+    for name, word in _DPC.items():
+        if name in state:
+            state[name] = s[word]
+    if "MUSIC_FRACTION" in state:
+        state["MUSIC_FRACTION"] = int(s[words.MUSIC_FRACTION]) * _FRACTION_UNIT // dpc.MUSIC_PERIOD
+
+    state["FRAME_CLOCK"] = -s[LEFT_OVER]
+    state["VSYNC_CLOCK"] = s[VSYNC_CLOCK] - (s[LEFT_OVER] if s[VSYNC_CLOCK] != _NEVER else 0)
+    state["LAST_HMOVE_CLOCK"] = s[words.HMOVE_CLOCK] - s[LEFT_OVER]
+    for name, (register, shift) in _REGISTERS.items():
+        value = int(s[REGISTER + register]) >> shift
+        state[name] = value * 0x01010101 if name.startswith("COLU") else value & 1 if state.is_flag(name) else value
+    state["PRIORITY_AND_SCORE"] = (state["CTRLPF"] & 6) << 5
+    state["PF"] = s[REGISTER + _PF0] >> 4 | s[REGISTER + _PF1] << 4 | s[REGISTER + _PF2] << 12
+    state["DENABL"] = s[words.OLD_ENABL] >> 1 & 1
+    for i, name in enumerate(_POSITIONS):
+        state[name] = s[words.POSITION + i]
+    for i in "01":
+        graphics = state[f"DGRP{i}" if state[f"VDELP{i}"] else f"GRP{i}"]
+        state[f"CURRENT_GRP{i}"] = MIRRORED[graphics] if state[f"REFP{i}"] else graphics
+    ball = state["DENABL" if state["VDELBL"] else "ENABL"]
+    missiles = [state[f"ENAM{i}"] and not state[f"RESMP{i}"] for i in "01"]
+    enabled = (state["CURRENT_GRP0"], missiles[0], state["CURRENT_GRP1"], missiles[1], ball, state["PF"])
+    state["ENABLED_OBJECTS"] = sum((value != 0) << bit for bit, value in enumerate(enabled))
+    state["COLLISIONS"] = sum((int(s[words.COLLISIONS]) >> ours & 1) << theirs for theirs, ours in enumerate(_LATCHES))

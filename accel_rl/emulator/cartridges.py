@@ -1,27 +1,79 @@
 """Emulates cartridges: a ROM behind 4 KB of address space, with circuits of its own if it is larger.
 
-A kind is named as in Kevin Horton's "Mostly Inclusive Atari 2600 Mapper / Selected Hardware Document".
+A kind is named as in Kevin Horton's "Mostly Inclusive Atari 2600 Mapper / Selected Hardware Document": 2K, 4K; F8 and
+F6 switch banks of 4 KB; SC adds RAM; E0 switches slices of 1 KB; FE takes the bank from address bit 13; DPC: dpc.py.
 """
 
+import numpy as np
+
 from accel_rl.emulator.compiled import i32, jit
-from accel_rl.emulator.state import BANK, CARTRIDGE, PLAIN_END, PLAIN_FIRST, SLICE
+from accel_rl.emulator.dpc import dpc_read, dpc_write, reset_dpc
+from accel_rl.emulator.state import BANK, CARTRIDGE, CARTRIDGE_RAM, PLAIN_END, PLAIN_FIRST, SLICE
+from accel_rl.errors import UsageError
 
 KINDS = ("2K", "4K", "F8", "F8SC", "F6", "F6SC", "E0", "FE", "DPC")
 KIND_2K, KIND_4K, KIND_F8, KIND_F8SC, KIND_F6, KIND_F6SC, KIND_E0, KIND_FE, KIND_DPC = range(9)
+# By kind: banks that hot spots select, the last one at 0xFF9; the one at power on; whether there is RAM; the addresses
+# between which reading is nothing but reading.
+BANKS = np.array([0, 0, 2, 2, 4, 4, 0, 0, 2], np.int32)
+FIRST_BANK = np.array([0, 0, 1, 1, 0, 0, 0, 0, 1], np.int32)
+HAS_RAM = np.array([0, 0, 0, 1, 0, 1, 0, 0, 0], np.int32)
+FIRST_PLAIN = np.array([0, 0, 0, 0x100, 0, 0x100, 0, 0, 0x80], np.int32)
+END_PLAIN = np.array([0x1000, 0x1000, 0xFF8, 0xFF8, 0xFF6, 0xFF6, 0xFE0, 0, 0xFC0], np.int32)
+
+
+def identify(rom: bytes) -> str:
+    """Returns the kind of cartridge that a ROM needs, by its size and what its program does.
+
+    Raises UsageError if it is none of KINDS."""
+    size = len(rom)
+    if size in (2048, 4096):
+        return "2K" if size == 2048 else "4K"
+    if 10240 <= size <= 10496:  # two banks, 2 KB of graphics, in some dumps a table of 255 random numbers
+        return "DPC"
+    if size not in (8192, 16384):
+        sizes = "2, 4, 8, 10 (DPC) and 16 KB"
+        raise UsageError(f"no cartridge of {size} bytes is supported: only {sizes} ({', '.join(KINDS)})")
+    banks = [rom[start : start + 4096] for start in range(0, size, 4096)]
+    kind = "F8" if size == 8192 else "F6"
+    if all(bank[:128] == bank[128:256] for bank in banks):  # nothing is behind the RAM's two windows
+        return kind + "SC"
+    bank_switches = _count_accesses(rom, 0xFF8, 0xFF9)
+    if kind == "F8" and _count_accesses(rom, 0xFE0, 0xFF7) > max(1, bank_switches):
+        return "E0"
+    starts = [bank[0xFFD] for bank in banks]  # FE's first bank is at 0xF000, its second at 0xD000
+    if kind == "F8" and not bank_switches and starts[0] & 0x20 and not starts[1] & 0x20:
+        return "FE"
+    return kind
+
+
+def _count_accesses(rom: bytes, first: int, last: int) -> int:
+    """Counts what look like instructions that load or store at addresses between first and last of a bank."""
+    opcodes = bytes.fromhex("8C 8D 8E AC AD AE CD 0C 2C")
+    return sum(
+        rom[at] in opcodes and rom[at + 2] & 0x10 > 0 and first <= (rom[at + 1] | rom[at + 2] << 8) & 0xFFF <= last
+        for at in range(len(rom) - 2)
+    )
+
+
+def prepare(rom: bytes) -> np.ndarray:
+    """Returns a ROM as the emulator reads it: 2 KB twice."""
+    return np.frombuffer(rom * 2 if len(rom) == 2048 else rom, np.uint8)
 
 
 @jit
 def reset_cartridge(s):
-    """Switches a cartridge of the kind s[CARTRIDGE] on."""
-    s[PLAIN_FIRST] = 0
-    s[PLAIN_END] = 0x1000
-    _select_bank(s, i32(0))
-    if s[CARTRIDGE] == KIND_2K:
-        s[SLICE + 2] = 0
-        s[SLICE + 3] = 0x400
-    elif s[CARTRIDGE] == KIND_F8:
-        s[PLAIN_END] = 0xFF8
-        _select_bank(s, i32(1))
+    """Switches a cartridge of the kind s[CARTRIDGE] on; what is in the RAM of F8SC and F6SC is not its business."""
+    kind = s[CARTRIDGE]
+    s[PLAIN_FIRST] = FIRST_PLAIN[kind]
+    s[PLAIN_END] = END_PLAIN[kind]
+    _select_bank(s, FIRST_BANK[kind])
+    if kind == KIND_E0:
+        s[BANK] = 0
+        for slot in range(4):
+            s[SLICE + slot] = i32(0x400 * (4 + slot))
+    elif kind == KIND_DPC:
+        reset_dpc(s)
 
 
 @jit
@@ -35,19 +87,35 @@ def _select_bank(s, bank):
 @jit
 def cart_read(s, rom, address):
     """Reads a byte at an address with bit 12 set, and does what the circuit does at such an access."""
+    kind = s[CARTRIDGE]
     offset = i32(address & 0xFFF)
-    _switch_bank(s, offset)
+    _switch_banks(s, kind, offset)
+    if kind == KIND_FE:
+        return i32(rom[offset if address & 0x2000 else offset + 0x1000])
+    if kind == KIND_DPC:
+        return i32(dpc_read(s, rom, offset))
+    if HAS_RAM[kind] and offset >> 7 == 1:
+        return s[CARTRIDGE_RAM + (offset & 0x7F)]
     return i32(rom[s[SLICE + (offset >> 10)] + (offset & 0x3FF)])
 
 
 @jit
 def cart_write(s, rom, address, value):
     """Writes to an address with bit 12 set."""
-    _switch_bank(s, i32(address & 0xFFF))
+    kind = s[CARTRIDGE]
+    offset = i32(address & 0xFFF)
+    _switch_banks(s, kind, offset)
+    if kind == KIND_DPC:
+        dpc_write(s, offset, value)
+    elif HAS_RAM[kind] and offset < 0x80:
+        s[CARTRIDGE_RAM + offset] = value
 
 
 @jit
-def _switch_bank(s, offset):
-    """Selects a bank when one of the hot spots is read or written."""
-    if s[CARTRIDGE] == KIND_F8 and (offset == 0xFF8 or offset == 0xFF9):
-        _select_bank(s, i32(offset - 0xFF8))
+def _switch_banks(s, kind, offset):
+    """Does what an access to a hot spot does."""
+    bank = i32(offset - 0xFFA + BANKS[kind])
+    if 0 <= bank < BANKS[kind]:
+        _select_bank(s, bank)
+    elif kind == KIND_E0 and 0xFE0 <= offset < 0xFF8:
+        s[SLICE + (offset >> 3 & 3)] = i32(0x400 * (offset & 7))

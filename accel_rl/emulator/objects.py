@@ -7,12 +7,16 @@ import numpy as np
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.state import (
+    COSMIC_ARK_SHAPE,
+    COSMIC_ARK_STEP,
     DIRTY,
+    ENABLED,
     HIDDEN_COPY,
     MASK,
     OLD_ENABL,
     OLD_GRP0,
     POSITION,
+    REFLECT,
     REGISTER,
 )
 
@@ -28,6 +32,10 @@ ALL_OBJECTS = 0x3F
 COPY_2 = np.array([0, 16, 32, 16, 64, 0, 32, 0], np.int32)
 COPY_3 = np.array([0, 0, 0, 32, 0, 0, 64, 0], np.int32)
 PIXEL_WIDTH = np.array([1, 1, 1, 1, 1, 2, 1, 4], np.int32)
+
+# Missile 0 as a star of Cosmic Ark, in each of four lines: by how much it moves to the left, and its shape.
+STAR_MOTION = np.array([18, 33, 0, 17], np.int32)
+STAR_SHAPE = np.array([0, 1, 2, 0], np.int32)
 
 
 def _stretched(width: int) -> np.ndarray:
@@ -60,7 +68,11 @@ def update_masks(s):
     for missile in range(2):
         if dirty >> MISSILE0 + missile & 1:
             shown = s[REGISTER + ENAM0 + missile] & 2 and not s[REGISTER + RESMP0 + missile] & 2
-            pixels = _pixels(s[REGISTER + NUSIZ0 + missile]) if shown else 0
+            size = s[REGISTER + NUSIZ0 + missile]
+            if missile == 0 and s[COSMIC_ARK_SHAPE]:
+                size |= 0x10
+                shown = shown and s[COSMIC_ARK_SHAPE] != 2
+            pixels = _pixels(size) if shown else 0
             _show(s, MISSILE0 + missile, pixels, missile, 0, 0)
     if dirty >> BALL & 1:
         shown = (s[OLD_ENABL] if s[REGISTER + VDELBL] & 1 else s[REGISTER + ENABL]) & 2
@@ -82,7 +94,9 @@ def _show(s, item, pixels, player, offset, hidden):
     for word in range(WORDS):
         s[mask + word] = 0
     if pixels == 0:
+        s[ENABLED] &= ~(1 << item)
         return
+    s[ENABLED] |= 1 << item
     position = s[POSITION + item] + offset
     if not hidden:
         _put(s, mask, pixels, position)
@@ -111,11 +125,12 @@ def _show_playfield(s):
     mask = MASK + WORDS * PLAYFIELD
     a, b, c = s[REGISTER + PF0] >> 4, MIRRORED[s[REGISTER + PF1]], s[REGISTER + PF2]
     left = np.int64(a | b << 4 | c << 12)  # 20 bits
-    if s[REGISTER + CTRLPF] & 1:
+    if s[REFLECT]:
         right = np.int64(MIRRORED[c] | MIRRORED[b] << 8 | MIRRORED[a << 4] << 16)
     else:
         right = left
     bits = left | right << 20  # 40 bits
+    s[ENABLED] = s[ENABLED] | 1 << PLAYFIELD if bits else s[ENABLED] & ~(1 << PLAYFIELD)
     for word in range(WORDS):
         s[mask + word] = i32(WIDE[3, bits >> 8 * word & 0xFF])
 
@@ -149,6 +164,17 @@ def move(s, cycle):
                 position - 160 if position >= 160 else position + 160 if position < 0 else position
             )
             s[DIRTY] |= i32(1 << item)
+
+
+@jit
+def move_stars(s):
+    """Moves missile 0 as in the game Cosmic Ark, whose HMM0 changes while HMOVE still works: on every line anew."""
+    step = s[COSMIC_ARK_STEP] + 1 & 3
+    s[COSMIC_ARK_STEP] = step
+    s[COSMIC_ARK_SHAPE] = STAR_SHAPE[step]
+    position = s[POSITION + MISSILE0] - STAR_MOTION[step]
+    s[POSITION + MISSILE0] = i32(position + 160 if position < 0 else position)
+    s[DIRTY] |= 1 << MISSILE0
 
 
 @jit

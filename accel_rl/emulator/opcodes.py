@@ -6,14 +6,14 @@ Unintended Opcodes"; the latter's NOPs read their operand.
 
 import numpy as np
 
-# Addressing modes: no operand; #n; n; n,X; n,Y; nn; nn,X; nn,Y; (n,X); (n),Y; branches; the operands of JMP and JSR.
+# Addressing modes: no operand; #n; n; n,X; n,Y; nn; nn,X; nn,Y; (n,X); (n),Y; branches; JMP, JSR, BRK.
 MODES = ("implied", "immediate", "zero", "zero_x", "zero_y", "absolute", "absolute_x", "absolute_y", "indirect_x")
-MODES += ("indirect_y", "relative", "jump", "jump_indirect", "call")
+MODES += ("indirect_y", "relative", "jump", "jump_indirect", "call", "break")
 IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDIRECT_X, INDIRECT_Y = range(10)
-RELATIVE, JUMP, JUMP_INDIRECT, CALL = range(10, 14)
-_SHORT_MODES = ("", "#", "z", "zx", "zy", "a", "ax", "ay", "ix", "iy", "r", "j", "ji", "c")
-_MODE_LENGTH = (1, 2, 2, 2, 2, 3, 3, 3, 2, 2, 2, 3, 3, 3)
-_MODE_CYCLES = (2, 2, 3, 4, 4, 4, 4, 4, 6, 5, 2, 3, 5, 6)  # of an operation that reads
+RELATIVE, JUMP, JUMP_INDIRECT, CALL, BREAK = range(10, 15)
+_SHORT_MODES = ("", "#", "z", "zx", "zy", "a", "ax", "ay", "ix", "iy", "r", "j", "ji", "c", "b")
+_MODE_LENGTH = (1, 2, 2, 2, 2, 3, 3, 3, 2, 2, 2, 3, 3, 2, 2)  # JSR reads its third byte after pushing
+_MODE_CYCLES = (2, 2, 3, 4, 4, 4, 4, 4, 6, 5, 2, 3, 5, 6, 7)  # of an operation that reads
 
 _READS = """
 ADC 69# 65z 75zx 6Da 7Dax 79ay 61ix 71iy
@@ -73,11 +73,11 @@ BNE D0r
 BEQ F0r
 JMP 4Cj 6Cji
 JSR 20c
-RTS 60
-RTI 40
-BRK 00
+BRK 00b
 PHA 48
 PHP 08
+RTS 60
+RTI 40
 PLA 68
 PLP 28
 CLC 18
@@ -99,13 +99,13 @@ TXS 9A
 TYA 98
 JAM 02 12 22 32 42 52 62 72 92 B2 D2 F2
 """
-_IMPLIED_CYCLES = {"PHA": 3, "PHP": 3, "PLA": 4, "PLP": 4, "RTS": 6, "RTI": 6, "BRK": 7}
+_IMPLIED_CYCLES = {"PHA": 3, "PHP": 3, "PLA": 4, "PLP": 4, "RTS": 6, "RTI": 6}
 
 
 ADC, AND, BIT, CMP, CPX, CPY, EOR, LDA, LDX, LDY, ORA, SBC, LAX, LAS, ANC, ALR, ARR, ANE, LXA, SBX, NOP = range(21)
 STA, STX, STY, SAX, SHA, SHX, SHY, SHS = range(21, 29)
 ASL, LSR, ROL, ROR, INC, DEC, SLO, RLA, SRE, RRA, DCP, ISB = range(29, 41)
-BPL, BMI, BVC, BVS, BCC, BCS, BNE, BEQ, JMP, JSR, RTS, RTI, BRK, PHA, PHP, PLA, PLP = range(41, 58)
+BPL, BMI, BVC, BVS, BCC, BCS, BNE, BEQ, JMP, JSR, BRK, PHA, PHP, RTS, RTI, PLA, PLP = range(41, 58)
 CLC, CLD, CLI, CLV, SEC, SED, SEI, DEX, DEY, INX, INY, TAX, TAY, TSX, TXA, TXS, TYA, JAM = range(58, 76)
 FIRST_WRITE, FIRST_MODIFY, FIRST_OTHER = STA, ASL, BPL  # before, between and behind them: see the tables
 
@@ -125,6 +125,7 @@ for _operation, (_name, *_cells) in enumerate(_ROWS):
             _cycles += 2
         OPERATION[_opcode], MODE[_opcode] = _operation, _mode
         LENGTH[_opcode], CYCLES[_opcode] = _MODE_LENGTH[_mode], _cycles
+CYCLES[0xA7] = 4  # LAX n: one more than the processor's, as in ale-py
 
 
 def opcode_of(operation: str, mode: int) -> int:

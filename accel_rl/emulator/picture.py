@@ -1,5 +1,7 @@
 """Draws the TIA's picture from the objects' masks, and finds collisions."""
 
+import numpy as np
+
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.objects import (
     BALL,
@@ -10,14 +12,17 @@ from accel_rl.emulator.objects import (
     PLAYER1,
     PLAYFIELD,
     WORDS,
+    move_stars,
     update_masks,
 )
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
     COMB,
+    COSMIC_ARK,
     DIRTY,
     DRAWN_CLOCK,
+    ENABLED,
     FIRST_LINE,
     FRAME_BUFFER,
     HIDDEN_COPY,
@@ -25,10 +30,15 @@ from accel_rl.emulator.state import (
     MASK,
     NUM_LINES,
     PAINT,
+    REFLECT,
     REGISTER,
+    REPEATED,
 )
 
-CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS = 228, 68, 160
+CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
+PICTURE_LINES = 320  # room for them in each of the two pictures
+u8, u32 = np.uint8, np.uint32
+PIXEL_BIT = u32(1) << np.arange(32, dtype=u32)
 VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
@@ -44,23 +54,27 @@ def draw_until(s, screen, clock):
     line = start // CLOCKS_PER_LINE
     while start < stop:
         line_start = CLOCKS_PER_LINE * line
+        if start == line_start and start > first:
+            _start_line(s)
         left = max(start - line_start - BLANK_CLOCKS, 0)
         right = min(stop - line_start - BLANK_CLOCKS, LINE_PIXELS)
         if left < right:
             _draw_span(s, screen, line - s[FIRST_LINE], left, right)
         line += 1
         start = line_start + CLOCKS_PER_LINE
-        if start <= stop:
-            _end_line(s)
 
 
 @jit
-def _end_line(s):
-    """Forgets what holds for the rest of a line only."""
-    s[HMOVE_BLANK] = 0
+def _start_line(s):
+    """Ends what held for the rest of the line before."""
     if s[HIDDEN_COPY]:
         s[HIDDEN_COPY] = 0
         s[DIRTY] |= 1 << PLAYER0 | 1 << PLAYER1
+    if s[REFLECT] != s[REGISTER + CTRLPF] & 1:
+        s[REFLECT] ^= 1
+        s[DIRTY] |= 1 << PLAYFIELD
+    if s[COSMIC_ARK]:
+        move_stars(s)
 
 
 @jit
@@ -68,25 +82,24 @@ def _draw_span(s, screen, row, left, right):
     """Draws pixels left to right - 1 of a row."""
     if s[DIRTY]:
         update_masks(s)
-        s[COLLIDED] = 0
+        s[COLLIDED] = s[REPEATED] = 0
     blank = s[REGISTER + VBLANK] & 2
-    if not s[COLLIDED] and not blank:
+    if not s[COLLIDED] and not blank and s[ENABLED] & (s[ENABLED] - 1):
         _collide(s, left, right)
         if left == 0 and right == LINE_PIXELS:
             s[COLLIDED] = 1
     if s[PAINT]:
         _paint(s, screen, row, left, right)
+    s[REPEATED] = i32(right - left == LINE_PIXELS and not s[HMOVE_BLANK])
+    if left < HMOVE_BLANK_PIXELS <= right:
+        s[HMOVE_BLANK] = 0
 
 
 @jit
 def _collide(s, left, right):
     """Latches the collisions of a span."""
     for word in range(left >> 5, (right + 31) >> 5):
-        span = -1
-        if left > 32 * word:
-            span = -1 << (left - 32 * word)
-        if right < 32 * word + 32:
-            span &= (1 << (right - 32 * word)) - 1
+        span = _span(word, left, right)
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] & span
         p1 = s[at + WORDS * PLAYER1] & span
@@ -110,45 +123,54 @@ def _collide(s, left, right):
 
 @jit
 def _paint(s, screen, row, left, right):
-    """Paints a span from the masks."""
-    buffer = s[FRAME_BUFFER]
-    if s[REGISTER + VBLANK] & 2:
-        for x in range(left, right):
-            screen[buffer, row, x] = 0
+    """Paints a span from the masks, 32 pixels at a time."""
+    line = LINE_PIXELS * (PICTURE_LINES * s[FRAME_BUFFER] + row)
+    if s[REPEATED] and right - left == LINE_PIXELS:
+        for at in range(line, line + LINE_PIXELS):
+            screen[at] = screen[at - LINE_PIXELS]
         return
-    colour_p0, colour_p1 = s[REGISTER + COLUP0], s[REGISTER + COLUP1]
-    colour_pf, colour_bk = s[REGISTER + COLUPF], s[REGISTER + COLUBK]
-    score, priority = s[REGISTER + CTRLPF] & 2, s[REGISTER + CTRLPF] & 4
+    colour_p0, colour_p1 = u8(s[REGISTER + COLUP0]), u8(s[REGISTER + COLUP1])
+    colour_pf, colour_bk = u8(s[REGISTER + COLUPF]), u8(s[REGISTER + COLUBK])
+    if s[REGISTER + VBLANK] & 2:
+        colour_p0 = colour_p1 = colour_pf = colour_bk = u8(0)
+    priority = s[REGISTER + CTRLPF] & 4
+    # Together with priority, the score mode colours the playfield only where it is alone.
+    score = s[REGISTER + CTRLPF] & 2 and (not priority or s[ENABLED] == 1 << PLAYFIELD)
     for word in range(left >> 5, (right + 31) >> 5):
         at = MASK + word
         p0 = s[at + WORDS * PLAYER0] | s[at + WORDS * MISSILE0]
         p1 = s[at + WORDS * PLAYER1] | s[at + WORDS * MISSILE1]
         pf, bl = s[at + WORDS * PLAYFIELD], s[at + WORDS * BALL]
+        if score:
+            left_half = 0 if word > 2 else 0xFFFF if word == 2 else -1
+            p0 |= pf & left_half
+            p1 |= pf & ~left_half
+            pf = 0
+        pf |= bl
         if priority:
-            pf |= bl
             p0 &= ~pf
-            p1 &= ~(pf | p0)
-        else:
-            p1 &= ~p0
-            if score:
-                half = 0 if word > 2 else 0xFFFF if word == 2 else -1
-                field = pf & ~(p0 | p1)
-                pf = bl & ~(field | p0 | p1)
-                p0 |= field & half
-                p1 |= field & ~half
-            else:
-                pf = (pf | bl) & ~(p0 | p1)
-        start, stop = max(left, 32 * word), min(right, 32 * word + 32)
-        for x in range(start, stop):
-            bit = x & 31
-            colour = colour_bk
-            if pf >> bit & 1:
-                colour = colour_pf
-            if p0 >> bit & 1:
-                colour = colour_p0
-            if p1 >> bit & 1:
-                colour = colour_p1
-            screen[buffer, row, x] = colour
-    if s[HMOVE_BLANK] and s[COMB]:
-        for x in range(left, min(right, 8)):
-            screen[buffer, row, x] = 0
+            p1 &= ~pf
+        p1 &= ~p0
+        pf &= ~(p0 | p1)
+        span = _span(word, left, right)
+        p0, p1, pf, bk = u32(p0 & span), u32(p1 & span), u32(pf & span), u32(span)
+        for pixel in range(32):  # without branches: all pixels of the word at once
+            bit, at = PIXEL_BIT[pixel], line + 32 * word + pixel
+            colour = colour_bk if bk & bit else screen[at]
+            colour = colour_pf if pf & bit else colour
+            colour = colour_p0 if p0 & bit else colour
+            screen[at] = colour_p1 if p1 & bit else colour
+    if left < HMOVE_BLANK_PIXELS and s[HMOVE_BLANK] and s[COMB]:
+        for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
+            screen[line + x] = 0
+
+
+@jit
+def _span(word, left, right):
+    """Returns which pixels of a mask's word are in the span from left to right - 1."""
+    span = -1
+    if left > 32 * word:
+        span = -1 << (left - 32 * word)
+    if right < 32 * word + 32:
+        span &= (1 << (right - 32 * word)) - 1
+    return span

@@ -26,7 +26,8 @@ CARTRIDGE = 176  # its kind
 BANK = 177  # the current bank (F8, F8SC, F6, F6SC, DPC)
 SLICE = 178  # 4 words: where in the ROM each KB of the cartridge's address space is
 PLAIN_FIRST, PLAIN_END = 182, 183  # offsets in the address space between which reading has no consequence
-CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here
+CARTRIDGE_RAM = 184  # 128 words (F8SC, F6SC); DPC keeps its data fetchers here (dpc.py)
+MUSIC_CYCLE, MUSIC_FRACTION = 312, 313  # DPC: when its music was last worked out, in which part of a step
 
 # TIA (tia.py). Clocks are colour clocks since the first line of the frame began: 228 * line + position in the line.
 TIA = 320  # 256 words
@@ -37,6 +38,7 @@ NUM_LINES = TIA + 2  # how many lines are displayed
 COMB = TIA + 3  # 0 or 1: HMOVE blanks the first eight pixels of its line
 PAL = TIA + 4  # 0 or 1
 PAINT = TIA + 5  # 0 or 1: paint this frame's pixels
+COLOUR_LOSS = TIA + 10  # 0 or 1: bit 0 of all colours, 1 after a PAL frame with an odd number of lines
 # Frames
 FRAME_BUFFER = TIA + 6  # 0 or 1: which picture is being painted
 LEFT_OVER = TIA + 7  # clocks of its first line that had passed when this frame began
@@ -52,16 +54,40 @@ HMOVE_CLOCK = TIA + 89  # when HMOVE was last written
 HMOVE_BLANK = TIA + 90  # 0 or 1: the first eight pixels of this line are black
 COSMIC_ARK = TIA + 91  # 0 or 1: missile 0 moves by itself on each line
 COSMIC_ARK_STEP = TIA + 92  # 0..3: how far in its cycle of four lines
-PADDLES_DUMPED = TIA + 93  # 0 or 1: the paddles' capacitors are being discharged
-DUMP_END = TIA + 94  # the cycle when that ended
+COSMIC_ARK_SHAPE = TIA + 93  # missile 0 in this line: 0 as NUSIZ0 says, 1 wider, 2 not shown
+PADDLES_DUMPED = TIA + 94  # 0 or 1: the paddles' capacitors are being discharged
+DUMP_END = TIA + 95  # the cycle when that ended
+REFLECT = TIA + 96  # 0 or 1: the playfield is reflected in the rest of this line
+HIDDEN_COPY = TIA + 97  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
 # Kept so that a line need not be worked out anew: all follows from the words above.
-HIDDEN_COPY = TIA + 95  # bits 0, 1: the first copy of player 0, 1 is not shown for the rest of this line
-DIRTY = TIA + 96  # one bit for each object whose mask is out of date (objects.py)
-COLLIDED = TIA + 97  # 0 or 1: all collisions of the present masks are latched
-MASK = TIA + 100  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
+DIRTY = TIA + 98  # one bit for each object whose mask is out of date (objects.py)
+ENABLED = TIA + 99  # one bit for each object that has pixels
+COLLIDED = TIA + 100  # 0 or 1: all collisions of the present masks are latched
+REPEATED = TIA + 101  # 0 or 1: the line before was painted as a whole from the present registers
+MASK = TIA + 102  # 6 objects x 5 words: the pixels of a line that each object covers, 32 a word, leftmost lowest
 
-# Console (console.py): frames, the generator of random numbers
+# Console (console.py)
 CONSOLE = 576
+# Settings, written before power_on and never changed by the emulator
+PADDLES = 576  # 0: joysticks, 1: paddles are plugged into the left port, 2: into both
+SWAPPED_PORTS = 577  # 0 or 1: the player's controller is in the other socket of its pair, or the other port
+PADDLE_MAX = 578  # the largest resistance of a paddle, in ohms
+DIFFICULTY = 579  # bit 0, 1: the left, right difficulty switch is at A
+MAX_EPISODE_FRAMES = 580  # 0: no limit
+REPEATS, REPEAT_LIMIT = 581, 582  # sticky actions: 0 or 1; the largest draw (unsigned) that repeats the last action
+# What changes
+LEFT_PADDLE, RIGHT_PADDLE = 583, 584  # their resistances in ohms
+FRAME, EPISODE_FRAME = 585, 586  # frames since power on and since the last reset, as ale-py counts them
+LAST_ACTION = 587  # the action that a sticky one repeats
+TRUNCATED = 588  # 0 or 1: MAX_EPISODE_FRAMES are over
+FRAME_GOES_ON = 589  # 0 or 1: the instructions of the last frame were used up before the TIA had ended it
+SLOT = 590  # where in HISTORY the last frame's start is, 0..2
+DRAWN_END = 591  # 2 words: how many clocks of the last frame in each picture were displayed
+PAINTED = 593  # 2 words, 0 or 1: the last frame in each picture has been painted
+STEP, OPERATION, ACTION, SWITCHES, FRAMES_DUE = range(595, 600)  # the step of a reset that is being done
+LONG_FRAMES = 600  # at power on: how many frames had the lines of PAL
+INSTRUCTIONS_LEFT = 601  # of the frame under way, 0: none is
+SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
 # Rules of the game (rules.py), worked out from the RAM after each frame
 RULES = 1344  # 64 words
@@ -70,4 +96,7 @@ MEMORY = RULES + 4  # 8 words: what else a game's rules remember, in the order o
 BEFORE = RULES + 12  # 12 words: all of these as they were after the frame before
 STACK = RULES + 24  # 40 words: the operands while a rule is being evaluated
 
-STATE_WORDS = 1408
+ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
+HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frames.py)
+
+STATE_WORDS = 3000

@@ -20,6 +20,7 @@ from accel_rl.emulator.objects import (
     PF0,
     PF1,
     PF2,
+    PIXEL_WIDTH,
     PLAYER0,
     PLAYER1,
     PLAYFIELD,
@@ -41,7 +42,9 @@ from accel_rl.emulator.picture import (
 from accel_rl.emulator.state import (
     COLLIDED,
     COLLISIONS,
+    COLOUR_LOSS,
     COSMIC_ARK,
+    COSMIC_ARK_SHAPE,
     COSMIC_ARK_STEP,
     CYCLES,
     DATA_BUS,
@@ -57,13 +60,18 @@ from accel_rl.emulator.state import (
     LAST_ACCESS_WAS_READ,
     LEFT_OVER,
     MAX_LINE,
+    MUSIC_CYCLE,
     OLD_ENABL,
     OLD_GRP0,
     OLD_GRP1,
     PADDLE,
     PADDLES_DUMPED,
+    PAINT,
+    PAL,
     POSITION,
+    REFLECT,
     REGISTER,
+    REPEATED,
     STOP,
     TIMER_INTERRUPT_CYCLE,
     TIMER_SET_CYCLE,
@@ -71,32 +79,64 @@ from accel_rl.emulator.state import (
 )
 
 VSYNC, WSYNC, RSYNC = 0x00, 0x02, 0x03
-REFP1, RESP0, RESP1, RESM0, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x14
+REFP1, RESP0, RESP1, RESM0, RESM1, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x13, 0x14
 GRP1, HMP0, HMM0, HMBL, VDELP1, RESMP1, HMOVE, HMCLR, CXCLR = 0x1C, 0x20, 0x22, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C
-NUM_REGISTERS = 0x2D
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
+STARS_CLOCKS = 63  # after HMOVE: the time for HMM0 to change that starts Cosmic Ark's stars
+RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
 
-# How many clocks after a write its effect is seen; which objects' masks depend on the register; which registers do
-# nothing when the value that they have is written again.
+# What a write does.
+NOTHING, STORES, COLOUR, PLAYFIELD_BITS, MOTION, PLAYER_SIZE, GRAPHICS, OTHER = range(8)
+EFFECT = np.full(64, NOTHING, np.int32)
+EFFECT[VSYNC], EFFECT[VBLANK], EFFECT[CTRLPF], EFFECT[RESP0 : RESBL + 1], EFFECT[HMOVE : CXCLR + 1] = [OTHER] * 5
+EFFECT[[NUSIZ0, NUSIZ0 + 1]] = PLAYER_SIZE
+EFFECT[COLUP0 : COLUBK + 1] = COLOUR
+EFFECT[[REFP0, REFP1, ENAM0, ENAM0 + 1, VDELP0, VDELP1, VDELBL]] = STORES
+EFFECT[[PF0, PF1, PF2]] = PLAYFIELD_BITS
+EFFECT[[GRP0, GRP1, ENABL]] = GRAPHICS
+EFFECT[HMP0 : HMBL + 1] = MOTION
+EFFECT[[RESMP0, RESMP1]] = OTHER
+# The bits of a register that are kept; those of the colours get their lowest bit from the television.
+BITS = np.full(64, 0xFF, np.int32)
+BITS[COLUP0 : COLUBK + 1] = 0xFE
+BITS[[REFP0, REFP1]] = 0x08
+BITS[PF0] = 0xF0
+BITS[HMP0 : HMBL + 1] = 0xF0
+BITS[[ENAM0, ENAM0 + 1, ENABL, RESMP0, RESMP1]] = 0x02
+BITS[[VDELP0, VDELP1, VDELBL]] = 0x01
+# How many clocks after a write its effect is seen; the playfield's depends on the cycle of the write, modulo 4.
 DELAY = np.zeros(64, np.int32)
-DELAY[[VBLANK, REFP0, REFP1]] = 1
-DELAY[GRP0 : ENABL + 1] = 1
-DELAY[[NUSIZ0, NUSIZ0 + 1]] = 8
-PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)  # by the cycle of the write, modulo 4
+DELAY[[VBLANK, REFP0, REFP1, GRP0, GRP1]] = 1
+DELAY[[NUSIZ0, NUSIZ0 + 1, RESM0, RESM1]] = 8
+PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)
+# The objects whose masks depend on a register.
 OBJECTS = np.zeros(64, np.int32)
 OBJECTS[NUSIZ0] = 1 << PLAYER0 | 1 << MISSILE0
 OBJECTS[NUSIZ0 + 1] = 1 << PLAYER1 | 1 << MISSILE1
 OBJECTS[CTRLPF] = 1 << BALL | 1 << PLAYFIELD
-OBJECTS[[REFP0, GRP0, VDELP0]] = 1 << PLAYER0
-OBJECTS[[REFP1, GRP1, VDELP1]] = 1 << PLAYER1
+OBJECTS[[REFP0, VDELP0]] = 1 << PLAYER0
+OBJECTS[[REFP1, VDELP1]] = 1 << PLAYER1
 OBJECTS[[PF0, PF1, PF2]] = 1 << PLAYFIELD
 OBJECTS[[ENAM0, RESMP0]] = 1 << MISSILE0
 OBJECTS[[ENAM0 + 1, RESMP1]] = 1 << MISSILE1
-OBJECTS[[ENABL, VDELBL]] = 1 << BALL
-PLAIN = OBJECTS != 0
-PLAIN[[GRP0, GRP1]] = False
-PLAIN[COLUP0 : COLUBK + 1] = True
+OBJECTS[VDELBL] = 1 << BALL
+OBJECTS[RESP0 : RESBL + 1] = 1 << np.arange(5)
+OBJECTS[HMOVE] = 1 << PLAYER0 | 1 << PLAYER1 | 1 << MISSILE0  # ends what held for the rest of the line
+
+# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE, clock of the line, position.
+LATE_RESETS = np.array(
+    [
+        (RESM0, 60, 69, 8),
+        (RESM1, 9, 18, 3),
+        (RESBL, 9, 18, 3),
+        (RESBL, 18, 27, 5),
+        (RESBL, 21, 30, 6),
+        (RESBL, 54, 60, 10),
+        (RESBL, 54, 69, 10),
+    ],
+    np.int32,
+)
 
 
 @jit
@@ -106,7 +146,6 @@ def reset_tia(s):
         s[word] = 0
     s[LEFT_OVER] = 0
     s[VSYNC_CLOCK] = _NEVER
-    s[HMOVE_CLOCK] = -_NEVER
     s[DIRTY] = ALL_OBJECTS
 
 
@@ -115,18 +154,20 @@ def start_frame(s):
     """Begins a frame: time starts at 0 again, with the clocks of the line that the last frame did not use up."""
     cycles = s[CYCLES]
     clock = i32(3 * cycles + s[LEFT_OVER])
+    s[COLOUR_LOSS] = s[PAL] & clock // CLOCKS_PER_LINE
+    for colour in range(REGISTER + COLUP0, REGISTER + COLUBK + 1):
+        s[colour] = s[colour] & 0xFE | s[COLOUR_LOSS]
     s[LEFT_OVER] = clock % CLOCKS_PER_LINE
     passed = i32(clock - s[LEFT_OVER])
-    if s[VSYNC_CLOCK] != _NEVER:
-        s[VSYNC_CLOCK] -= passed
-    if s[HMOVE_CLOCK] > -_NEVER + passed:
-        s[HMOVE_CLOCK] -= passed
+    s[VSYNC_CLOCK] -= passed
+    s[HMOVE_CLOCK] -= passed
     s[DUMP_END] -= cycles
     s[TIMER_SET_CYCLE] -= cycles
     s[TIMER_INTERRUPT_CYCLE] -= cycles
+    s[MUSIC_CYCLE] -= cycles
     s[CYCLES] = 0
     s[STOP] = 0
-    s[DRAWN_CLOCK] = 0
+    s[DRAWN_CLOCK] = s[REPEATED] = 0
     s[FRAME_BUFFER] ^= 1
 
 
@@ -138,44 +179,118 @@ def end_frame(s, screen):
 
 @jit
 def tia_write(s, screen, register, value):
-    """Writes a register at the time s[CYCLES]; sets s[STOP] when that ends the frame."""
+    """Writes a register at the time s[CYCLES]; sets s[STOP] when that ends the frame.
+
+    What has been shown so far is completed first, unless the write changes nothing that can be seen."""
     register &= 0x3F
     clock = i32(3 * s[CYCLES] + s[LEFT_OVER])
     if clock >= CLOCKS_PER_LINE * (s[MAX_LINE] + 1):
         s[STOP] = 1
-    at = i32(REGISTER + register)
+    line_clock = clock % CLOCKS_PER_LINE
     if register == WSYNC:
-        if s[LAST_ACCESS_WAS_READ] and clock % CLOCKS_PER_LINE:
-            s[CYCLES] += i32(76 - clock % CLOCKS_PER_LINE // 3)
+        if s[LAST_ACCESS_WAS_READ] and line_clock:
+            s[CYCLES] += i32(76 - line_clock // 3)
         return
-    if COLUP0 <= register <= COLUBK:
-        value &= 0xFE
-    if (PLAIN[register] and s[at] == value) or register >= NUM_REGISTERS:
-        return
-    if register == GRP0:
-        if s[at] == value and s[OLD_GRP1] == s[REGISTER + GRP1]:
+    at = REGISTER + register
+    effect = EFFECT[register]
+    value &= BITS[register]
+    objects = OBJECTS[register]
+    delay = DELAY[register]
+    position = hides = i32(0)
+    if effect == STORES:
+        if s[at] == value:
             return
-    elif register == GRP1:
-        if s[at] == value and s[OLD_GRP0] == s[REGISTER + GRP0] and s[OLD_ENABL] == s[REGISTER + ENABL]:
+    elif effect == COLOUR:
+        value |= s[COLOUR_LOSS]
+        if s[at] == value:
             return
-    elif HMP0 <= register <= HMBL:
+        if not s[PAINT]:
+            s[at] = value
+            return
+    elif effect == PLAYFIELD_BITS:
+        if s[at] == value:
+            return
+        delay = PLAYFIELD_DELAY[line_clock // 3 & 3]
+    elif effect == MOTION:
+        if register == HMM0 and s[at] == 0x70 and value == 0x60 and clock == s[HMOVE_CLOCK] + STARS_CLOCKS:
+            s[COSMIC_ARK] = 1
+            s[COSMIC_ARK_STEP] = 0
         s[at] = value
         return
-
-    line_clock = clock % CLOCKS_PER_LINE
-    delay = DELAY[register]
-    hides = 0
-    position = 0
-    if PF0 <= register <= PF2:
-        delay = PLAYFIELD_DELAY[line_clock // 3 & 3]
+    elif effect == PLAYER_SIZE:
+        if s[at] == value and not s[HIDDEN_COPY] | s[COSMIC_ARK_SHAPE]:
+            return
+    elif effect == GRAPHICS:
+        objects = _objects_that_change(s, register, value)
+        if objects == 0:
+            _store_graphics(s, register, value)
+            return
+    elif effect == NOTHING:
+        return
     elif RESP0 <= register <= RESBL:
         position = _reset_position(register, line_clock, i32(clock - s[HMOVE_CLOCK]))
         if register <= RESP1:
             hides = hides_copy(s, register - RESP0, position)
             delay = 11 if hides > 0 else 0
-    draw_until(s, screen, i32(clock + delay))
 
-    s[DIRTY] |= OBJECTS[register]
+    draw_until(s, screen, i32(clock + delay))
+    s[REPEATED] = 0
+    s[DIRTY] |= objects
+    if effect == GRAPHICS:
+        _store_graphics(s, register, value)
+        return
+    if effect == PLAYER_SIZE:
+        s[HIDDEN_COPY] &= ~(1 << (register - NUSIZ0))
+        if register == NUSIZ0:
+            s[COSMIC_ARK_SHAPE] = 0
+    elif RESP0 <= register <= RESBL:
+        _move_to(s, register - RESP0, position, hides)
+    elif effect == OTHER:
+        _do_other(s, register, value, clock, line_clock)
+    s[at] = value
+
+
+@jit
+def _objects_that_change(s, register, value):
+    """Returns the objects, as bits, that look different after a write to GRP0, GRP1 or ENABL."""
+    changed = s[REGISTER + register] != value
+    if register == ENABL:
+        return i32(changed and not s[REGISTER + VDELBL]) << BALL
+    if register == GRP0:
+        player0 = changed and not s[REGISTER + VDELP0]
+        player1 = s[REGISTER + VDELP1] and s[OLD_GRP1] != s[REGISTER + GRP1]
+        return i32(player0) << PLAYER0 | i32(player1) << PLAYER1
+    player0 = s[REGISTER + VDELP0] and s[OLD_GRP0] != s[REGISTER + GRP0]
+    player1 = changed and not s[REGISTER + VDELP1]
+    ball = s[REGISTER + VDELBL] and s[OLD_ENABL] != s[REGISTER + ENABL]
+    return i32(player0) << PLAYER0 | i32(player1) << PLAYER1 | i32(ball) << BALL
+
+
+@jit
+def _store_graphics(s, register, value):
+    """Sets GRP0, GRP1 or ENABL; each player's graphics make the other's reach the delayed copy."""
+    if register == GRP0:
+        s[OLD_GRP1] = s[REGISTER + GRP1]
+    elif register == GRP1:
+        s[OLD_GRP0] = s[REGISTER + GRP0]
+        s[OLD_ENABL] = s[REGISTER + ENABL]
+    s[REGISTER + register] = value
+
+
+@jit
+def _move_to(s, item, position, hides):
+    """Moves an object to where RESPx, RESMx or RESBL puts it."""
+    s[POSITION + item] = position
+    if item == MISSILE0:
+        s[COSMIC_ARK_SHAPE] = 0
+    elif item <= PLAYER1:
+        hidden = i32(hides >= 0) << item
+        s[HIDDEN_COPY] = s[HIDDEN_COPY] & ~(1 << item) | hidden
+
+
+@jit
+def _do_other(s, register, value, clock, line_clock):
+    """Does what a register does besides keeping its value."""
     if register == VSYNC:
         if value & 2:
             s[VSYNC_CLOCK] = i32(clock + CLOCKS_PER_LINE)
@@ -188,30 +303,20 @@ def tia_write(s, screen, register, value):
         elif s[PADDLES_DUMPED]:
             s[PADDLES_DUMPED] = 0
             s[DUMP_END] = s[CYCLES]
-    elif register == GRP0:
-        s[OLD_GRP1] = s[REGISTER + GRP1]
-        s[DIRTY] |= 1 << PLAYER1
-    elif register == GRP1:
-        s[OLD_GRP0] = s[REGISTER + GRP0]
-        s[OLD_ENABL] = s[REGISTER + ENABL]
-        s[DIRTY] |= 1 << PLAYER0 | 1 << BALL
-    elif RESP0 <= register <= RESBL:
-        item = register - RESP0
-        s[POSITION + item] = position
-        s[DIRTY] |= i32(1 << item)
-        if register <= RESP1:
-            s[HIDDEN_COPY] &= ~(1 << item)
-            if hides >= 0:
-                s[HIDDEN_COPY] |= 1 << item
+    elif register == CTRLPF:
+        if line_clock < RIGHT_HALF_CLOCK:  # later the next line is the first to be reflected or not
+            s[REFLECT] = value & 1
     elif register == RESMP0 or register == RESMP1:
         player = register - RESMP0
-        if s[at] & 2 and not value & 2:
-            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + 4) % 160
+        if s[REGISTER + register] and not value:
+            middle = 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]
+            s[POSITION + MISSILE0 + player] = (s[POSITION + player] + middle) % 160
     elif register == HMOVE:
         cycle = line_clock // 3
         if cycle <= 20 or cycle == 75:
             s[HMOVE_BLANK] = 1
         s[HMOVE_CLOCK] = clock
+        s[HIDDEN_COPY] = s[COSMIC_ARK] = s[COSMIC_ARK_SHAPE] = 0
         move(s, cycle)
     elif register == HMCLR:
         for motion_register in range(HMP0, HMBL + 1):
@@ -219,12 +324,15 @@ def tia_write(s, screen, register, value):
     elif register == CXCLR:
         s[COLLISIONS] = 0
         s[COLLIDED] = 0
-    s[at] = value
 
 
 @jit
 def _reset_position(register, line_clock, since_hmove):
     """Returns where RESPx, RESMx or RESBL, written at this clock of a line, puts its object."""
+    for i in range(len(LATE_RESETS)):
+        special = LATE_RESETS[i]
+        if special[0] == register and special[1] == since_hmove and special[2] == line_clock:
+            return special[3]
     delay = 5 if register <= RESP1 else 4
     if line_clock <= BLANK_CLOCKS:
         return i32(delay - 2)
@@ -240,8 +348,9 @@ def tia_read(s, screen, address):
         draw_until(s, screen, i32(3 * s[CYCLES] + s[LEFT_OVER]))
         return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
     if register < INPT4_READ:
-        charging = s[PADDLE + register - INPT0_READ]
-        charged = charging >= 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + charging
+        cycles = s[PADDLE + register - INPT0_READ]
+        charged_at = i32(s[DUMP_END] + cycles)  # ale-py compares without sign: in an earlier frame means never
+        charged = cycles == 0 or (cycles > 0 and not s[PADDLES_DUMPED] and s[CYCLES] > charged_at >= 0)
         return i32(0x80 | noise if charged else noise)
     if register == INPT4_READ:
         return i32(s[INPT4] & 0x80 | noise)

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from ale_py import roms as ale_roms
 
+from accel_rl.emulator.ale_states import AleState, copy_to_ale
+from tests.emulator.machine import Lab, console_in, differences
 from tests.emulator.roms import assemble, open_ale, restore_state, save_state
 
 # Ends a frame without touching a register: a write to the TIA past its last line.
@@ -66,3 +68,17 @@ def test_cartridges_of_real_games(game, kind):
         assert state["SLICE3"] == 7
     if kind == "DPC":
         assert all(state[f"FLAG{i}"] in (0, 0xFF) for i in range(8))
+
+
+@pytest.mark.parametrize("game", ["freeway", "klax", "montezuma_revenge", "pitfall2", "tetris"])
+def test_converted_there_and_back(game, tmp_path):
+    """Would catch a word that is lost or comes back changed: graphics, flags, clocks, banks, data fetchers."""
+    lab = Lab(ale_roms.get_rom_path(game).read_bytes(), tmp_path, game)
+    for _ in range(10):
+        lab.ale.act(lab.ale.getMinimalActionSet()[-1])
+        state = save_state(lab.ale)
+        s = console_in(state, lab.rom)
+        assert differences(s, state) == {}
+        other = AleState(bytes(lab.start))
+        copy_to_ale(s, other)
+        assert differences(s, other) == {} and all(other[name] == state[name] for name in ("A", "PF", "POSP0", "TIMER"))

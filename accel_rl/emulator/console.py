@@ -1,0 +1,230 @@
+"""Emulates the console around the chips, as ale-py drives it: power on, reset, frames, actions.
+
+`power_on`, `begin_reset` and `begin_action` say which frames are due, `run_due_frames` runs them: one loop, so that the
+processor is compiled once. What a reset does is a program: an array of steps that Python makes from a game's facts.
+"""
+
+import numpy as np
+
+from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
+from accel_rl.emulator.compiled import address, entry, i32, jit
+from accel_rl.emulator.controllers import center_controllers, set_action, set_switches
+from accel_rl.emulator.frames import forget_frames, run_frame
+from accel_rl.emulator.mt19937 import draw, seed_generator
+from accel_rl.emulator.picture import CLOCKS_PER_LINE
+from accel_rl.emulator.riot import reset_riot
+from accel_rl.emulator.rule_code import reset_rules, update_rules
+from accel_rl.emulator.state import (
+    ACTION,
+    ACTION_GENERATOR,
+    CARTRIDGE,
+    CARTRIDGE_RAM,
+    CYCLES,
+    DATA_BUS,
+    EPISODE_FRAME,
+    FRAME,
+    FRAMES_DUE,
+    INSTRUCTIONS_LEFT,
+    LAST_ACCESS_WAS_READ,
+    LAST_ACTION,
+    LEFT_OVER,
+    LONG_FRAMES,
+    MAX_EPISODE_FRAMES,
+    MAX_LINE,
+    NUM_LINES,
+    OPERATION,
+    PAL,
+    PC,
+    RAM,
+    REPEAT_LIMIT,
+    REPEATS,
+    REWARD,
+    SP,
+    STEP,
+    STOP,
+    SWITCHES,
+    SYSTEM_GENERATOR,
+    TERMINAL,
+    TRUNCATED,
+    A,
+    B,
+)
+from accel_rl.emulator.tia import reset_tia
+
+u32 = np.uint32
+SYSTEM_SEED = 4753849  # ale-py's `system_random_seed`
+NTSC_MAX_LINE, PAL_MAX_LINE = 290, 342
+PAL_NUM_LINES = 250
+_DETECTION_FRAMES = 60
+_PAL_LINES = 286  # a frame of at least that many lines is a PAL one
+
+# A step of a reset: [operation, three arguments]
+STEP_WORDS = 4
+PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
+PLAY = 1  # [action, switches pressed, frames]: frames that it counts, as those of `begin_action`
+JUMP_UNLESS = 2  # [index in RAM | mask << 8, value, steps to jump]: jumps unless RAM & mask equals the value
+RESET_RULES = 3  # []: the rules forget the last game
+_DETECT = 4  # frames that find out the television's standard
+_NO_STEP = 2**30
+NO_LIMIT = 2**31 - 1  # of instructions
+DONE, FAILED, STOPPED = range(3)
+_MAX_FRAMES = 20_000  # a reset that takes longer has failed: the game does not react to its switches
+
+
+@jit
+def power_on(s, rom, screen, action_seed, system_seed):
+    """Switches the console on for the first time; its settings are in s, all other words are 0.
+
+    RAM is random. Frames are due, whose lines tell the television's standard; `begin_reset` follows them."""
+    seed_generator(s, ACTION_GENERATOR, action_seed)
+    seed_generator(s, SYSTEM_GENERATOR, system_seed)
+    for byte in range(128):
+        s[RAM + byte] = i32(draw(s, SYSTEM_GENERATOR) & u32(0xFF))
+    draw(s, SYSTEM_GENERATOR)  # ale-py sets the timer when it makes the RIOT, too
+    s[MAX_LINE] = NTSC_MAX_LINE
+    s[PAL] = 0
+    center_controllers(s)
+    _reset_chips(s, rom, screen)
+    s[LONG_FRAMES] = 0
+    _set_step(s, _NO_STEP, _DETECT, 0, 0, _DETECTION_FRAMES)
+
+
+@jit
+def begin_reset(s, rom, screen):
+    """Starts a new game: the frames of the game's reset program are due.
+
+    Nothing is random but the timer and what the game before has left in RAM."""
+    if s[OPERATION] == _DETECT:
+        _set_standard(s)
+        _reset_chips(s, rom, screen)
+    _reset_chips(s, rom, screen)
+    center_controllers(s)
+    s[EPISODE_FRAME] = 0
+    s[TRUNCATED] = 0
+    s[LAST_ACTION] = 0
+    _set_step(s, 0, PRESS, 0, 0, 0)
+
+
+@jit
+def begin_action(s, action):
+    """Makes the player do an action (0..17), or by chance the last one again: a frame is due.
+
+    When the game is over there is none, and the reward is 0."""
+    repeats = draw(s, ACTION_GENERATOR) <= u32(s[REPEAT_LIMIT]) and s[REPEATS]
+    draw(s, ACTION_GENERATOR)  # for a second player, who does nothing
+    if not repeats:
+        s[LAST_ACTION] = action
+    over = s[TERMINAL] or s[TRUNCATED]
+    s[REWARD] = 0
+    _set_step(s, _NO_STEP, PLAY, s[LAST_ACTION], 0, 0 if over else 1)
+
+
+@jit
+def run_due_frames(s, rom, screen, rules, program, max_instructions):
+    """Runs the frames that are due, none of them further than max_instructions; the next call goes on.
+
+    rules: the game's code for update_rules. program: int32[steps, 4]. Frames are painted if s[PAINT] is set. Returns
+    DONE, STOPPED, or FAILED if a reset does not come to its end."""
+    for _ in range(_MAX_FRAMES):
+        if not s[INSTRUCTIONS_LEFT]:
+            if not _next_frame(s, rules, program):
+                return DONE
+            set_switches(s, s[SWITCHES])
+            set_action(s, s[ACTION])
+        if not run_frame(s, rom, screen, i32(0), max_instructions):
+            return STOPPED
+        s[FRAMES_DUE] -= 1
+        if s[OPERATION] == _DETECT:
+            _count_long_frame(s)
+            continue
+        if s[OPERATION] == PLAY:
+            s[FRAME] += 1
+            s[EPISODE_FRAME] += 1
+            s[TRUNCATED] = i32(0 < s[MAX_EPISODE_FRAMES] <= s[EPISODE_FRAME])
+        update_rules(s, rules)
+    return FAILED
+
+
+@jit
+def _next_frame(s, rules, program):
+    """Goes on in the program until a frame is due; returns False when there is none."""
+    for _ in range(_MAX_FRAMES):
+        if s[FRAMES_DUE] > 0 or s[STEP] >= program.shape[0]:
+            break
+        step = s[STEP]
+        operation, first, second, third = program[step, 0], program[step, 1], program[step, 2], program[step, 3]
+        if operation == JUMP_UNLESS:
+            s[STEP] = i32(step + 1 if s[RAM + (first & 0x7F)] & first >> 8 == second else step + 1 + third)
+        elif operation == RESET_RULES:
+            reset_rules(s, rules)
+            s[STEP] = i32(step + 1)
+        else:
+            _set_step(s, step + 1, operation, first, second, third)
+    return s[FRAMES_DUE] > 0
+
+
+@jit
+def _set_step(s, following, operation, action, switches, frames):
+    s[STEP] = following
+    s[OPERATION] = operation
+    s[ACTION] = action
+    s[SWITCHES] = switches
+    s[FRAMES_DUE] = frames
+
+
+@jit
+def _count_long_frame(s):
+    lines = (3 * s[CYCLES] + s[LEFT_OVER]) // CLOCKS_PER_LINE
+    if 2 * s[FRAMES_DUE] < _DETECTION_FRAMES and lines >= _PAL_LINES:
+        s[LONG_FRAMES] += 1
+
+
+@jit
+def _set_standard(s):
+    """Chooses PAL if half of the last 30 frames were long, NTSC otherwise."""
+    if 4 * s[LONG_FRAMES] >= _DETECTION_FRAMES:
+        s[MAX_LINE] = PAL_MAX_LINE
+        s[NUM_LINES] = max(s[NUM_LINES], PAL_NUM_LINES)
+        s[PAL] = 1
+
+
+@jit
+def _reset_chips(s, rom, screen):
+    """Pulls the reset line: RAM keeps its bytes, that of a cartridge does not."""
+    reset_riot(s, i32(25 + draw(s, SYSTEM_GENERATOR) % u32(75)))
+    if s[CARTRIDGE] == KIND_F8SC or s[CARTRIDGE] == KIND_F6SC:
+        for byte in range(128):
+            s[CARTRIDGE_RAM + byte] = i32(draw(s, SYSTEM_GENERATOR) & u32(0xFF))
+    reset_cartridge(s)
+    reset_tia(s)
+    forget_frames(s, screen)
+    for register in range(A, STOP + 1):
+        s[register] = 0
+    s[SP] = 0xFF
+    s[B] = 1
+    s[LAST_ACCESS_WAS_READ] = 1
+    low = cart_read(s, rom, i32(0xFFFC))
+    high = cart_read(s, rom, i32(0xFFFD))
+    s[DATA_BUS] = high
+    s[PC] = i32(low | high << 8)
+
+
+POWER_ON, RESET, ACT, PAINT_LAST_FRAME, GO_ON = range(5)
+
+
+@entry
+def command(s, rom, screen, rules, program, order, first, second, max_instructions):
+    """Gives the console one order: POWER_ON (seeds of actions and system), RESET, ACT (action), PAINT_LAST_FRAME or
+    GO_ON, after it was STOPPED.
+
+    One function for all of them, so that the processor is compiled once."""
+    s, rom, screen = address(s), address(rom), address(screen)
+    if order == POWER_ON:
+        power_on(s, rom, screen, first, second)
+    elif order == RESET:
+        begin_reset(s, rom, screen)
+    elif order == ACT:
+        begin_action(s, first)
+    elif order == PAINT_LAST_FRAME:
+        run_frame(s, rom, screen, i32(1), i32(0))
+    return run_due_frames(s, rom, screen, rules, program, max_instructions)

@@ -1,0 +1,94 @@
+"""A console and ale-py side by side: whole frames compared, word by word and pixel by pixel."""
+
+from pathlib import Path
+
+import ale_py
+import numpy as np
+
+from accel_rl.emulator import console, state
+from accel_rl.emulator.ale_states import AleState, copy_to_ale
+from accel_rl.emulator.cartridges import KINDS, identify, prepare
+from tests.emulator.roms import save_state
+
+# What follows from the rest, or has no meaning any more when a frame has ended.
+_NOT_COMPARED = {
+    *("START_DISPLAY_CLOCK", "STOP_DISPLAY_CLOCK", "UPDATE_CLOCK", "CLOCKS_TO_LINE_END", "LAST_FRAME_LINES", "LINE"),
+    *("VSYNC_CLOCK", "MODE", "DIFFICULTY"),
+}
+SETTINGS = {"FIRST_LINE": 34, "NUM_LINES": 210, "COMB": 1, "PADDLE_MAX": 790196}
+
+
+def reset_program(reset_frames: int = 8, *more: tuple[int, int, int, int]) -> np.ndarray:
+    """Returns the program of a game without modes: no action, then the Reset switch."""
+    steps = [(console.PRESS, 0, 0, 60), (console.PRESS, 0, 1, reset_frames), *more]
+    return np.array(steps, np.int32)
+
+
+class Console:
+    """One console, switched on and reset as ale-py's loadROM does it."""
+
+    def __init__(
+        self,
+        rom: bytes,
+        program: np.ndarray | None = None,
+        seed: int = 1,
+        repeat_action_probability: float = 0.0,
+        **settings: int,
+    ):
+        self.s = np.zeros(state.STATE_WORDS, np.int32)
+        self.screen = np.zeros((2, 320, 160), np.uint8)
+        for name, value in (SETTINGS | settings).items():
+            self.s[getattr(state, name)] = value
+        self.s[state.CARTRIDGE] = KINDS.index(identify(rom))
+        self.s[state.REPEATS] = repeat_action_probability > 0
+        limit = np.ceil(float(np.float32(repeat_action_probability)) * 2**32) - 1
+        self.s[state.REPEAT_LIMIT] = np.uint32(max(limit, 0)).astype(np.int32)
+        self._rom, self._rules = prepare(rom).copy(), np.zeros(64, np.int32)
+        self._program = reset_program() if program is None else program
+        self.order(console.POWER_ON, seed, console.SYSTEM_SEED)
+        self.reset()
+
+    def order(self, order: int, first: int = 0, second: int = 0, max_instructions: int = console.NO_LIMIT) -> int:
+        arguments = (self._rules, self._program, order, first, second, max_instructions)
+        return console.command(self.s, self._rom, self.screen, *arguments)
+
+    def reset(self) -> None:
+        assert self.order(console.RESET) == console.DONE
+
+    def act(self, action: int, paint: bool = False, max_instructions: int = console.NO_LIMIT) -> int:
+        self.s[state.PAINT] = paint
+        return self.order(console.ACT, action, 0, max_instructions)
+
+    def ram(self) -> np.ndarray:
+        return self.s[state.RAM : state.RAM + 128].astype(np.uint8)
+
+    def picture(self) -> np.ndarray:
+        self.order(console.PAINT_LAST_FRAME)
+        return self.screen[self.s[state.FRAME_BUFFER], : self.s[state.NUM_LINES]]
+
+
+def start_ale(path: str | Path, seed: int = 1, repeat_action_probability: float = 0.0, **settings: int):
+    """Starts ale-py with a ROM."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", repeat_action_probability)
+    for name, value in settings.items():
+        ale.setInt(name, value)
+    ale.loadROM(path)
+    return ale
+
+
+def differences(console: Console, ale: ale_py.ALEInterface) -> list[tuple[str, int, int]]:
+    """Returns the words that differ: (name, ours, ale-py's), the hardware's, the counters of frames and the paddles."""
+    theirs = save_state(ale)
+    ours = AleState(bytes(theirs))
+    copy_to_ale(console.s, ours)
+    for name in ("FRAME", "EPISODE_FRAME", "LEFT_PADDLE", "RIGHT_PADDLE"):
+        ours[name] = console.s[getattr(state, name)]
+    compared = [name for name in theirs.names() if name not in _NOT_COMPARED]
+    found = [(name, ours[name], theirs[name]) for name in compared if ours[name] != theirs[name]]
+    for name, a, b in (("RAM", ours.ram, theirs.ram), ("CARTRIDGE_RAM", ours.cartridge_ram, theirs.cartridge_ram)):
+        if a is not None:
+            found += [(f"{name}[{i}]", int(a[i]), int(b[i])) for i in np.flatnonzero(a != b)]
+    return found

@@ -1,0 +1,217 @@
+"""Whole consoles against ale-py: cold starts, resets, frames of all lengths, pictures painted afterwards."""
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py import roms as ale_roms
+
+from accel_rl.emulator import console, state
+from tests.emulator.consoles import Console, differences, reset_program, start_ale
+from tests.emulator.roms import assemble
+
+# The television's vertical synchronisation begins each frame.
+VSYNC = "LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n STA WSYNC\n LDA #0\n STA VSYNC\n"
+
+
+def both(source: str, folder, game: str = "boxing", **options: int):
+    """Starts the console and ale-py with a program."""
+    rom = assemble(source)
+    path = folder / f"{game}.bin"
+    path.write_bytes(rom)
+    return Console(rom), start_ale(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("game", "program", "settings"),
+    [
+        ("breakout", reset_program(12), {"PADDLES": 1}),
+        ("qbert", reset_program(8), {"FIRST_LINE": 40}),
+        ("elevator_action", reset_program(8, (console.PRESS, 1, 0, 16)), {}),
+        ("pitfall2", reset_program(8, (console.PRESS, 2, 0, 1)), {}),
+        ("robotank", reset_program(8), {}),
+        ("wizard_of_wor", reset_program(8), {"SWAPPED_PORTS": 1}),
+    ],
+)
+def test_cold_starts_resets_and_sticky_actions_equal_ale_pys(game, program, settings):
+    """Would catch another order of random draws, another reset, and any difference that a game's RAM shows."""
+    path = ale_roms.get_rom_path(game)
+    ale = start_ale(path, seed=5, repeat_action_probability=0.25)
+    ours = Console(path.read_bytes(), program, seed=5, repeat_action_probability=0.25, **settings)
+    assert differences(ours, ale) == []
+    for _ in range(2):
+        ale.reset_game()
+        ours.reset()
+        assert differences(ours, ale) == []
+        for frame, action in enumerate(np.random.default_rng(0).integers(18, size=60)):
+            if ale.game_over():
+                break
+            ale.act(ale_py.Action(action))
+            ours.act(action)
+            assert (ours.ram() == ale.getRAM()).all(), frame
+            if frame % 7 == 0:
+                assert (ours.picture() == ale.getScreen()).all(), frame
+
+
+@pytest.mark.parametrize(
+    ("lines", "first", "end", "is_pal"),
+    [(285, 0, 255, 0), (286, 0, 255, 1), (289, 31, 46, 1), (289, 31, 45, 0), (289, 0, 44, 0), (289, 45, 255, 1)],
+)
+def test_pal_is_found_by_the_last_thirty_frames(lines, first, end, is_pal, tmp_path):
+    """Would catch another number of lines, or other frames that count. A PAL console takes longer frames."""
+    source = f"""
+        LDA $80
+        CMP #$5A
+        BEQ start         ; RAM is random at power on, and kept by a reset
+        LDA #$5A
+        STA $80
+        LDA #0
+        STA $81
+start:  {VSYNC}
+        INC $81
+        LDX #200
+line:   STA WSYNC
+        DEX
+        BNE line
+        LDX #{262 - 203}  ; NTSC, except between two numbers of frames
+        LDA $81
+        CMP #{first}
+        BCC more
+        CMP #{end}
+        BCS more
+        LDX #{lines - 203}
+more:   STA WSYNC
+        DEX
+        BNE more
+        CMP #130
+        BCC start
+ever:   STA WSYNC
+        JMP ever
+    """
+    ours, ale = both(source, tmp_path)
+    for _ in range(20):
+        ale.act(0)
+        ours.act(0)
+    assert ours.s[state.PAL] == is_pal
+    assert ours.picture().shape == ale.getScreen().shape
+    assert differences(ours, ale) == []
+
+
+def test_frames_that_use_up_their_instructions_go_on(tmp_path):
+    """Would catch a limit that is not 25,000, and pictures that lack what was painted before the limit."""
+    source = f"""
+start:  {VSYNC}
+        INC $80
+        LDA $80
+        STA COLUBK
+        LDX #100
+above:  STA WSYNC
+        DEX
+        BNE above
+        ASL A
+        STA COLUBK
+        LDY #120
+outer:  LDX #250
+inner:  DEX
+        BNE inner
+        DEY
+        BNE outer
+        LDX #50
+below:  STA WSYNC
+        DEX
+        BNE below
+        STA COLUBK
+        JMP start
+    """
+    ours, ale = both(source, tmp_path)
+    for frame in range(12):
+        ale.act(0)
+        ours.act(0, paint=frame in (3, 4))
+        assert differences(ours, ale) == []
+        assert frame == 5 or (ours.picture() == ale.getScreen()).all(), frame
+
+
+# Each frame has its colour, and a length that a generator of random numbers chooses; some use up their instructions.
+JITTER = f"""
+        LDA #1
+        STA $81
+start:  {VSYNC}
+        INC $80
+        INC $80
+        LDA $80
+        STA COLUBK
+        LDA $81
+        ASL A
+        BCC even
+        EOR #$1D
+even:   STA $81
+        LDX $81
+line:   STA WSYNC
+        DEX
+        BNE line
+        LDA $81
+        AND #$1C
+        STA COLUBK
+        BNE start
+        LDY #60
+outer:  LDX #250
+inner:  DEX
+        BNE inner
+        DEY
+        BNE outer
+        JMP start
+    """
+
+
+@pytest.mark.parametrize("share_looked_at", [1.0, 0.3, 0.1])
+def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, tmp_path):
+    """Would catch lines of frames that were never painted, if few are looked at, and lines painted twice wrongly."""
+    ours, ale = both(JITTER, tmp_path)
+    rng = np.random.default_rng(2)
+    for frame in range(150):
+        ale.act(0)
+        looked_at, at_once = rng.random() < share_looked_at, rng.random() < 0.5
+        ours.act(0, paint=looked_at and at_once)
+        if looked_at:
+            assert (ours.picture() == ale.getScreen()).all(), frame
+    ale.reset_game()
+    ours.reset()
+    assert (ours.picture() == ale.getScreen()).all()
+
+
+def test_a_frame_stops_and_goes_on_at_any_instruction():
+    """Would catch counters, inputs or pictures that a stop in mid-frame changes."""
+    whole, parts = Console(assemble(JITTER)), Console(assemble(JITTER))
+    for frame in range(12):
+        whole.act(frame, paint=frame % 3 == 0)
+        result = parts.act(frame, paint=frame % 3 == 0, max_instructions=1 + 7 * frame)
+        while result == console.STOPPED:
+            result = parts.order(console.GO_ON, max_instructions=1 + 7 * frame)
+        assert (whole.s == parts.s).all() and (whole.screen == parts.screen).all()
+    whole.picture()
+    parts.picture()
+    assert (whole.s == parts.s).all() and (whole.screen == parts.screen).all()
+
+
+def test_an_episode_is_truncated_and_then_nothing_moves(tmp_path):
+    """Would catch a limit that is one frame off. Sticky actions are drawn even then, as ale-py does."""
+    ours, ale = both(JITTER, tmp_path, max_num_frames_per_episode=5)
+    ours.s[state.MAX_EPISODE_FRAMES] = 5
+    for _ in range(8):
+        ale.act(0)
+        ours.act(0)
+        assert ours.s[state.TRUNCATED] == ale.game_truncated()
+        assert differences(ours, ale) == []
+    assert ours.s[state.ACTION_GENERATOR + 624] == 16
+    ale.reset_game()
+    ours.reset()
+    assert differences(ours, ale) == [] and not ours.s[state.TRUNCATED]
+
+
+def test_a_reset_program_jumps_and_fails(tmp_path):
+    """Would catch a jump to another step, and a reset that waits for ever for a game that does not react."""
+    wait = f"start: {VSYNC}\n LDA SWCHB\n AND #2\n BNE start\n INC $90\n JMP start"
+    presses = [(console.PRESS, 0, 2, 1), (console.JUMP_UNLESS, 0x10 | 0x0F << 8, 9, -2)]
+    ours = Console(assemble(wait), np.array([(console.PRESS, 0, 0, 3), *presses], np.int32))
+    assert ours.ram()[0x10] & 0x0F == 9
+    ours._program = np.array([(console.PRESS, 0, 0, 1), (console.JUMP_UNLESS, 0x10, 1, -2)], np.int32)
+    assert ours.order(console.RESET) == console.FAILED

@@ -1,0 +1,95 @@
+"""What programs read from joysticks, paddles and switches, against ale-py."""
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py import roms as ale_roms
+
+from accel_rl.emulator import state
+from accel_rl.emulator.ale_states import copy_from_ale
+from accel_rl.emulator.controllers import NUM_ACTIONS
+from tests.emulator.consoles import Console, start_ale
+from tests.emulator.roms import assemble, restore_state, save_state
+
+# Keeps what it reads, and the lines until each paddle's capacitor is charged. It runs in RAM, so any game's console
+# can run it: the plugs depend on the ROM.
+PADDLE = "LDA INPT{0}\n BPL next{0}\n LDA $F8 + {0}\n BNE next{0}\n STX $F8 + {0}\nnext{0}:"
+RECORDER = f"""
+start:  LDA #$82
+        STA VBLANK
+        STA WSYNC
+        LDX #0
+        STX $F8
+        STX $F9
+        STX $FA
+        STX $FB
+        STX VBLANK
+line:   STA WSYNC
+        INX
+        CPX #240
+        BEQ done
+        {"".join(PADDLE.format(socket) + chr(10) for socket in range(4))}
+        JMP line
+done:   LDA SWCHA
+        STA $FC
+        LDA INPT4
+        STA $FD
+        LDA INPT5
+        STA $FE
+        LDA #2
+        STA VSYNC
+        STA WSYNC
+        STA WSYNC
+        LDA SWCHB
+        STA $FF
+        LDA #0
+        STA VSYNC
+        JMP start
+    """
+
+
+@pytest.mark.parametrize(
+    ("game", "settings"),
+    [
+        ("breakout", {"PADDLES": 1}),
+        ("backgammon", {"PADDLES": 1, "PADDLE_MAX": 1_000_000}),
+        ("pong", {"PADDLES": 2, "SWAPPED_PORTS": 1}),
+        ("wizard_of_wor", {"SWAPPED_PORTS": 1}),
+        ("boxing", {}),
+    ],
+)
+def test_programs_read_what_ale_pys_controllers_give(game, settings):
+    """Would catch wrong contacts, sockets, steps or limits of paddles, and charging times that differ by a line."""
+    path = ale_roms.get_rom_path(game)
+    ale = start_ale(path)
+    program = assemble(RECORDER, origin=0x80)[:128]
+    start = save_state(ale)
+    start.ram[:] = np.frombuffer(program, np.uint8)
+    start["PC"], start["D"] = 0x80, 0
+    restore_state(ale, start)
+    ours = Console(path.read_bytes(), **settings)
+    copy_from_ale(ours.s, start)
+    for action in [*range(NUM_ACTIONS), *[3] * 20, *[4] * 40, 12, 0]:
+        assert not ale.game_over()  # by its rules, which see the program in RAM: such a game is not among these
+        ale.act(ale_py.Action(action))
+        ours.act(action)
+        assert (ours.ram() == ale.getRAM()).all(), action
+
+
+def test_difficulty_switches_move_before_the_next_frame(tmp_path):
+    """Would catch other bits of SWCHB, or a switch that waits for the next reset."""
+    rom = assemble(
+        "start: LDA SWCHB\n STA $80\n LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n LDA #0\n STA VSYNC\n JMP start"
+    )
+    (tmp_path / "boxing.bin").write_bytes(rom)
+    ale, ours = start_ale(tmp_path / "boxing.bin"), Console(rom)
+    for difficulty in (0, 1, 2, 3):
+        ale.setDifficulty(difficulty)
+        ours.s[state.DIFFICULTY] = difficulty
+        for _ in range(2):
+            ale.act(0)
+            ours.act(0)
+            assert ours.ram()[0] == ale.getRAM()[0]
+    ale.reset_game()
+    ours.reset()
+    assert ours.ram()[0] == ale.getRAM()[0]

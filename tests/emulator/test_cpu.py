@@ -1,0 +1,209 @@
+"""The 6507 against ale-py's: single instructions, decimal mode, branches, stops in mid-frame, frames of real games."""
+
+import random
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py import roms as ale_roms
+
+from accel_rl.emulator import opcodes
+from accel_rl.emulator import state as words
+from accel_rl.emulator.cartridges import prepare
+from tests.emulator.machine import (
+    FRAME,
+    JUMP_TO_WAIT,
+    LONGEST_FRAME,
+    PROGRAM,
+    RUN,
+    SCREEN,
+    START_FRAME,
+    WAIT_END,
+    Lab,
+    console_in,
+    differences,
+    drive,
+)
+from tests.emulator.roms import assemble, save_state
+
+RTS, RTI = 0x60, 0x40
+BRANCHES = (0x10, 0x30, 0x50, 0x70, 0x90, 0xB0, 0xD0, 0xF0)
+JAMS = {0x02, 0x12, 0x22, 0x32, 0x42, 0x52, 0x62, 0x72, 0x92, 0xB2, 0xD2, 0xF2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("roms")
+
+
+@pytest.fixture(scope="module")
+def lab(folder):
+    return Lab(assemble(PROGRAM), folder)
+
+
+def randomize(state, rng):
+    state.ram[:] = [rng.randrange(256) for _ in range(128)]
+    for name in ("A", "X", "Y"):
+        state[name] = rng.randrange(256)
+    state["SP"] = rng.choice((0xFF, 0xFE, 0x80 + rng.randrange(128)))
+    for name in ("N", "V", "B", "D", "I", "NOT_Z", "C"):
+        state[name] = rng.randrange(2)
+
+
+def check_opcodes(lab, cases, seed):
+    rng, failures, checked = random.Random(seed), [], 0
+    for case in range(cases):
+        opcode = case % 256
+        if opcode in JAMS:
+            continue
+        state = lab.state()
+        randomize(state, rng)
+        low, high = rng.randrange(256), rng.choice((0x00, 0x01, 0x02, 0xF1, 0xF2, 0xFF))
+        operands = {opcodes.JUMP: (0x00, 0xF1), opcodes.CALL: (0x00, 0xF1), opcodes.RELATIVE: (3, *JUMP_TO_WAIT)}
+        operands[opcodes.JUMP_INDIRECT] = (low, 0xF2)
+        code = (opcode, *operands.get(opcodes.MODE[opcode], (low, high)[: opcodes.LENGTH[opcode] - 1]))
+        code += (*JUMP_TO_WAIT, *JUMP_TO_WAIT)
+        start = 0x80 + rng.randrange(120 - len(code))
+        state.ram[start - 0x80 : start - 0x80 + len(code)] = code
+        state["PC"] = start
+        if opcode in (RTS, RTI):
+            state["SP"] = 0xFC
+            state.ram[0x7D:] = (0xFF, 0xF0, 0) if opcode == RTS else (low, 0x00, 0xF1)
+        s, after = lab.frame(state)
+        if after["PC"] != WAIT_END:  # it wrote over its own code, which may lead anywhere, even to code in the TIA
+            lab.settle()
+            continue
+        checked += 1
+        if found := differences(s, after):
+            name = opcodes.OPERATIONS[opcodes.OPERATION[opcode]]
+            failures.append(f"{name} {bytes(code).hex()} at {start:#x} {found}"[:300])
+    assert not failures, "\n".join(failures)
+    assert checked > 0.85 * cases
+
+
+def test_every_opcode_leaves_what_it_leaves_in_ale_py(lab):
+    """Would catch a wrong result, flag, address, cycle or write: all words of the hardware are compared."""
+    check_opcodes(lab, 512, 0)
+
+
+@pytest.mark.slow
+def test_every_opcode_many_times(lab):
+    check_opcodes(lab, 20_000, 1)
+
+
+def test_jam_stops_the_processor_for_ever(lab):
+    state = lab.state()
+    state.ram[:3] = 0xEA, 0x02, 0xEA
+    state["PC"] = 0x80
+    s, after = lab.frame(state)
+    lab.settle()
+    assert (s[words.PC], s[words.CYCLES], s[words.STOP]) == (after["PC"], after["CYCLES"], 2) == (0x82, 4, 2)
+    drive(s, lab.rom, SCREEN, RUN, 10)
+    assert (s[words.PC], s[words.CYCLES]) == (0x82, 4)
+
+
+def test_branches_across_pages(folder):
+    """Would catch a branch that takes a cycle more or less: near the edges of pages, there and back."""
+    rng, rom, starts = random.Random(0), bytearray(assemble(PROGRAM)), []
+    for page in range(0x600, 0xF00, 0x100):
+        start, distance = page - rng.randrange(8), rng.choice((-1, 1)) * rng.randrange(16, 100)
+        rom[start : start + 5] = 0, distance % 256, *JUMP_TO_WAIT
+        rom[start + 2 + distance : start + 5 + distance] = JUMP_TO_WAIT
+        starts.append(start)
+    for opcode in BRANCHES:
+        for start in starts:
+            rom[start] = opcode
+        lab = Lab(bytes(rom), folder)
+        for start in starts:
+            state = lab.state()
+            randomize(state, rng)
+            state["PC"] = 0xF000 + start
+            assert differences(*lab.frame(state)) == {}, (opcode, hex(start))
+
+
+DECIMAL = """
+        LDX #0
+next:   LDA $81
+        PHA
+        LDA $80
+        PLP
+        {operation} $82
+        PHP
+        STA $90,X
+        PLA
+        STA $B0,X
+        INC $82
+        INX
+        CPX #32
+        BNE next
+        JMP wait
+"""
+
+
+def check_decimal(operation, folder, cases):
+    """Compares sums of a byte and 32 consecutive ones, with the flags."""
+    lab = Lab(assemble(PROGRAM + "        .org $F500\n" + DECIMAL.format(operation=operation)), folder)
+    for a, carry, first in cases:
+        state = lab.state()
+        state["PC"], state["SP"] = 0xF500, 0xFF
+        state.ram[:3] = a, 0x08 | carry, first
+        assert differences(*lab.frame(state)) == {}, (operation, a, carry, first)
+
+
+@pytest.mark.parametrize("operation", ["ADC", "SBC"])
+def test_decimal_mode(operation, folder):
+    rng = random.Random(0)
+    cases = [(rng.randrange(256), rng.randrange(2), rng.randrange(0, 256, 32)) for _ in range(60)]
+    check_decimal(operation, folder, [(0, 0, 0x80), (0, 0, 0x9A), *cases])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["ADC", "SBC"])
+def test_decimal_mode_with_all_bytes(operation, folder):
+    check_decimal(operation, folder, [(a, c, first) for a in range(256) for c in (0, 1) for first in range(0, 256, 32)])
+
+
+def snapshots(game, count, seed=0):
+    """Yields states of random play, and the ones that ale-py comes to when nobody does anything for a frame."""
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(ale_roms.get_rom_path(game))
+    ale.reset_game()
+    rng, actions = random.Random(seed), ale.getMinimalActionSet()
+    for _ in range(count):
+        for _ in range(rng.randrange(1, 20)):
+            ale.act(rng.choice(actions))
+        if ale.game_over():
+            ale.reset_game()
+        ale.act(0)  # so that no button is held any more
+        before = save_state(ale)
+        ale.act(0)
+        yield before, save_state(ale)
+
+
+@pytest.mark.parametrize("game", ["freeway", "seaquest", "hero"])
+def test_frames_of_real_games(game):
+    rom = prepare(ale_roms.get_rom_path(game).read_bytes())
+    for before, after in snapshots(game, 15):
+        s = console_in(before, rom)
+        drive(s, rom, SCREEN, FRAME, LONGEST_FRAME)
+        assert differences(s, after) == {}
+
+
+def test_a_frame_can_stop_at_every_instruction():
+    """Would catch something that is kept in registers only: a frame in steps of one instruction is the same frame."""
+    rom = prepare(ale_roms.get_rom_path("seaquest").read_bytes())
+    before, _ = next(snapshots("seaquest", 1))
+    whole = console_in(before, rom)
+    drive(whole, rom, SCREEN, FRAME, LONGEST_FRAME)
+    stepped = console_in(before, rom)
+    drive(stepped, rom, SCREEN, START_FRAME, 0)
+    step = drive.bind(stepped, rom, SCREEN, RUN, 1)
+    steps = 0
+    while not stepped[words.STOP]:
+        step()
+        steps += 1
+    assert steps == stepped[words.INSTRUCTIONS]
+    drive(stepped, rom, SCREEN, FRAME & ~START_FRAME & ~RUN, 0)
+    np.testing.assert_array_equal(stepped, whole)
