@@ -1,4 +1,4 @@
-"""Connects the 6507 with TIA, RIOT and cartridge: address bit 12 selects the cartridge, else bit 7 the RIOT or the TIA."""
+"""Connects the 6507 with the rest: address bit 12 selects the cartridge, else bit 7 the RIOT rather than the TIA."""
 
 import numpy as np
 
@@ -21,9 +21,17 @@ u32 = np.uint32
 
 
 @jit
+def is_plain(s, address):
+    """Returns whether a read from the cartridge has no consequence."""
+    return s[PLAIN_FIRST] <= address & 0xFFF < s[PLAIN_END]
+
+
+@jit
 def read_bus(s, rom, screen, address, bus):
     """Reads a byte anywhere; bus: the byte that was on the data bus before."""
     if address & 0x1000:
+        if is_plain(s, address):
+            return i32(rom[u32(s[SLICE + (address >> 10 & 3)] + (address & 0x3FF))])
         return i32(cart_read(s, rom, address))
     if address & 0x280 == 0x80:
         return s[RAM + (address & 0x7F)]

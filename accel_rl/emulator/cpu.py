@@ -9,7 +9,7 @@ import numpy as np
 
 from accel_rl.emulator import opcodes as op
 from accel_rl.emulator.arithmetic import add, subtract
-from accel_rl.emulator.bus import plain_window, pull, push, read_bus, write_bus
+from accel_rl.emulator.bus import is_plain, plain_window, pull, push, read_bus, write_bus
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.state import (
     CYCLES,
@@ -57,6 +57,7 @@ def run(s, rom, screen, max_instructions):
             opcode, low, high = u32(rom[at]), i32(rom[at + u32(1)]), i32(rom[at + u32(2)])
             decoded = DECODED[opcode]
         else:
+            pc = i32(pc & 0xFFFF)
             s[CYCLES] = cycles
             opcode = u32(read_bus(s, rom, screen, pc, i32(0)))
             decoded = DECODED[opcode]
@@ -66,11 +67,13 @@ def run(s, rom, screen, max_instructions):
             if decoded & 3 > 2:
                 high = read_bus(s, rom, screen, i32((pc + 2) & 0xFFFF), low)
             window, window_size, to_rom = plain_window(s, pc)
-        pc = i32((pc + (decoded & 3)) & 0xFFFF)
-        cycles = i32(cycles + (decoded >> 2 & 15))
+        # Every instruction has a byte and takes two cycles; what it has more is a constant in each case below, so that the
+        # next one can be fetched before this one is decoded.
+        pc, cycles = i32(pc + 1), i32(cycles + 2)
 
         # The most frequent instructions
         if opcode == 0x85 or opcode == 0x86 or opcode == 0x84:  # STA n, STX n, STY n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
             value = a if opcode == 0x85 else (x if opcode == 0x86 else y)
             if low & 0x80:
                 s[RAM + (low & 0x7F)] = value
@@ -81,38 +84,79 @@ def run(s, rom, screen, max_instructions):
                 if s[STOP]:
                     break
         elif opcode == 0xD0:  # BNE
+            pc = i32(pc + 1)
             if result & 0xFF:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0xF0:  # BEQ
+            pc = i32(pc + 1)
             if not result & 0xFF:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x10:  # BPL
+            pc = i32(pc + 1)
             if not result & 0x180:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x30:  # BMI
+            pc = i32(pc + 1)
             if result & 0x180:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x90:  # BCC
+            pc = i32(pc + 1)
             if not carry:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0xB0:  # BCS
+            pc = i32(pc + 1)
             if carry:
                 pc, cycles = branch(pc, low, cycles)
         elif opcode == 0x4C:  # JMP nn
+            cycles = i32(cycles + 1)
             pc = i32(low | high << 8)
         elif opcode == 0xA5:  # LDA n
-            a = result = read_zero(s, screen, low, cycles)
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            a = result = read_zero(s, screen, low, cycles, low)
+        elif opcode == 0xB5:  # LDA n,X
+            pc, cycles = i32(pc + 1), i32(cycles + 2)
+            a = result = read_zero(s, screen, i32((low + x) & 0xFF), cycles, low)
+        elif opcode == 0xAD:  # LDA nn
+            pc, cycles = i32(pc + 2), i32(cycles + 2)
+            place = i32(low + (high << 8) & 0x1FFF)
+            if u32(place - window) < window_size:
+                a = result = i32(rom[u32(place + to_rom)])
+            else:
+                s[CYCLES] = cycles
+                a = result = read_bus(s, rom, screen, i32(low + (high << 8)), high)
+                window_size = window_after(s, place, window_size)
+        elif opcode == 0xBD or opcode == 0xB9 or opcode == 0xB1:  # LDA nn,X; LDA nn,Y; LDA (n),Y
+            if opcode == 0xB1:
+                pc, cycles = i32(pc + 1), i32(cycles + 3)
+                low, high = read_pointer(s, screen, low, cycles, low)
+            else:
+                pc, cycles = i32(pc + 2), i32(cycles + 2)
+            low = i32(low + (x if opcode == 0xBD else y))
+            cycles = i32(cycles + (low >> 8))
+            place = i32(low + (high << 8) & 0x1FFF)
+            if u32(place - window) < window_size:
+                a = result = i32(rom[u32(place + to_rom)])
+            else:
+                s[CYCLES] = cycles
+                a = result = read_bus(s, rom, screen, i32(low + (high << 8) & 0xFFFF), high)
+                window_size = window_after(s, place, window_size)
         elif opcode == 0xA6:  # LDX n
-            x = result = read_zero(s, screen, low, cycles)
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            x = result = read_zero(s, screen, low, cycles, low)
         elif opcode == 0xA4:  # LDY n
-            y = result = read_zero(s, screen, low, cycles)
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            y = result = read_zero(s, screen, low, cycles, low)
         elif opcode == 0xA9:  # LDA #n
+            pc = i32(pc + 1)
             a = result = low
         elif opcode == 0xA2:  # LDX #n
+            pc = i32(pc + 1)
             x = result = low
         elif opcode == 0xA0:  # LDY #n
+            pc = i32(pc + 1)
             y = result = low
         elif opcode == 0x29:  # AND #n
+            pc = i32(pc + 1)
             a = result = i32(a & low)
         elif opcode == 0xCA:  # DEX
             x = result = i32((x - 1) & 0xFF)
@@ -140,50 +184,67 @@ def run(s, rom, screen, max_instructions):
         elif opcode == 0x4A:  # LSR A
             carry = i32(a & 1)
             a = result = i32(a >> 1)
+        elif opcode == 0xC9:  # CMP #n
+            pc = i32(pc + 1)
+            carry = i32(a >= low)
+            result = i32((a - low) & 0xFF)
+        elif opcode == 0xC0:  # CPY #n
+            pc = i32(pc + 1)
+            carry = i32(y >= low)
+            result = i32((y - low) & 0xFF)
+        elif opcode == 0xE0:  # CPX #n
+            pc = i32(pc + 1)
+            carry = i32(x >= low)
+            result = i32((x - low) & 0xFF)
         elif opcode == 0xEA:  # NOP
             pass
         else:
             # All others: the operand's address, or its value where it has none
             operation, mode = i32(decoded >> 16), i32(decoded >> 8 & 15)
+            cycles = i32(cycles + (decoded >> 2 & 15) - 2)
             bus = low
             address = i32(-1)
             value = low
             if mode == op.IMPLIED:
                 value = a
             elif mode == op.ZERO:
+                pc = i32(pc + 1)
                 address = low
             elif mode == op.ZERO_X:
+                pc = i32(pc + 1)
                 address = i32((low + x) & 0xFF)
             elif mode == op.ZERO_Y:
+                pc = i32(pc + 1)
                 address = i32((low + y) & 0xFF)
             elif mode == op.ABSOLUTE:
+                pc = i32(pc + 2)
                 address = i32(low | high << 8)
                 bus = high
             elif mode == op.ABSOLUTE_X:
+                pc = i32(pc + 2)
                 address = i32((low + (high << 8) + x) & 0xFFFF)
                 bus = high
                 if low + x > 0xFF and operation < op.FIRST_WRITE:
                     cycles = i32(cycles + 1)
             elif mode == op.ABSOLUTE_Y:
+                pc = i32(pc + 2)
                 address = i32((low + (high << 8) + y) & 0xFFFF)
                 bus = high
                 if low + y > 0xFF and operation < op.FIRST_WRITE:
                     cycles = i32(cycles + 1)
             elif mode == op.INDIRECT_X or mode == op.INDIRECT_Y:
+                pc = i32(pc + 1)
                 pointer = i32((low + x) & 0xFF) if mode == op.INDIRECT_X else low
-                if pointer >= 0x80 and pointer < 0xFF:
-                    low = s[RAM + (pointer & 0x7F)]
-                    high = s[RAM + ((pointer + 1) & 0x7F)]
-                else:
-                    s[CYCLES] = cycles
-                    low = read_bus(s, rom, screen, pointer, low)
-                    high = read_bus(s, rom, screen, i32((pointer + 1) & 0xFF), low)
+                low, high = read_pointer(s, screen, pointer, cycles, low)
                 bus = high
                 address = i32(low | high << 8)
                 if mode == op.INDIRECT_Y:
                     address = i32((address + y) & 0xFFFF)
                     if low + y > 0xFF and operation < op.FIRST_WRITE:
                         cycles = i32(cycles + 1)
+
+            else:  # immediate, jumps, calls, branches on V
+                pc = i32((pc + (decoded & 3) - 1) & 0xFFFF)
 
             # Read
             if address >= 0 and (operation < op.FIRST_WRITE or operation >= op.FIRST_MODIFY):
@@ -195,8 +256,7 @@ def run(s, rom, screen, max_instructions):
                 else:
                     s[CYCLES] = cycles
                     value = read_bus(s, rom, screen, address, bus)
-                    if address & 0x1000:
-                        window_size = u32(0)
+                    window_size = window_after(s, address, window_size)
 
             # The operation
             if operation == op.LDA:
@@ -334,6 +394,7 @@ def run(s, rom, screen, max_instructions):
                 break
             elif operation >= op.JSR and operation <= op.PLP:  # the stack
                 s[CYCLES] = cycles
+                pc = i32(pc & 0xFFFF)
                 flags = i32(0x20 | s[B] << 4 | s[D] << 3 | s[I] << 2 | carry | s[V] << 6)
                 flags |= i32((result & 0x180 != 0) << 7 | (result & 0xFF == 0) << 1)
                 if operation == op.JSR:
@@ -385,7 +446,7 @@ def run(s, rom, screen, max_instructions):
                     if s[STOP]:
                         break
 
-    s[A], s[X], s[Y], s[PC], s[C] = a, x, y, pc, carry
+    s[A], s[X], s[Y], s[PC], s[C] = a, x, y, pc & 0xFFFF, carry
     s[N] = result >> 8 | result >> 7 & 1
     s[Z] = result & 0xFF == 0
     s[CYCLES] = cycles
@@ -400,10 +461,23 @@ def branch(pc, distance, cycles):
 
 
 @jit
-def read_zero(s, screen, address, cycles):
+def read_zero(s, screen, address, cycles, bus):
     """Reads a byte on page zero."""
     if address & 0x80:
         return s[RAM + (address & 0x7F)]
     s[CYCLES] = cycles
-    s[DATA_BUS] = address
+    s[DATA_BUS] = bus
     return i32(tia_read(s, screen, address))
+
+
+@jit
+def read_pointer(s, screen, address, cycles, bus):
+    """Reads an address, low byte first, on page zero."""
+    low = read_zero(s, screen, address, cycles, bus)
+    return low, read_zero(s, screen, i32((address + 1) & 0xFF), cycles, low)
+
+
+@jit
+def window_after(s, address, window_size):
+    """Returns the window's size after a read there: none if a bank may have been switched."""
+    return u32(0) if address & 0x1000 and not is_plain(s, address) else window_size
