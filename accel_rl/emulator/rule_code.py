@@ -8,7 +8,7 @@ An expression is Python's: integers, `+ - * // % & | ^ << >>`, comparisons, `and
 * `total(0x80, 0x9B)`: the sum of the bytes from one address to the other;
 * `score`, `reward`, `lives`, `terminal` and whatever other names the game's section assigns: the newest value;
   `was_score` and so on: the value after the frame before;
-* `f(x)`: what the game's section defines by a line `f(x) = ...`.
+* `f(x)`: what the game's section defines by a line `f(x) = ...`; x is a number.
 
 Both operands of `and`, `or` and both branches of `if` are evaluated: nothing has a side effect.
 """
@@ -123,8 +123,9 @@ def _constant(node: ast.expr) -> int:
     match node:
         case ast.Constant(value=int(value)):
             return value
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _constant(left) + _constant(right)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            sign = 1 if isinstance(op, ast.Add) else -1
+            return _constant(left) + sign * _constant(right)
     raise ValueError(f"not a constant: {ast.unparse(node)}")
 
 
