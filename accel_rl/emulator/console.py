@@ -9,7 +9,7 @@ import numpy as np
 from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
 from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.controllers import center_controllers, set_action, set_switches
-from accel_rl.emulator.frames import FRAME_ENDED, forget_frames, run_frame
+from accel_rl.emulator.frames import forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.picture import CLOCKS_PER_LINE
 from accel_rl.emulator.riot import reset_riot
@@ -31,6 +31,7 @@ from accel_rl.emulator.state import (
     LONG_FRAMES,
     MAX_EPISODE_FRAMES,
     MAX_LINE,
+    NUM_LINES,
     OPERATION,
     PAL,
     PC,
@@ -53,6 +54,7 @@ from accel_rl.emulator.tia import reset_tia
 u32 = np.uint32
 SYSTEM_SEED = 4753849  # ale-py's `system_random_seed`
 NTSC_MAX_LINE, PAL_MAX_LINE = 290, 342
+PAL_NUM_LINES = 250
 _DETECTION_FRAMES = 60
 _PAL_LINES = 286  # a frame of at least that many lines is a PAL one
 
@@ -173,7 +175,7 @@ def _set_step(s, following, operation, action, switches, frames):
 @jit
 def _count_long_frame(s):
     lines = (3 * s[CYCLES] + s[LEFT_OVER]) // CLOCKS_PER_LINE
-    if 2 * s[FRAMES_DUE] < _DETECTION_FRAMES and s[STOP] == FRAME_ENDED and lines >= _PAL_LINES:
+    if 2 * s[FRAMES_DUE] < _DETECTION_FRAMES and lines >= _PAL_LINES:
         s[LONG_FRAMES] += 1
 
 
@@ -182,6 +184,7 @@ def _set_standard(s):
     """Chooses PAL if half of the last 30 frames were long, NTSC otherwise."""
     if 4 * s[LONG_FRAMES] >= _DETECTION_FRAMES:
         s[MAX_LINE] = PAL_MAX_LINE
+        s[NUM_LINES] = max(s[NUM_LINES], PAL_NUM_LINES)
         s[PAL] = 1
 
 
