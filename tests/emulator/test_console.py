@@ -21,11 +21,16 @@ def both(source: str, folder, game: str = "boxing", **options: int):
     return Console(rom), start_ale(path, **options)
 
 
+BACKGAMMON = reset_program(4, *[(console.PRESS, 0, 2, 1), (console.PLAY, 0, 0, 1)] * 2, (console.PRESS, 0, 1, 8))
+
+
 @pytest.mark.parametrize(
     ("game", "program", "settings"),
     [
         ("breakout", reset_program(12), {"PADDLES": 1}),
         ("qbert", reset_program(8), {"FIRST_LINE": 40}),
+        ("berzerk", reset_program(4, (console.STICKY_PLAY, 0, 0, 20), (console.PRESS, 0, 1, 8)), {}),
+        ("backgammon", BACKGAMMON, {"PADDLES": 1, "PADDLE_MAX": 1_000_000}),
         ("elevator_action", reset_program(8, (console.PRESS, 1, 0, 16)), {}),
         ("pitfall2", reset_program(8, (console.PRESS, 2, 0, 1)), {}),
         ("robotank", reset_program(8), {}),
