@@ -11,6 +11,7 @@ from accel_rl.emulator import opcodes as op
 from accel_rl.emulator.arithmetic import add, subtract
 from accel_rl.emulator.bus import is_plain, plain_window, pull, push, read_bus, write_bus
 from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.riot import INTIM, POLL_CYCLES, polls_to_come
 from accel_rl.emulator.state import (
     CYCLES,
     DATA_BUS,
@@ -115,15 +116,30 @@ def run(s, rom, screen, max_instructions):
         elif opcode == 0xB5:  # LDA n,X
             pc, cycles = i32(pc + 1), i32(cycles + 2)
             a = result = read_zero(s, screen, i32((low + x) & 0xFF), cycles, low)
-        elif opcode == 0xAD:  # LDA nn
+        elif opcode == 0xAD or opcode == 0xAE or opcode == 0xAC:  # LDA nn, LDX nn, LDY nn
             pc, cycles = i32(pc + 2), i32(cycles + 2)
-            place = i32(low + (high << 8) & 0x1FFF)
+            address = i32(low + (high << 8))
+            place = i32(address & 0x1FFF)
             if u32(place - window) < window_size:
-                a = result = i32(rom[u32(place + to_rom)])
+                result = i32(rom[u32(place + to_rom)])
             else:
                 s[CYCLES] = cycles
-                a = result = read_bus(s, rom, screen, i32(low + (high << 8)), high)
-                window_size = window_after(s, place, window_size)
+                place = i32(pc & 0x1FFF)
+                if address == INTIM and u32(place - window) < window_size and pc & 0xFF < 0xFE and pc & 0xFF > 2:
+                    at = u32(place + to_rom)
+                    if rom[at + u32(1)] == 0xFB:
+                        polls = min(polls_to_come(s, rom[at]), left >> 1)
+                        left = i32(left - 2 * polls)
+                        cycles = i32(cycles + POLL_CYCLES * polls)
+                        s[CYCLES] = cycles
+                result = read_bus(s, rom, screen, address, high)
+                window_size = window_after(s, address, window_size)
+            if opcode == 0xAD:
+                a = result
+            elif opcode == 0xAE:
+                x = result
+            else:
+                y = result
         elif opcode == 0xBD or opcode == 0xB9 or opcode == 0xB1:  # LDA nn,X; LDA nn,Y; LDA (n),Y
             if opcode == 0xB1:
                 pc, cycles = i32(pc + 1), i32(cycles + 3)
