@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ale_py
@@ -61,7 +62,7 @@ class AlePlayer:
         self._ale = ale_py.ALEInterface()
         self._ale.setInt("random_seed", 1)
         self._ale.setFloat("repeat_action_probability", 0.0)
-        self._ale.loadROM(ale_py.roms.get_rom_path(game))
+        self._ale.loadROM(Path(str(ale_py.roms.get_rom_path(game))))
         self._actions = actions
 
     def play(self) -> int:

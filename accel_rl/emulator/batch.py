@@ -13,88 +13,18 @@ import numpy.typing as npt
 from accel_rl.emulator import state as words
 from accel_rl.emulator.ale_states import AleState, copy_from_ale
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
-from accel_rl.emulator.compiled import address, entry, i32
-from accel_rl.emulator.console import (
-    DONE,
-    SYSTEM_SEED,
-    begin_action,
-    begin_reset,
-    power_on,
-    run_due_frames,
-)
 from accel_rl.emulator.controllers import NUM_ACTIONS
-from accel_rl.emulator.frames import run_frame
+from accel_rl.emulator.core import EVALUATE_RULES, LOOK, POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, command
 from accel_rl.emulator.palette import grey_palette, rgb_palette
 from accel_rl.emulator.picture import LINE_PIXELS, PICTURE_LINES
 from accel_rl.emulator.resets import reset_program
-from accel_rl.emulator.rule_code import update_rules
 from accel_rl.emulator.rules import known_games, rules_for
-from accel_rl.emulator.state import (
-    FRAME_BUFFER,
-    INSTRUCTIONS_LEFT,
-    LIVES,
-    PAINT,
-    REWARD,
-    STATE_WORDS,
-    TERMINAL,
-    TRUNCATED,
-)
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TERMINAL, TRUNCATED
 from accel_rl.errors import RunError, UsageError, unknown
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
-
-POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, EVALUATE_RULES, LOOK = range(6)
-_NO_LIMIT = 2**31 - 1
-
-
-@entry
-def command(order, count, draw, mask, actions, states, rom, screens, rules, program, frames, rewards, ends, lives):
-    """Gives each environment with a mask one order; the only function that Python calls, so that the processor is
-    compiled once. Returns the first environment whose reset failed, else -1.
-
-    count: the frames of a STEP; the instructions of STEP_INSTRUCTIONS. draw: write the last frame to `frames`.
-    actions: ale-py's numbers; of POWER_ON: seeds. frames: uint8 [n, pixels]. rewards, ends, lives: see
-    BatchArrays."""
-    failed = i32(-1)
-    for env in range(states.shape[0]):
-        if not mask[env]:
-            continue
-        s, screen = address(states[env]), address(screens[env])
-        reward = i32(0)
-        limit = i32(count) if order == STEP_INSTRUCTIONS else i32(_NO_LIMIT)
-        for frame in range(count if order == STEP else 1):
-            s[PAINT] = i32(draw and frame == count - 1)
-            if order == POWER_ON:
-                power_on(s, address(rom), screen, actions[env], SYSTEM_SEED)
-            elif order == RESET:
-                begin_reset(s, address(rom), screen)
-            elif order == EVALUATE_RULES:
-                update_rules(s, rules)
-                s[REWARD] = 0
-                break
-            elif order == LOOK or s[TERMINAL] or s[TRUNCATED]:
-                break
-            elif order == STEP:
-                begin_action(s, actions[env])
-            else:
-                if not s[INSTRUCTIONS_LEFT]:
-                    begin_action(s, actions[env])
-                s[PAINT] = 1
-            if run_due_frames(s, address(rom), screen, rules, program, limit) != DONE and order == RESET and failed < 0:
-                failed = i32(env)
-            reward += s[REWARD]
-        if draw:
-            run_frame(s, address(rom), screen, i32(1), i32(0))
-            start = LINE_PIXELS * PICTURE_LINES * s[FRAME_BUFFER]
-            for pixel in range(frames.shape[1]):
-                frames[env, pixel] = screen[start + pixel]
-        rewards[env] = reward
-        ends[0, env] = s[TERMINAL] != 0
-        ends[1, env] = s[TRUNCATED] != 0
-        lives[env] = s[LIVES]
-    return failed
 
 
 @dataclass
@@ -113,12 +43,12 @@ class BatchArrays:
     @property
     def terminated(self) -> Bools:
         """Returns which games have ended by themselves."""
-        return self.ends[0]
+        return np.asarray(self.ends[0])
 
     @property
     def truncated(self) -> Bools:
         """Returns which games have reached max_episode_frames."""
-        return self.ends[1]
+        return np.asarray(self.ends[1])
 
 
 class BatchAtari:
@@ -171,7 +101,8 @@ class BatchAtari:
             np.zeros((2, num_envs), np.bool_),
             np.zeros(num_envs, np.int32),
         )
-        self._rom = prepare(rom)
+        self.rom = prepare(rom)
+        """The cartridge's bytes, uint8; 2 KB stand there twice."""
         self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
         self._screens = np.zeros((num_envs, 2 * PICTURE_LINES * LINE_PIXELS), np.uint8)
         self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
@@ -219,7 +150,7 @@ class BatchAtari:
 
         actions: as for `step`; they count where a frame begins. The frame is the same as that of a step."""
         self._command(STEP_INSTRUCTIONS, actions=self._check(actions), count=count)
-        return self._states[:, INSTRUCTIONS_LEFT] == 0
+        return np.equal(self._states[:, INSTRUCTIONS_LEFT], 0)
 
     @property
     def ram(self) -> Bytes:
@@ -243,7 +174,7 @@ class BatchAtari:
 
     def words(self, env: int) -> Ints:
         """Returns the state of an environment's console, int32 [STATE_WORDS]; state.py says what it means."""
-        return self._states[env]
+        return np.asarray(self._states[env])
 
     def get_state(self) -> tuple[Ints, Bytes]:
         """Returns copies of all that decides what comes next: the consoles' states, and both pictures of each."""
@@ -276,7 +207,7 @@ class BatchAtari:
     def _write_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> None:
         """Writes the words of the states that never change."""
         repeated_draws = math.ceil(float(np.float32(repeat_action_probability)) * 2**32)
-        settings = {
+        settings: dict[int, Any] = {
             words.CARTRIDGE: kind,
             words.FIRST_LINE: self.rules.first_line,
             words.NUM_LINES: self.rules.height,
@@ -301,7 +232,7 @@ class BatchAtari:
             env = int(np.argmax(wrong))
             allowed = f"{self.rules.name} has actions 0 to {len(self.actions) - 1}"
             raise UsageError(f"environment {env}: there is no action {chosen[env]}; {allowed}")
-        return self._action_numbers[chosen]
+        return np.asarray(self._action_numbers[chosen])
 
     def _command(
         self, order: int, mask: Bools | None = None, actions: npt.ArrayLike = 0, count: int = 1, draw: bool = False
@@ -311,7 +242,7 @@ class BatchAtari:
         self._numbers[:] = actions
         key = order, count, draw
         if key not in self._calls:
-            held = (self._mask, self._numbers, self._states, self._rom, self._screens, self.rules.code, self._program)
+            held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
             arrays = self.arrays
             frames = arrays.frames.reshape(self.num_envs, -1)
             self._calls[key] = command.bind(*key, *held, frames, arrays.rewards, arrays.ends, arrays.lives)
@@ -329,7 +260,7 @@ def _read_rom(game: str | Path) -> bytes:
             import ale_py
         except ImportError:
             raise UsageError(f"the ROM of {game} comes with ale-py (pip install ale-py)") from None
-        path = Path(ale_py.roms.get_rom_path(str(game)))
+        path = Path(str(ale_py.roms.get_rom_path(str(game))))
     try:
         return path.read_bytes()
     except OSError as error:

@@ -9,7 +9,7 @@ import numpy as np
 from accel_rl.emulator import opcodes
 from accel_rl.emulator import state as words
 from accel_rl.emulator.batch import BatchAtari
-from accel_rl.emulator.cartridges import KINDS
+from accel_rl.emulator.cartridges import KIND_FE, KINDS
 from accel_rl.emulator.rules import ACTIONS
 
 # The registers' names at their addresses, when written and when read (Stella Programmer's Guide)
@@ -17,8 +17,8 @@ _WRITTEN = """VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK
     RESP1 RESM0 RESM1 RESBL AUDC0 AUDC1 AUDF0 AUDF1 AUDV0 AUDV1 GRP0 GRP1 ENAM0 ENAM1 ENABL HMP0 HMP1 HMM0 HMM1 HMBL
     VDELP0 VDELP1 VDELBL RESMP0 RESMP1 HMOVE HMCLR CXCLR"""
 WRITTEN = tuple(_WRITTEN.split())
-READ = ("CXM0P", "CXM1P", "CXP0FB", "CXP1FB", "CXM0FB", "CXM1FB", "CXBLPF", "CXPPMM")
-READ += tuple(f"INPT{port}" for port in range(6))
+_COLLISIONS = ("CXM0P", "CXM1P", "CXP0FB", "CXP1FB", "CXM0FB", "CXM1FB", "CXBLPF", "CXPPMM")
+READ = (*_COLLISIONS, *(f"INPT{port}" for port in range(6)))
 PORTS = {0x280: "SWCHA", 0x281: "SWACNT", 0x282: "SWCHB", 0x283: "SWBCNT", 0x284: "INTIM", 0x285: "INSTAT"}
 PORTS |= {0x294: "TIM1T", 0x295: "TIM8T", 0x296: "TIM64T", 0x297: "T1024T"}
 OBJECTS = ("player 0", "player 1", "missile 0", "missile 1", "ball")
@@ -153,11 +153,19 @@ class Debugger(cmd.Cmd):
     def _instruction(self) -> str:
         """Returns the instruction at hand, when it is, and the processor's registers."""
         address = self._word("PC")
-        code = self._atari.peek(0, address, 3)
+        code = bytes(self._peek(address + offset) for offset in range(3))
         line, clock = self._position()
         flags = "".join(name if self._word(name) else "-" for name in ("N", "V", "B", "D", "I", "Z", "C"))
         registers = " ".join(f"{name}={self._word(name):02X}" for name in ("A", "X", "Y", "SP"))
         return f"{line:3}:{clock:03}  {address:04X}  {disassemble(code, address):16} {registers} {flags}"
+
+    def _peek(self, address: int) -> int:
+        """Returns the byte at an address of RAM or ROM, without the effects that a read has."""
+        if not address & 0x1000:
+            return self._word("RAM", address & 0x7F)
+        if self._word("CARTRIDGE") == KIND_FE:
+            return int(self._atari.rom[address & 0xFFF | (~address & 0x2000) >> 1])
+        return int(self._atari.rom[self._word("SLICE", address >> 10 & 3) + (address & 0x3FF)])
 
     def _pixels(self, item: int) -> str:
         """Returns an object's pixels in the line, four in a character."""

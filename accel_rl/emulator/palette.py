@@ -66,4 +66,4 @@ def grey_palette(pal: bool) -> npt.NDArray[np.uint8]:
 
 
 def _grey(colours: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return np.round(colours @ np.array([0.2989, 0.5870, 0.1140])).astype(np.uint8)
+    return np.asarray(np.round(colours @ np.array([0.2989, 0.5870, 0.1140])), np.uint8)

@@ -81,7 +81,7 @@ class Pair:
         self.ale = ale_py.ALEInterface()
         self.ale.setInt("random_seed", seed)
         self.ale.setFloat("repeat_action_probability", 0.0)
-        self.ale.loadROM(ale_py.roms.get_rom_path(game))
+        self.ale.loadROM(Path(str(ale_py.roms.get_rom_path(game))))
         self.ours = BatchAtari(game, 1, seed=seed, full_action_space=True)
         self._follows_states = follows_states
         self._settling = 0  # frames whose screens may differ
@@ -121,11 +121,11 @@ class Pair:
             _expect_array("screen", self._screen, self.ours.screens()[0])
 
     def take_snapshot(self) -> None:
-        """Continues ours from ale-py's saved state. What the rules remember is from the frames that both have played."""
+        """Continues ours from ale-py's saved state, but for what the rules remember: both have played the same frames."""
         self.ale.getScreen(self._screen)
         rules = self.ours.words(0)[RULES:ACTION_GENERATOR]
         remembered = rules.copy()
-        self.ours.load_ale_state(0, self.ale.cloneState().__getstate__(), self._screen)
+        self.ours.load_ale_state(0, bytes(self.ale.cloneState().__getstate__()), self._screen)
         rules[:] = remembered
         self._settling = SETTLING_FRAMES
 

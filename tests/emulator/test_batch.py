@@ -47,10 +47,10 @@ def test_a_frame_may_stop_at_every_instruction() -> None:
     whole, cut = BatchAtari("seaquest", 1), BatchAtari("seaquest", 1)
     for frame, sizes in enumerate([(1,), (1,), (7, 3, 1000), (5000,), (2,)]):
         whole.step([frame % 5], draw=True)
-        index = 0
-        while not cut.step_instructions([frame % 5], sizes[index % len(sizes)])[0]:
-            index += 1
-        assert index >= 1
+        stops = 0
+        while not cut.step_instructions([frame % 5], sizes[stops % len(sizes)])[0]:
+            stops += 1
+        assert stops >= 3 or sizes == (5000,)
         assert (cut.ram == whole.ram).all() and (cut.screens() == whole.screens()).all()
     kept = [word for word in range(576) if word not in (325,)]  # all of the hardware but PAINT
     assert (cut.words(0)[kept] == whole.words(0)[kept]).all()
@@ -130,7 +130,7 @@ def test_actions_that_do_not_exist(actions: list[float], message: str) -> None:
         ({"max_episode_frames": -1}, "max_episode_frames=-1"),
         ({"repeat_action_probability": 1.5}, "repeat_action_probability=1.5 must be from 0 to 1"),
         ({"mode": 3}, "pong has no mode 3, but 0, 1"),
-        ({"difficulty": 2}, "pong has no difficulty 2, but 0, 1, 3"),
+        ({"difficulty": 4}, "pong has no difficulty 4, but 0, 1, 2, 3"),
         ({"game": "pnog"}, "unknown game 'pnog'; did you mean pong"),
         ({"game": Path("missing.bin")}, "cannot read the ROM missing.bin"),
     ],
@@ -143,7 +143,7 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize(
     ("rom", "message"),
-    [(PLAIN, "no rules for a ROM with the MD5 [0-9a-f]{32}; 104 ROMs are known"), (bytes(5000), "MD5")],
+    [(PLAIN, "no game with the MD5 [0-9a-f]{32}: use one of the 104 ROMs"), (bytes(5000), "MD5")],
 )
 def test_an_unknown_rom(rom: bytes, message: str, tmp_path: Path) -> None:
     """Would catch another game's rules for a ROM that has its name."""

@@ -52,7 +52,7 @@ def test_it_is_compiled_once(cache: Path, capsys: pytest.CaptureFixture[str], mo
     assert compilations(capsys) == 1
     monkeypatch.setattr(sum_rows, "_compiled", {})
     run_it()
-    assert compilations(capsys) == 0 and len(list(cache.iterdir())) == 1
+    assert compilations(capsys) == 0 and len(list(cache.glob("*.o"))) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "no header"])
@@ -61,7 +61,7 @@ def test_a_damaged_cache_costs_a_compilation(
 ) -> None:
     """Would catch machine code that is executed although it is not what was written."""
     run_it()
-    [path] = cache.iterdir()
+    [path] = cache.glob("*.o")
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes({"truncated": data[:-100], "one bit": data, "empty": b"", "no header": b"\x7fELF\n\n"}[damage])
@@ -88,7 +88,7 @@ def test_another_type_of_array_is_another_function(cache: Path) -> None:
     run_it()
     sums = np.zeros(1, np.int32)
     sum_rows(np.array([[70_000, -1]], np.int32), sums, 1)
-    assert sums[0] == 69_999 and len(list(cache.iterdir())) == 2
+    assert sums[0] == 69_999 and len(list(cache.glob("*.o"))) == 2
     with pytest.raises(ValueError, match="C-contiguous"):
         sum_rows(np.zeros((4, 4), np.int32).T[:2], sums, 1)
 
