@@ -1,13 +1,18 @@
-"""Emulates the 6507: fetches instructions and executes the most frequent ones at once, all others by instructions.py."""
+"""Emulates the 6507: fetches instructions, executes the most frequent ones at once, all others by instructions.py.
+
+About 19 of 20 instructions of the benchmarked games are executed here, with registers in local variables and lengths and
+cycles as constants.
+"""
 
 import numpy as np
 
+from accel_rl.emulator.arithmetic import add, subtract
 from accel_rl.emulator.bus import branch, plain_window, read_bus, read_pointer, read_zero
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.instructions import execute
 from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.riot import INTIM, POLL_CYCLES, polls_to_come
-from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, STOP, A, C, N, X, Y, Z
+from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, STOP, A, C, D, N, V, X, Y, Z
 from accel_rl.emulator.tia import tia_write
 
 u32 = np.uint32
@@ -45,11 +50,10 @@ def run(s, rom, screen, max_instructions):
             slice_word = i32(SLICE + (pc >> 10 & 3))
             slice_start = s[slice_word]
 
-        # Every instruction has a byte and takes two cycles; what it has more is a constant in each case below, so that the
-        # next one can be fetched before this one is decoded.
+        # Every instruction has a byte and takes two cycles. What it has more is a constant in each case below, so that the
+        # host can fetch the next one before it knows what this one does.
         pc, cycles = i32(pc + 1), i32(cycles + 2)
 
-        # The most frequent instructions
         if opcode == 0x85 or opcode == 0x86 or opcode == 0x84:  # STA n, STX n, STY n
             pc, cycles = i32(pc + 1), i32(cycles + 1)
             value = a if opcode == 0x85 else (x if opcode == 0x86 else y)
@@ -150,6 +154,67 @@ def run(s, rom, screen, max_instructions):
         elif opcode == 0xA0:  # LDY #n
             pc = i32(pc + 1)
             y = result = low
+        elif opcode == 0xBE:  # LDX nn,Y
+            pc, cycles = i32(pc + 2), i32(cycles + 2)
+            low = i32(low + y)
+            cycles = i32(cycles + (low >> 8))
+            place = i32(low + (high << 8) & 0x1FFF)
+            if u32(place - window) < window_size:
+                x = result = i32(rom[u32(place + to_rom)])
+            else:
+                s[CYCLES] = cycles
+                x = result = read_bus(s, rom, screen, i32(low + (high << 8) & 0xFFFF), high)
+                if s[slice_word] != slice_start:
+                    window_size = u32(0)
+        elif opcode == 0x25:  # AND n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            a = result = i32(a & read_zero(s, screen, low, cycles, low))
+        elif opcode == 0x05:  # ORA n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            a = result = i32(a | read_zero(s, screen, low, cycles, low))
+        elif opcode == 0x45:  # EOR n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            a = result = i32(a ^ read_zero(s, screen, low, cycles, low))
+        elif opcode == 0x24:  # BIT n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            value = read_zero(s, screen, low, cycles, low)
+            s[V] = value >> 6 & 1
+            result = i32((a & value) | (value & 0x80) << 1)
+        elif opcode == 0xC5 or opcode == 0xC4 or opcode == 0xE4:  # CMP n, CPY n, CPX n
+            pc, cycles = i32(pc + 1), i32(cycles + 1)
+            value = read_zero(s, screen, low, cycles, low)
+            register = a if opcode == 0xC5 else (y if opcode == 0xC4 else x)
+            carry = i32(register >= value)
+            result = i32((register - value) & 0xFF)
+        elif opcode == 0x69 or opcode == 0x65 or opcode == 0x75:  # ADC #n; n; n,X
+            pc = i32(pc + 1)
+            if opcode != 0x69:
+                cycles = i32(cycles + (1 if opcode == 0x65 else 2))
+                low = read_zero(s, screen, low if opcode == 0x65 else i32((low + x) & 0xFF), cycles, low)
+            a, carry, s[V] = add(a, low, carry, s[D])
+            result = a
+        elif opcode == 0xE9 or opcode == 0xE5:  # SBC #n, SBC n
+            pc = i32(pc + 1)
+            if opcode == 0xE5:
+                cycles = i32(cycles + 1)
+                low = read_zero(s, screen, low, cycles, low)
+            a, carry, s[V] = subtract(a, low, carry, s[D])
+            result = a
+        elif (opcode == 0xC6 or opcode == 0xE6) and low & 0x80:  # DEC n, INC n
+            pc, cycles = i32(pc + 1), i32(cycles + 3)
+            result = i32(s[RAM + (low & 0x7F)] + (1 if opcode == 0xE6 else -1) & 0xFF)
+            s[RAM + (low & 0x7F)] = result
+        elif opcode == 0x95:  # STA n,X
+            pc, cycles = i32(pc + 1), i32(cycles + 2)
+            low = i32(low + x)
+            if low & 0x80:
+                s[RAM + (low & 0x7F)] = a
+            else:
+                s[CYCLES] = cycles
+                tia_write(s, screen, i32(low & 0x3F), a)
+                cycles = s[CYCLES]
+                if s[STOP]:
+                    break
         elif opcode == 0x29:  # AND #n
             pc = i32(pc + 1)
             a = result = i32(a & low)

@@ -79,7 +79,9 @@ def test_programs_read_what_ale_pys_controllers_give(game, settings):
 
 def test_difficulty_switches_move_before_the_next_frame(tmp_path):
     """Would catch other bits of SWCHB, or a switch that waits for the next reset."""
-    rom = assemble("start: LDA SWCHB\n STA $80\n LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n LDA #0\n STA VSYNC\n JMP start")
+    rom = assemble(
+        "start: LDA SWCHB\n STA $80\n LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n LDA #0\n STA VSYNC\n JMP start"
+    )
     (tmp_path / "boxing.bin").write_bytes(rom)
     ale, ours = start_ale(tmp_path / "boxing.bin"), Console(rom)
     for difficulty in (0, 1, 2, 3):
