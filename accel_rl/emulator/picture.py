@@ -124,10 +124,10 @@ def _collide(s, left, right):
 @jit
 def _paint(s, screen, row, left, right):
     """Paints a span from the masks, 32 pixels at a time."""
-    line = u32(LINE_PIXELS * (PICTURE_LINES * s[FRAME_BUFFER] + row))
+    line = LINE_PIXELS * (PICTURE_LINES * s[FRAME_BUFFER] + row)
     if s[REPEATED] and right - left == LINE_PIXELS:
-        for at in range(line, u32(line + LINE_PIXELS)):
-            screen[at] = screen[u32(at - LINE_PIXELS)]
+        for at in range(line, line + LINE_PIXELS):
+            screen[at] = screen[at - LINE_PIXELS]
         return
     colour_p0, colour_p1 = u8(s[REGISTER + COLUP0]), u8(s[REGISTER + COLUP1])
     colour_pf, colour_bk = u8(s[REGISTER + COLUPF]), u8(s[REGISTER + COLUBK])
@@ -154,15 +154,15 @@ def _paint(s, screen, row, left, right):
         pf &= ~(p0 | p1)
         span = _span(word, left, right)
         p0, p1, pf, bk = u32(p0 & span), u32(p1 & span), u32(pf & span), u32(span)
-        for pixel in range(u32(32)):  # without branches: all pixels of the word at once
-            bit, at = PIXEL_BIT[pixel], u32(line + 32 * word + pixel)
+        for pixel in range(32):  # without branches: all pixels of the word at once
+            bit, at = PIXEL_BIT[pixel], line + 32 * word + pixel
             colour = colour_bk if bk & bit else screen[at]
             colour = colour_pf if pf & bit else colour
             colour = colour_p0 if p0 & bit else colour
             screen[at] = colour_p1 if p1 & bit else colour
     if left < HMOVE_BLANK_PIXELS and s[HMOVE_BLANK] and s[COMB]:
         for x in range(left, min(right, HMOVE_BLANK_PIXELS)):
-            screen[u32(line + x)] = 0
+            screen[line + x] = 0
 
 
 @jit

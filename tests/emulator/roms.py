@@ -107,7 +107,7 @@ def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> byt
             continue
         if mode == opcodes.RELATIVE:
             return bytes([opcode, (value - at - 2) % 256])
-        if opcodes.LENGTH[opcode] == 3:
+        if opcodes.LENGTH[opcode] == 3 or mode == opcodes.CALL:
             return bytes([opcode, value & 0xFF, value >> 8])
         if not wide and value < 256:
             return bytes([opcode, value])
