@@ -61,10 +61,12 @@ _PAL_LINES = 286  # a frame of at least that many lines is a PAL one
 # A step of a reset: [operation, three arguments]
 STEP_WORDS = 4
 PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
-PLAY = 1  # [action, switches pressed, frames]: frames that it counts, as those of `begin_action`
+PLAY = 1  # [action, switches pressed, frames]: frames that it counts
 JUMP_UNLESS = 2  # [index in RAM | mask << 8, value, steps to jump]: jumps unless RAM & mask equals the value
 RESET_RULES = 3  # []: the rules forget the last game
-_DETECT = 4  # frames that find out the television's standard
+STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but an action may be the one before again
+RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 frames more
+_DETECT = 6  # frames that find out the television's standard
 _NO_STEP = 2**30
 NO_LIMIT = 2**31 - 1  # of instructions
 DONE, FAILED, STOPPED = range(3)
@@ -110,13 +112,11 @@ def begin_action(s, action):
     """Makes the player do an action (0..17), or by chance the last one again: a frame is due.
 
     When the game is over there is none, and the reward is 0."""
-    repeats = draw(s, ACTION_GENERATOR) <= u32(s[REPEAT_LIMIT]) and s[REPEATS]
-    draw(s, ACTION_GENERATOR)  # for a second player, who does nothing
-    if not repeats:
-        s[LAST_ACTION] = action
-    over = s[TERMINAL] or s[TRUNCATED]
     s[REWARD] = 0
-    _set_step(s, _NO_STEP, PLAY, s[LAST_ACTION], 0, 0 if over else 1)
+    _set_step(s, _NO_STEP, STICKY_PLAY, action, 0, 1)
+    if s[TERMINAL] or s[TRUNCATED]:
+        s[FRAMES_DUE] = 0
+        _sticky_action(s, action)  # ale-py draws even then
 
 
 @jit
@@ -130,14 +130,14 @@ def run_due_frames(s, rom, screen, rules, program, max_instructions):
             if not _next_frame(s, rules, program):
                 return DONE
             set_switches(s, s[SWITCHES])
-            set_action(s, s[ACTION])
+            set_action(s, _sticky_action(s, s[ACTION]) if s[OPERATION] == STICKY_PLAY else s[ACTION])
         if not run_frame(s, rom, screen, i32(0), max_instructions):
             return STOPPED
         s[FRAMES_DUE] -= 1
         if s[OPERATION] == _DETECT:
             _count_long_frame(s)
             continue
-        if s[OPERATION] == PLAY:
+        if s[OPERATION] != PRESS:
             s[FRAME] += 1
             s[EPISODE_FRAME] += 1
             s[TRUNCATED] = i32(0 < s[MAX_EPISODE_FRAMES] <= s[EPISODE_FRAME])
@@ -158,9 +158,22 @@ def _next_frame(s, rules, program):
         elif operation == RESET_RULES:
             reset_rules(s, rules)
             s[STEP] = i32(step + 1)
+        elif operation == RANDOM_PRESS:
+            more = i32(draw(s, ACTION_GENERATOR) & u32(0xFF))
+            _set_step(s, step + 1, PRESS, first, second, third + more)
         else:
             _set_step(s, step + 1, operation, first, second, third)
     return s[FRAMES_DUE] > 0
+
+
+@jit
+def _sticky_action(s, action):
+    """Returns the action, or by chance the last one."""
+    repeats = draw(s, ACTION_GENERATOR) <= u32(s[REPEAT_LIMIT]) and s[REPEATS]
+    draw(s, ACTION_GENERATOR)  # for a second player, who does nothing
+    if not repeats:
+        s[LAST_ACTION] = action
+    return s[LAST_ACTION]
 
 
 @jit

@@ -6,7 +6,7 @@ painted, also later: the starts of the last three frames are kept, and a frame i
 
 * The last frame is painted when somebody asks for it.
 * When a frame turns out to be shorter than the one that its picture held, that one is painted before it, once.
-* A frame whose instructions are used up goes on in the next call: its first part is painted at once, then the rest.
+* A frame whose instructions are used up goes on in the next call: its first part is painted then, the rest at once.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -89,10 +89,10 @@ def run_frame(s, rom, screen, repaint, max_instructions):
             if not s[STOP] and s[INSTRUCTIONS_LEFT] > 0:
                 return False
             s[INSTRUCTIONS_LEFT] = 0
-            if s[STOP] != FRAME_ENDED:
-                repaint = i32(1 - s[PAINT])
-            elif _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
+            if _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
                 repaint = i32(2)
+            elif s[STOP] != FRAME_ENDED:
+                repaint = i32(1 - s[PAINT])
         if repaint == 0:
             break
 

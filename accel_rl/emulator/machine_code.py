@@ -55,7 +55,7 @@ class MachineCode:
 
         def call(_held: Any = arguments) -> Any:
             function(*flat)
-            return result.value if returns_int else None
+            return ctypes.c_int32(result.value).value if returns_int else None
 
         return call
 
@@ -118,8 +118,8 @@ def _check_numba() -> None:
         raise UsageError(f"the emulator needs Numba {oldest} or newer, this is {version}: {INSTALL}")
 
 
-@cache
 def _target_machine() -> Any:
+    """Returns this processor as a target; an engine takes it over, so each needs its own."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

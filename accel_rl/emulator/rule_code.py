@@ -2,12 +2,13 @@
 
 An expression is Python's: integers, `+ - * // % & | ^ << >>`, comparisons, `and`, `or`, `not`, `a if b else c`, and
 
-* `m[0x8E]`: the byte of RAM that the 6507 sees at this address;
+* `m[0x8E]`: the byte that the 6507 sees at this address: RAM (0x80 to 0xFF) or the cartridge's (0x1080 to 0x10FF);
 * `bcd(0xB8, 0xB9, 0xBA)`: a decimal number of two digits a byte, the highest byte first;
-* `count(0x80, 0xA2, 0xFE, 0x10)`: how many bytes `m` from one address to the other have `m & 0xFE == 0x10`;
+* `count(0x80, 0xA2, 0xFE, 16)`: for how many bytes `b` from one address to the other `b & 0xFE == 16`;
+* `total(0x80, 0x9B)`: the sum of the bytes from one address to the other;
 * `score`, `reward`, `lives`, `terminal` and whatever other names the game's section assigns: the newest value;
   `was_score` and so on: the value after the frame before;
-* `f(x)`: what the game's section defines by a line `f(x) = ...`.
+* `f(x)`: what the game's section defines by a line `f(x) = ...`; x is a number.
 
 Both operands of `and`, `or` and both branches of `if` are evaluated: nothing has a side effect.
 """
@@ -18,14 +19,14 @@ from typing import cast
 import numpy as np
 
 from accel_rl.emulator.compiled import i32, jit
-from accel_rl.emulator.state import BEFORE, LIVES, RAM, SCORE, STACK, TERMINAL
+from accel_rl.emulator.state import BEFORE, CARTRIDGE_RAM, RAM, SCORE, STACK
 
 NAMES = ("score", "reward", "lives", "terminal")  # in the order of the state's words; a game's own names follow
 _VALUES = BEFORE - SCORE
 _START = _VALUES  # a row: as many start values, the number of words of code, the code: pairs of operation and operand
 
-_CONSTANT, _RAM, _LOAD, _STORE, _NOT, _SELECT, _BCD, _COUNT = range(8)
-_ADD, _SUB, _MUL, _DIV, _MOD, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _LE = range(8, 22)
+_CONSTANT, _RAM, _LOAD, _STORE, _NOT, _SELECT, _BCD, _COUNT, _TOTAL = range(9)
+_ADD, _SUB, _MUL, _DIV, _MOD, _AND, _OR, _XOR, _SHL, _SHR, _EQ, _NE, _LT, _LE = range(9, 23)
 _BINARY: dict[type, int] = {
     ast.Add: _ADD, ast.Sub: _SUB, ast.Mult: _MUL, ast.FloorDiv: _DIV, ast.Mod: _MOD, ast.BitAnd: _AND, ast.BitOr: _OR,
     ast.BitXor: _XOR, ast.LShift: _SHL, ast.RShift: _SHR, ast.Eq: _EQ, ast.NotEq: _NE, ast.Lt: _LT, ast.LtE: _LE,
@@ -71,8 +72,8 @@ def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
         case ast.Name(id=name):
             before = name.startswith("was_")
             code += [_LOAD, names.index(name.removeprefix("was_")) + before * _VALUES]
-        case ast.Subscript(value=ast.Name(id="m"), slice=ast.Constant(value=int(address))):
-            code += [_RAM, _ram(address)]
+        case ast.Subscript(value=ast.Name(id="m"), slice=address):
+            code += [_RAM, _byte(address)]
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             code += [_CONSTANT, 0]
             _emit(operand, names, code)
@@ -101,17 +102,31 @@ def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
         case ast.Call(func=ast.Name(id="bcd"), args=addresses):
             code += [_CONSTANT, 0]
             for address in addresses:
-                code += [_BCD, _ram(ast.literal_eval(address))]
-        case ast.Call(func=ast.Name(id="count"), args=arguments):
-            first, last, mask, value = (ast.literal_eval(argument) for argument in arguments)
-            code += [_COUNT, _ram(first) | _ram(last) << 8 | mask << 16 | value << 24]
+                code += [_BCD, _byte(address)]
+        case ast.Call(func=ast.Name(id="count"), args=[first, last, mask, value]):
+            _emit(value, names, code)
+            code += [_COUNT, _byte(first) | _byte(last) << 8 | _constant(mask) << 16]
+        case ast.Call(func=ast.Name(id="total"), args=[first, last]):
+            code += [_TOTAL, _byte(first) | _byte(last) << 8]
         case _:
             raise ValueError(f"a rule can't say: {ast.unparse(node)}")
 
 
-def _ram(address: int) -> int:
-    assert 0x80 <= address <= 0xFF, address
-    return address - 0x80
+def _byte(node: ast.expr) -> int:
+    """Returns where the byte at an address is in the state, counted from the RAM."""
+    address = _constant(node)
+    assert 0x80 <= address <= 0xFF or 0x1080 <= address <= 0x10FF, address
+    return address - 0x80 if address <= 0xFF else address - 0x1080 + CARTRIDGE_RAM - RAM
+
+
+def _constant(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
+            sign = 1 if isinstance(op, ast.Add) else -1
+            return _constant(left) + sign * _constant(right)
+    raise ValueError(f"not a constant: {ast.unparse(node)}")
 
 
 @jit
@@ -124,8 +139,7 @@ def reset_rules(s, row):
 
 @jit
 def update_rules(s, row):
-    """Works out score, reward, lives and terminal after a frame, from RAM and from what they were; a game that is over
-    has no lives."""
+    """Works out score, reward, lives and terminal after a frame, from RAM and from what they were."""
     for value in range(_VALUES):
         s[BEFORE + value] = s[SCORE + value]
     top = i32(STACK - 1)  # the operand on top of the stack
@@ -148,13 +162,13 @@ def update_rules(s, row):
             byte = s[RAM + operand]
             s[top] = i32(100 * s[top] + 10 * (byte >> 4) + (byte & 15))
         elif operation == _COUNT:
+            s[top] = _count(s, operand & 0xFF, operand >> 8 & 0xFF, operand >> 16, s[top])
+        elif operation == _TOTAL:
             top += i32(1)
-            s[top] = _count(s, operand & 0x7F, (operand >> 8) & 0x7F, (operand >> 16) & 0xFF, (operand >> 24) & 0xFF)
+            s[top] = _total(s, operand & 0xFF, operand >> 8)
         else:
             top -= i32(1)
             s[top] = _binary(operation, s[top], s[top + 1])
-    if s[TERMINAL] != 0:
-        s[LIVES] = 0
 
 
 @jit
@@ -164,6 +178,15 @@ def _count(s, first, last, mask, value):
     for index in range(first, last + 1):
         found += i32((s[RAM + index] & mask) == value)
     return found
+
+
+@jit
+def _total(s, first, last):
+    """Returns the sum of the bytes of RAM from first to last."""
+    result = i32(0)
+    for index in range(first, last + 1):
+        result += s[RAM + index]
+    return result
 
 
 @jit

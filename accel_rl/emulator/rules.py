@@ -1,7 +1,6 @@
-"""What ale-py knows about each game, found by the MD5 of its ROM: rewards, lives, actions, modes, the console's set-up.
+"""What is particular to each game, found by the MD5 of its ROM; games.ini is the table.
 
-games.ini is the table. Rewards, lives and the end of a game follow from the RAM after each frame; its expressions are
-explained in rule_code.py.
+Rewards, lives and the end of a game follow from the RAM after each frame; rule_code.py explains their expressions.
 """
 
 import configparser
@@ -19,9 +18,15 @@ ACTIONS = (
     "noop", "fire", "up", "right", "left", "down", "upright", "upleft", "downright", "downleft",
     "upfire", "rightfire", "leftfire", "downfire", "uprightfire", "upleftfire", "downrightfire", "downleftfire",
 )  # fmt: skip
+# Of a section's keys these are facts about the game, and the others its rules.
+_FACTS = {
+    *("md5", "actions", "modes", "difficulties", "start"),
+    *("before_select", "select_until", "select", "starting_actions"),
+    *("height", "first_line", "comb", "paddles", "paddle_max", "swapped_ports"),
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GameRules:
     """One row of the table."""
 
@@ -30,41 +35,62 @@ class GameRules:
     actions: tuple[int, ...]  # those that do something in this game: ale-py's minimal action set
     modes: tuple[int, ...]  # the first is the one that a game starts in
     difficulties: tuple[int, ...]
-    starting_actions: tuple[tuple[int, int], ...]  # (action, how many frames): what a reset ends with
+    # What a reset presses; resets.py explains these.
+    before_select: str
+    select_until: str
+    select: str
+    starting_actions: str
+    # The console and what is plugged in
+    height: int  # how many lines are displayed
+    first_line: int  # the first of them
+    comb: int  # 0 or 1: HMOVE blanks the first eight pixels of its line
+    paddles: int  # 0: joysticks, 1: paddles in the left port, 2: in both
+    paddle_max: int  # the largest resistance of a paddle, ohms
+    swapped_ports: int  # 0 or 1: the player uses the right port
     code: np.ndarray  # int32: what reset_rules and update_rules read
 
 
 def rules_for(md5: str) -> GameRules:
     """Returns the rules of the game whose ROM has this MD5."""
-    games = _table()
-    for name in games.sections():
-        if games[name]["md5"] == md5:
+    for name in known_games():
+        if _table()[name]["md5"] == md5:
             return game_of(name)
-    raise UsageError(f"no rules for a ROM with the MD5 {md5}; {len(games.sections())} ROMs are known, those of ale-py")
+    raise UsageError(f"no game with the MD5 {md5}: use one of the {len(known_games())} ROMs that come with ale-py")
 
 
 @functools.cache
 def game_of(name: str) -> GameRules:
     """Returns the rules of the game that ale-py calls by this name."""
-    if name not in _table():
-        raise unknown("game", name, _table().sections())
+    if name not in known_games():
+        raise unknown("game", name, known_games())
     game = _table()[name]
-    facts = {"md5", "actions", "modes", "difficulties", "start", "starting_actions"}
-    lines = {"reward": "score - was_score", **{key: game[key] for key in game if key not in facts}}
-    lines = {"score": lines.pop("score", "0"), **lines}
+    lines = {key: game[key] for key in game if key not in _FACTS}
+    if "reward" not in lines:
+        lines["reward"] = "score - was_score"
+    # Last, since nearly every game has no lives when it is over.
+    lines["lives"] = lines.pop("lives_always", "") or f"0 if terminal else {lines.pop('lives')}"
     return GameRules(
         name=name,
         md5=game["md5"],
         actions=tuple(ACTIONS.index(action) for action in game.get("actions", " ".join(ACTIONS)).split()),
-        modes=_numbers(game.get("modes", "0")),
-        difficulties=_numbers(game.get("difficulties", "0")),
-        starting_actions=_sequence(game.get("starting_actions", "")),
-        code=compile_rules(lines, dict(_pair(word) for word in game.get("start", "").split())),
+        modes=read_numbers(game.get("modes", "0")),
+        difficulties=read_numbers(game.get("difficulties", "0")),
+        before_select=game.get("before_select", ""),
+        select_until=game.get("select_until", ""),
+        select=game.get("select", "2"),
+        starting_actions=game.get("starting_actions", ""),
+        height=int(game.get("height", "210")),
+        first_line=int(game.get("first_line", "34")),
+        comb=int(game.get("comb", "1")),
+        paddles=int(game.get("paddles", "0")),
+        paddle_max=int(game.get("paddle_max", "790196")),
+        swapped_ports=int(game.get("swapped_ports", "0")),
+        code=compile_rules(lines, _values(game.get("start", ""))),
     )
 
 
 def known_games() -> list[str]:
-    """Returns the names of all games in the table."""
+    """Returns ale-py's names of all games in the table."""
     return _table().sections()
 
 
@@ -76,7 +102,7 @@ def _table() -> configparser.ConfigParser:
     return table
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def read_numbers(text: str) -> tuple[int, ...]:
     """Reads `0 2 4-7`."""
     numbers: list[int] = []
     for word in text.split():
@@ -85,13 +111,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _sequence(text: str) -> tuple[tuple[int, int], ...]:
-    """Reads `noop*60 fire`."""
-    steps = (word.partition("*") for word in text.split())
-    return tuple((ACTIONS.index(action), int(frames or 1)) for action, _, frames in steps)
-
-
-def _pair(text: str) -> tuple[str, int]:
-    """Reads `lives:3`."""
-    name, _, value = text.partition(":")
-    return name, int(value)
+def _values(text: str) -> dict[str, int]:
+    """Reads `left:4 level:-1`."""
+    pairs = (word.partition(":") for word in text.split())
+    return {name: int(value) for name, _, value in pairs}

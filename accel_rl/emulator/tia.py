@@ -349,7 +349,8 @@ def tia_read(s, screen, address):
         return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
     if register < INPT4_READ:
         cycles = s[PADDLE + register - INPT0_READ]
-        charged = cycles == 0 or (cycles > 0 and not s[PADDLES_DUMPED] and s[CYCLES] > s[DUMP_END] + cycles)
+        charged_at = i32(s[DUMP_END] + cycles)  # ale-py compares without sign: in an earlier frame means never
+        charged = cycles == 0 or (cycles > 0 and not s[PADDLES_DUMPED] and s[CYCLES] > charged_at >= 0)
         return i32(0x80 | noise if charged else noise)
     if register == INPT4_READ:
         return i32(s[INPT4] & 0x80 | noise)

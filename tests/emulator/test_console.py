@@ -21,11 +21,16 @@ def both(source: str, folder, game: str = "boxing", **options: int):
     return Console(rom), start_ale(path, **options)
 
 
+BACKGAMMON = reset_program(4, *[(console.PRESS, 0, 2, 1), (console.PLAY, 0, 0, 1)] * 2, (console.PRESS, 0, 1, 8))
+
+
 @pytest.mark.parametrize(
     ("game", "program", "settings"),
     [
         ("breakout", reset_program(12), {"PADDLES": 1}),
         ("qbert", reset_program(8), {"FIRST_LINE": 40}),
+        ("berzerk", reset_program(4, (console.STICKY_PLAY, 0, 0, 20), (console.PRESS, 0, 1, 8)), {}),
+        ("backgammon", BACKGAMMON, {"PADDLES": 1, "PADDLE_MAX": 1_000_000}),
         ("elevator_action", reset_program(8, (console.PRESS, 1, 0, 16)), {}),
         ("pitfall2", reset_program(8, (console.PRESS, 2, 0, 1)), {}),
         ("robotank", reset_program(8), {}),
@@ -130,7 +135,7 @@ below:  STA WSYNC
         assert frame == 5 or (ours.picture() == ale.getScreen()).all(), frame
 
 
-# Each frame has its colour, and a length that a generator of random numbers chooses.
+# Each frame has its colour, and a length that a generator of random numbers chooses; some use up their instructions.
 JITTER = f"""
         LDA #1
         STA $81
@@ -151,6 +156,13 @@ line:   STA WSYNC
         LDA $81
         AND #$1C
         STA COLUBK
+        BNE start
+        LDY #60
+outer:  LDX #250
+inner:  DEX
+        BNE inner
+        DEY
+        BNE outer
         JMP start
     """
 
