@@ -125,10 +125,7 @@ def _show_playfield(s):
     mask = MASK + WORDS * PLAYFIELD
     a, b, c = s[REGISTER + PF0] >> 4, MIRRORED[s[REGISTER + PF1]], s[REGISTER + PF2]
     left = np.int64(a | b << 4 | c << 12)  # 20 bits
-    if s[REFLECT]:
-        right = np.int64(MIRRORED[c] | MIRRORED[b] << 8 | MIRRORED[a << 4] << 16)
-    else:
-        right = left
+    right = np.int64(MIRRORED[c] | MIRRORED[b] << 8 | MIRRORED[a << 4] << 16) if s[REFLECT] else left
     bits = left | right << 20  # 40 bits
     s[ENABLED] = s[ENABLED] | 1 << PLAYFIELD if bits else s[ENABLED] & ~(1 << PLAYFIELD)
     for word in range(WORDS):

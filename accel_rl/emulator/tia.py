@@ -124,7 +124,7 @@ OBJECTS[VDELBL] = 1 << BALL
 OBJECTS[RESP0 : RESBL + 1] = 1 << np.arange(5)
 OBJECTS[HMOVE] = 1 << PLAYER0 | 1 << PLAYER1 | 1 << MISSILE0  # ends what held for the rest of the line
 
-# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE, clock of the line, position.
+# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE and in the line, position.
 LATE_RESETS = np.array(
     [
         (RESM0, 60, 69, 8),
@@ -306,7 +306,7 @@ def _do_other(s, register, value, clock, line_clock):
     elif register == CTRLPF:
         if line_clock < RIGHT_HALF_CLOCK:  # later the next line is the first to be reflected or not
             s[REFLECT] = value & 1
-    elif register == RESMP0 or register == RESMP1:
+    elif register in (RESMP0, RESMP1):
         player = register - RESMP0
         if s[REGISTER + register] and not value:
             middle = 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]
