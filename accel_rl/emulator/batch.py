@@ -25,7 +25,8 @@ from accel_rl.emulator.console import (
 from accel_rl.emulator.controllers import NUM_ACTIONS
 from accel_rl.emulator.frames import run_frame
 from accel_rl.emulator.palette import grey_palette, rgb_palette
-from accel_rl.emulator.picture import LINE_PIXELS, PICTURE_LINES
+from accel_rl.emulator.picture import PICTURE_LINES
+from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.resets import reset_program
 from accel_rl.emulator.rule_code import update_rules
 from accel_rl.emulator.rules import known_games, rules_for

@@ -32,7 +32,7 @@ def test_many_random_programs(seed, tmp_path):
     check(random_program(seed).rom(), tmp_path)
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 7])
+@pytest.mark.parametrize("size", [0, 3, 5, 7])
 def test_player_set_in_mid_line(size, tmp_path):
     """The first copy at the new place is hidden, but not if the old one is just beginning; one that is being drawn is
     finished: at each distance of the new place from the old one, for each NUSIZ0."""
@@ -80,7 +80,7 @@ def test_motion_of_the_programmers_guide():
     assert [motion.__wrapped__(3, value << 4) for value in range(16)] == expected
 
 
-@pytest.mark.parametrize("line", [33, 34, 40])
+@pytest.mark.parametrize("line", [33, 40])
 def test_hmove_blanks_one_line(line, tmp_path):
     """Also when HMOVE was written before the picture began, or at cycle 75; not later than cycle 20."""
     for cycle in (0, 20, 21, 75):
