@@ -16,7 +16,8 @@ from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from accel_rl.emulator.controllers import NUM_ACTIONS
 from accel_rl.emulator.core import EVALUATE_RULES, LOOK, POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, command
 from accel_rl.emulator.palette import grey_palette, rgb_palette
-from accel_rl.emulator.picture import LINE_PIXELS, PICTURE_LINES
+from accel_rl.emulator.picture import PICTURE_LINES
+from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.resets import reset_program
 from accel_rl.emulator.rules import known_games, rules_for
 from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TERMINAL, TRUNCATED

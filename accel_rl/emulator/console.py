@@ -11,7 +11,7 @@ from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.controllers import center_controllers, set_action, set_switches
 from accel_rl.emulator.frames import forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
-from accel_rl.emulator.picture import CLOCKS_PER_LINE
+from accel_rl.emulator.registers import CLOCKS_PER_LINE
 from accel_rl.emulator.riot import reset_riot
 from accel_rl.emulator.rule_code import reset_rules, update_rules
 from accel_rl.emulator.state import (

@@ -18,7 +18,7 @@ from accel_rl.emulator.state import (
 )
 
 INTIM = 0x284
-POLL_CYCLES = 7  # of `wait: LDA INTIM, BNE wait`
+POLL_CYCLES = 7  # of a loop LDA INTIM, BNE
 
 
 @jit
@@ -68,7 +68,7 @@ def _read_expired_timer(s, elapsed):
 
 @jit
 def polls_to_come(s, branch):
-    """Returns how often a loop that reads INTIM and branches back (by BNE or BPL) still does so until something changes.
+    """Returns how often a loop that waits for the timer (by BNE or BPL) still branches back after it has read INTIM.
 
     It reads now, at the time s[CYCLES], and then every POLL_CYCLES."""
     elapsed = i32(s[CYCLES] - 1 - s[TIMER_SET_CYCLE])
