@@ -207,9 +207,9 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
     state["DENABL"] = s[words.OLD_ENABL] >> 1 & 1
     for i, name in enumerate(_POSITIONS):
         state[name] = s[words.POSITION + i]
-    for i in "01":
-        graphics = state[f"DGRP{i}" if state[f"VDELP{i}"] else f"GRP{i}"]
-        state[f"CURRENT_GRP{i}"] = MIRRORED[graphics] if state[f"REFP{i}"] else graphics
+    for player in "01":
+        graphics = state[f"DGRP{player}" if state[f"VDELP{player}"] else f"GRP{player}"]
+        state[f"CURRENT_GRP{player}"] = MIRRORED[graphics] if state[f"REFP{player}"] else graphics
     ball = state["DENABL" if state["VDELBL"] else "ENABL"]
     missiles = [state[f"ENAM{i}"] and not state[f"RESMP{i}"] for i in "01"]
     enabled = (state["CURRENT_GRP0"], missiles[0], state["CURRENT_GRP1"], missiles[1], ball, state["PF"])

@@ -73,7 +73,7 @@ def address(array: Any) -> Any:
 def _teach_numba_address() -> None:
     import numba
 
-    @numba.extending.intrinsic
+    @numba.extending.intrinsic  # type: ignore[untyped-decorator]
     def data_pointer(_context: Any, array: Any) -> Any:
         def data(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return context.make_array(signature.args[0])(context, builder, arguments[0]).data

@@ -3,7 +3,8 @@
 from accel_rl.emulator.compiled import address, entry, i32
 from accel_rl.emulator.console import DONE, NO_LIMIT, SYSTEM_SEED, begin_action, begin_reset, power_on, run_due_frames
 from accel_rl.emulator.frames import run_frame
-from accel_rl.emulator.picture import LINE_PIXELS, PICTURE_LINES
+from accel_rl.emulator.picture import PICTURE_LINES
+from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.rule_code import update_rules
 from accel_rl.emulator.state import FRAME_BUFFER, INSTRUCTIONS_LEFT, LIVES, PAINT, REWARD, TERMINAL, TRUNCATED
 

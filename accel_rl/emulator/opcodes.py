@@ -7,8 +7,6 @@ Unintended Opcodes"; the latter's NOPs read their operand.
 import numpy as np
 
 # Addressing modes: no operand; #n; n; n,X; n,Y; nn; nn,X; nn,Y; (n,X); (n),Y; branches; JMP, JSR, BRK.
-MODES = ("implied", "immediate", "zero", "zero_x", "zero_y", "absolute", "absolute_x", "absolute_y", "indirect_x")
-MODES += ("indirect_y", "relative", "jump", "jump_indirect", "call", "break")
 IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDIRECT_X, INDIRECT_Y = range(10)
 RELATIVE, JUMP, JUMP_INDIRECT, CALL, BREAK = range(10, 15)
 _SHORT_MODES = ("", "#", "z", "zx", "zy", "a", "ax", "ay", "ix", "iy", "r", "j", "ji", "c", "b")

@@ -121,7 +121,7 @@ class Pair:
             _expect_array("screen", self._screen, self.ours.screens()[0])
 
     def take_snapshot(self) -> None:
-        """Continues ours from ale-py's saved state, but for what the rules remember: both have played the same frames."""
+        """Continues ours from ale-py's saved state; what the rules remember stays, as both have played the same."""
         self.ale.getScreen(self._screen)
         rules = self.ours.words(0)[RULES:ACTION_GENERATOR]
         remembered = rules.copy()
