@@ -10,7 +10,8 @@ import numpy as np
 
 from accel_rl.emulator import dpc
 from accel_rl.emulator import state as words
-from accel_rl.emulator.objects import ALL_OBJECTS, MIRRORED
+from accel_rl.emulator.objects import MIRRORED
+from accel_rl.emulator.registers import ALL_OBJECTS
 from accel_rl.emulator.state import CYCLES, LEFT_OVER, RAM, REGISTER, SLICE, VSYNC_CLOCK
 
 _TRUE, _FALSE = 0xFAB1FAB2, 0xBAD1BAD2

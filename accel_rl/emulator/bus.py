@@ -7,6 +7,7 @@ from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.riot import riot_read, riot_write
 from accel_rl.emulator.state import (
     CARTRIDGE,
+    CYCLES,
     DATA_BUS,
     LAST_ACCESS_WAS_READ,
     PLAIN_END,
@@ -53,6 +54,23 @@ def write_bus(s, rom, screen, address, value):
 
 
 @jit
+def read_zero(s, screen, address, cycles, bus):
+    """Reads a byte of page zero, RAM or the TIA, at a time that s[CYCLES] need not have."""
+    if address & 0x80:
+        return s[RAM + (address & 0x7F)]
+    s[CYCLES] = cycles
+    s[DATA_BUS] = bus
+    return i32(tia_read(s, screen, address))
+
+
+@jit
+def read_pointer(s, screen, address, cycles, bus):
+    """Reads an address of two bytes from page zero; returns its low and its high byte."""
+    low = read_zero(s, screen, address, cycles, bus)
+    return low, read_zero(s, screen, i32((address + 1) & 0xFF), cycles, low)
+
+
+@jit
 def push(s, rom, screen, value, count):
     """Pushes that many bytes of a number, the highest first, on the stack: RAM and, below 0x180, the TIA."""
     while count > 0:
@@ -88,3 +106,10 @@ def plain_window(s, address):
     if place < first or place >= end - 2:
         return i32(0), u32(0), i32(0)
     return first, u32(end - 2 - first), i32(s[SLICE + slot] - 0x1000 - 0x400 * slot)
+
+
+@jit
+def branch(pc, distance, cycles):
+    """Returns where a branch leads, and the time when it is there: a cycle later, or two if that is another page."""
+    target = i32((pc + (distance ^ 0x80) - 0x80) & 0xFFFF)
+    return target, i32(cycles + (1 if (target ^ pc) & 0xFF00 == 0 else 2))

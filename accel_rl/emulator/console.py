@@ -11,7 +11,7 @@ from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.controllers import center_controllers, set_action, set_switches
 from accel_rl.emulator.frames import forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
-from accel_rl.emulator.picture import CLOCKS_PER_LINE
+from accel_rl.emulator.registers import CLOCKS_PER_LINE
 from accel_rl.emulator.riot import reset_riot
 from accel_rl.emulator.rule_code import reset_rules, update_rules
 from accel_rl.emulator.state import (
@@ -65,7 +65,8 @@ PLAY = 1  # [action, switches pressed, frames]: frames that it counts
 JUMP_UNLESS = 2  # [index in RAM | mask << 8, value, steps to jump]: jumps unless RAM & mask equals the value
 RESET_RULES = 3  # []: the rules forget the last game
 STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but an action may be the one before again
-_DETECT = 5  # frames that find out the television's standard
+RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 frames more
+_DETECT = 6  # frames that find out the television's standard
 _NO_STEP = 2**30
 NO_LIMIT = 2**31 - 1  # of instructions
 DONE, FAILED, STOPPED = range(3)
@@ -157,6 +158,9 @@ def _next_frame(s, rules, program):
         elif operation == RESET_RULES:
             reset_rules(s, rules)
             s[STEP] = i32(step + 1)
+        elif operation == RANDOM_PRESS:
+            more = i32(draw(s, ACTION_GENERATOR) & u32(0xFF))
+            _set_step(s, step + 1, PRESS, first, second, third + more)
         else:
             _set_step(s, step + 1, operation, first, second, third)
     return s[FRAMES_DUE] > 0

@@ -11,7 +11,8 @@ painted, also later: the starts of the last three frames are kept, and a frame i
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.cpu import run
-from accel_rl.emulator.picture import CLOCKS_PER_LINE, LINE_PIXELS, PICTURE_LINES
+from accel_rl.emulator.picture import PICTURE_LINES
+from accel_rl.emulator.registers import CLOCKS_PER_LINE, LINE_PIXELS
 from accel_rl.emulator.state import (
     CARTRIDGE_RAM,
     DRAWN_CLOCK,

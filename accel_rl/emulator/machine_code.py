@@ -3,7 +3,9 @@
 Numba compiles a function and everything that it calls into one module of LLVM. Its machine code is stored under a hash
 of all that it depends on; a later process loads it with llvmlite in milliseconds."""
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -11,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +57,7 @@ class MachineCode:
 
         def call(_held: Any = arguments) -> Any:
             function(*flat)
-            return result.value if returns_int else None
+            return ctypes.c_int32(result.value).value if returns_int else None
 
         return call
 
@@ -66,27 +68,49 @@ def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
     A cache that is damaged or cannot be written costs a compilation, and says so. Raises UsageError if Numba is
     missing or too old."""
     path = _cache_path(function, types)
+    if code := _read(path):
+        return code
+    with _lock(path.with_suffix(".lock")):
+        if code := _read(path):  # another process has compiled it meanwhile
+            return code
+        image, symbol, returns_int = _compile(function, types)
+        facts = {"symbol": symbol, "returns_int": returns_int, "sha256": hashlib.sha256(image).hexdigest()}
+        try:
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(json.dumps(facts).encode() + b"\n" + image)
+            os.replace(file.name, path)
+        except OSError as error:
+            _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
+    return MachineCode(image, symbol, returns_int)
+
+
+def _read(path: Path) -> MachineCode | None:
+    """Returns what a file of the cache holds, or None if it does not exist or is damaged."""
     try:
         header, image = path.read_bytes().split(b"\n", 1)
         facts = json.loads(header)
         if facts["sha256"] != hashlib.sha256(image).hexdigest():
             raise ValueError("damaged")
-    except FileNotFoundError:
-        pass
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError, KeyError) as error:
         _say(f"the cache {path} cannot be read ({error}): compiling anew")
-    else:
-        return MachineCode(image, facts["symbol"], facts["returns_int"])
-    image, symbol, returns_int = _compile(function, types)
-    facts = {"symbol": symbol, "returns_int": returns_int, "sha256": hashlib.sha256(image).hexdigest()}
+        return None
+    return MachineCode(image, facts["symbol"], facts["returns_int"])
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Lets one process at a time compile a function; where no file can be written, all may."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(json.dumps(facts).encode() + b"\n" + image)
-        os.replace(file.name, path)
-    except OSError as error:
-        _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
-    return MachineCode(image, symbol, returns_int)
+        file = path.open("w")
+    except OSError:
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, str, bool]:
@@ -118,8 +142,8 @@ def _check_numba() -> None:
         raise UsageError(f"the emulator needs Numba {oldest} or newer, this is {version}: {INSTALL}")
 
 
-@cache
 def _target_machine() -> Any:
+    """Returns this processor as a target; an engine takes it over, so each needs its own."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -6,6 +6,29 @@ A mask has 160 bits in five words; bit k of word w is pixel 32 w + k.
 import numpy as np
 
 from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.registers import (
+    BALL,
+    BLANK_CLOCKS,
+    CTRLPF,
+    ENABL,
+    ENAM0,
+    GRP0,
+    HMP0,
+    MISSILE0,
+    NUSIZ0,
+    PF0,
+    PF1,
+    PF2,
+    PLAYFIELD,
+    REFP0,
+    RESBL,
+    RESM0,
+    RESM1,
+    RESMP0,
+    RESP1,
+    VDELBL,
+    VDELP0,
+)
 from accel_rl.emulator.state import (
     COSMIC_ARK_SHAPE,
     COSMIC_ARK_STEP,
@@ -20,18 +43,26 @@ from accel_rl.emulator.state import (
     REGISTER,
 )
 
-NUSIZ0, CTRLPF, REFP0, PF0, PF1, PF2 = 0x04, 0x0A, 0x0B, 0x0D, 0x0E, 0x0F
-GRP0, ENAM0, ENABL, VDELP0, VDELBL, RESMP0 = 0x1B, 0x1D, 0x1F, 0x25, 0x27, 0x28
-
-# Objects: their numbers are those of their masks and of their bits in DIRTY.
-PLAYER0, PLAYER1, MISSILE0, MISSILE1, BALL, PLAYFIELD = range(6)
 WORDS = 5
-ALL_OBJECTS = 0x3F
 
 # NUSIZ's lowest three bits: where a second and a third copy begin (0: there is none), how wide a player's pixel is.
 COPY_2 = np.array([0, 16, 32, 16, 64, 0, 32, 0], np.int32)
 COPY_3 = np.array([0, 0, 0, 32, 0, 0, 64, 0], np.int32)
 PIXEL_WIDTH = np.array([1, 1, 1, 1, 1, 2, 1, 4], np.int32)
+
+# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE and in the line, position.
+LATE_RESETS = np.array(
+    [
+        (RESM0, 60, 69, 8),
+        (RESM1, 9, 18, 3),
+        (RESBL, 9, 18, 3),
+        (RESBL, 18, 27, 5),
+        (RESBL, 21, 30, 6),
+        (RESBL, 54, 60, 10),
+        (RESBL, 54, 69, 10),
+    ],
+    np.int32,
+)
 
 # Missile 0 as a star of Cosmic Ark, in each of four lines: by how much it moves to the left, and its shape.
 STAR_MOTION = np.array([18, 33, 0, 17], np.int32)
@@ -125,10 +156,7 @@ def _show_playfield(s):
     mask = MASK + WORDS * PLAYFIELD
     a, b, c = s[REGISTER + PF0] >> 4, MIRRORED[s[REGISTER + PF1]], s[REGISTER + PF2]
     left = np.int64(a | b << 4 | c << 12)  # 20 bits
-    if s[REFLECT]:
-        right = np.int64(MIRRORED[c] | MIRRORED[b] << 8 | MIRRORED[a << 4] << 16)
-    else:
-        right = left
+    right = np.int64(MIRRORED[c] | MIRRORED[b] << 8 | MIRRORED[a << 4] << 16) if s[REFLECT] else left
     bits = left | right << 20  # 40 bits
     s[ENABLED] = s[ENABLED] | 1 << PLAYFIELD if bits else s[ENABLED] & ~(1 << PLAYFIELD)
     for word in range(WORDS):
@@ -157,7 +185,7 @@ def motion(cycle, value):
 def move(s, cycle):
     """Moves players, missiles and ball as HMOVE at this cycle of a line does."""
     for item in range(5):
-        distance = motion(cycle, s[REGISTER + 0x20 + item])
+        distance = motion(cycle, s[REGISTER + HMP0 + item])
         if distance:
             position = s[POSITION + item] + distance
             s[POSITION + item] = i32(
@@ -175,6 +203,19 @@ def move_stars(s):
     position = s[POSITION + MISSILE0] - STAR_MOTION[step]
     s[POSITION + MISSILE0] = i32(position + 160 if position < 0 else position)
     s[DIRTY] |= 1 << MISSILE0
+
+
+@jit
+def reset_position(register, line_clock, since_hmove):
+    """Returns where RESPx, RESMx or RESBL, written at this clock of a line, puts its object."""
+    for i in range(len(LATE_RESETS)):
+        special = LATE_RESETS[i]
+        if special[0] == register and special[1] == since_hmove and special[2] == line_clock:
+            return special[3]
+    delay = 5 if register <= RESP1 else 4
+    if line_clock <= BLANK_CLOCKS:
+        return i32(delay - 2)
+    return i32((line_clock - BLANK_CLOCKS + delay) % 160)
 
 
 @jit

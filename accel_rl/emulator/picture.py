@@ -4,16 +4,26 @@ import numpy as np
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.objects import (
+    WORDS,
+    move_stars,
+    update_masks,
+)
+from accel_rl.emulator.registers import (
     BALL,
+    BLANK_CLOCKS,
+    CLOCKS_PER_LINE,
+    COLUBK,
+    COLUP0,
+    COLUP1,
+    COLUPF,
     CTRLPF,
+    LINE_PIXELS,
     MISSILE0,
     MISSILE1,
     PLAYER0,
     PLAYER1,
     PLAYFIELD,
-    WORDS,
-    move_stars,
-    update_masks,
+    VBLANK,
 )
 from accel_rl.emulator.state import (
     COLLIDED,
@@ -35,11 +45,10 @@ from accel_rl.emulator.state import (
     REPEATED,
 )
 
-CLOCKS_PER_LINE, BLANK_CLOCKS, LINE_PIXELS, HMOVE_BLANK_PIXELS = 228, 68, 160, 8
+HMOVE_BLANK_PIXELS = 8
 PICTURE_LINES = 320  # room for them in each of the two pictures
 u8, u32 = np.uint8, np.uint32
 PIXEL_BIT = u32(1) << np.arange(32, dtype=u32)
-VBLANK, COLUP0, COLUP1, COLUPF, COLUBK = 0x01, 0x06, 0x07, 0x08, 0x09
 
 
 @jit

@@ -17,6 +17,9 @@ from accel_rl.emulator.state import (
     TIMER_SHIFT,
 )
 
+INTIM = 0x284
+POLL_CYCLES = 7  # of a loop LDA INTIM, BNE
+
 
 @jit
 def reset_riot(s, timer):
@@ -61,6 +64,22 @@ def _read_expired_timer(s, elapsed):
         return i32(cycles_left & 0xFF)
     late = i32(s[TIMER_INTERRUPT_CYCLE] - s[TIMER_SET_CYCLE] - (s[TIMER] << s[TIMER_SHIFT]))
     return i32((s[TIMER] - (elapsed >> s[TIMER_SHIFT]) - late) & 0xFF)
+
+
+@jit
+def polls_to_come(s, branch):
+    """Returns how often a loop that waits for the timer (by BNE or BPL) still branches back after it has read INTIM.
+
+    It reads now, at the time s[CYCLES], and then every POLL_CYCLES."""
+    elapsed = i32(s[CYCLES] - 1 - s[TIMER_SET_CYCLE])
+    value = i32(s[TIMER] - (elapsed >> s[TIMER_SHIFT]) - 1)
+    last = i32(0)  # value that ends the loop
+    if branch == 0xD0 and value > 0:
+        last = i32(1)
+    elif branch != 0x10 or value < 0 or value > 127:
+        return i32(0)
+    until_end = i32((s[TIMER] - last << s[TIMER_SHIFT]) - elapsed)
+    return i32((until_end + POLL_CYCLES - 1) // i32(POLL_CYCLES))
 
 
 @jit

@@ -19,7 +19,11 @@ ACTIONS = (
     "upfire", "rightfire", "leftfire", "downfire", "uprightfire", "upleftfire", "downrightfire", "downleftfire",
 )  # fmt: skip
 # Of a section's keys these are facts about the game, and the others its rules.
-_FACTS = {"md5", "actions", "modes", "difficulties", "starting_actions", "start"}
+_FACTS = {
+    *("md5", "actions", "modes", "difficulties", "start"),
+    *("before_select", "select_until", "select", "starting_actions"),
+    *("height", "first_line", "comb", "paddles", "paddle_max", "swapped_ports"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +35,18 @@ class GameRules:
     actions: tuple[int, ...]  # those that do something in this game: ale-py's minimal action set
     modes: tuple[int, ...]  # the first is the one that a game starts in
     difficulties: tuple[int, ...]
-    starting_actions: tuple[tuple[int, int], ...]  # (action, how many frames): what a reset ends with
+    # What a reset presses; resets.py explains these.
+    before_select: str
+    select_until: str
+    select: str
+    starting_actions: str
+    # The console and what is plugged in
+    height: int  # how many lines are displayed
+    first_line: int  # the first of them
+    comb: int  # 0 or 1: HMOVE blanks the first eight pixels of its line
+    paddles: int  # 0: joysticks, 1: paddles in the left port, 2: in both
+    paddle_max: int  # the largest resistance of a paddle, ohms
+    swapped_ports: int  # 0 or 1: the player uses the right port
     code: np.ndarray  # int32: what reset_rules and update_rules read
 
 
@@ -58,9 +73,18 @@ def game_of(name: str) -> GameRules:
         name=name,
         md5=game["md5"],
         actions=tuple(ACTIONS.index(action) for action in game.get("actions", " ".join(ACTIONS)).split()),
-        modes=_numbers(game.get("modes", "0")),
-        difficulties=_numbers(game.get("difficulties", "0")),
-        starting_actions=_sequence(game.get("starting_actions", "")),
+        modes=read_numbers(game.get("modes", "0")),
+        difficulties=read_numbers(game.get("difficulties", "0")),
+        before_select=game.get("before_select", ""),
+        select_until=game.get("select_until", ""),
+        select=game.get("select", "2"),
+        starting_actions=game.get("starting_actions", ""),
+        height=int(game.get("height", "210")),
+        first_line=int(game.get("first_line", "34")),
+        comb=int(game.get("comb", "1")),
+        paddles=int(game.get("paddles", "0")),
+        paddle_max=int(game.get("paddle_max", "790196")),
+        swapped_ports=int(game.get("swapped_ports", "0")),
         code=compile_rules(lines, _values(game.get("start", ""))),
     )
 
@@ -78,19 +102,13 @@ def _table() -> configparser.ConfigParser:
     return table
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def read_numbers(text: str) -> tuple[int, ...]:
     """Reads `0 2 4-7`."""
     numbers: list[int] = []
     for word in text.split():
         first, _, last = word.partition("-")
         numbers += range(int(first), int(last or first) + 1)
     return tuple(numbers)
-
-
-def _sequence(text: str) -> tuple[tuple[int, int], ...]:
-    """Reads `noop*60 fire`."""
-    steps = (word.partition("*") for word in text.split())
-    return tuple((ACTIONS.index(action), int(frames or 1)) for action, _, frames in steps)
 
 
 def _values(text: str) -> dict[str, int]:

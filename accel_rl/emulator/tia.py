@@ -1,43 +1,64 @@
 """Emulates the TIA's registers: frames, WSYNC, players, missiles, ball, playfield, collisions, inputs.
 
-Names and addresses of the registers are those of the Stella Programmer's Guide (Steve Wright, 1979). Pictures and
-collisions are completed up to the present only when a register changes, when a collision is read, and at the end.
+The registers' names and what a write to each does: registers.py. Pictures and collisions are completed up to the
+present only when a register changes, when a collision is read, and at the end.
 """
-
-import numpy as np
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.objects import (
-    ALL_OBJECTS,
-    BALL,
-    CTRLPF,
-    ENABL,
-    ENAM0,
-    GRP0,
-    MISSILE0,
-    MISSILE1,
-    NUSIZ0,
-    PF0,
-    PF1,
-    PF2,
     PIXEL_WIDTH,
-    PLAYER0,
-    PLAYER1,
-    PLAYFIELD,
-    REFP0,
-    RESMP0,
-    VDELBL,
-    VDELP0,
     hides_copy,
     move,
+    reset_position,
 )
 from accel_rl.emulator.picture import (
+    draw_until,
+)
+from accel_rl.emulator.registers import (
+    ALL_OBJECTS,
+    BALL,
+    BITS,
     BLANK_CLOCKS,
     CLOCKS_PER_LINE,
+    COLOUR,
     COLUBK,
     COLUP0,
+    CTRLPF,
+    CXCLR,
+    DELAY,
+    EFFECT,
+    ENABL,
+    GRAPHICS,
+    GRP0,
+    GRP1,
+    HMBL,
+    HMCLR,
+    HMM0,
+    HMOVE,
+    HMP0,
+    MISSILE0,
+    MOTION,
+    NOTHING,
+    NUSIZ0,
+    OBJECTS,
+    OTHER,
+    PLAYER0,
+    PLAYER1,
+    PLAYER_SIZE,
+    PLAYFIELD_BITS,
+    PLAYFIELD_DELAY,
+    RESBL,
+    RESMP0,
+    RESMP1,
+    RESP0,
+    RESP1,
+    STORES,
     VBLANK,
-    draw_until,
+    VDELBL,
+    VDELP0,
+    VDELP1,
+    VSYNC,
+    WSYNC,
 )
 from accel_rl.emulator.state import (
     COLLIDED,
@@ -59,6 +80,7 @@ from accel_rl.emulator.state import (
     INPT5,
     LAST_ACCESS_WAS_READ,
     LEFT_OVER,
+    MASK,
     MAX_LINE,
     MUSIC_CYCLE,
     OLD_ENABL,
@@ -78,71 +100,16 @@ from accel_rl.emulator.state import (
     VSYNC_CLOCK,
 )
 
-VSYNC, WSYNC, RSYNC = 0x00, 0x02, 0x03
-REFP1, RESP0, RESP1, RESM0, RESM1, RESBL = 0x0C, 0x10, 0x11, 0x12, 0x13, 0x14
-GRP1, HMP0, HMM0, HMBL, VDELP1, RESMP1, HMOVE, HMCLR, CXCLR = 0x1C, 0x20, 0x22, 0x24, 0x26, 0x29, 0x2A, 0x2B, 0x2C
 INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
 STARS_CLOCKS = 63  # after HMOVE: the time for HMM0 to change that starts Cosmic Ark's stars
 RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
 
-# What a write does.
-NOTHING, STORES, COLOUR, PLAYFIELD_BITS, MOTION, PLAYER_SIZE, GRAPHICS, OTHER = range(8)
-EFFECT = np.full(64, NOTHING, np.int32)
-EFFECT[VSYNC], EFFECT[VBLANK], EFFECT[CTRLPF], EFFECT[RESP0 : RESBL + 1], EFFECT[HMOVE : CXCLR + 1] = [OTHER] * 5
-EFFECT[[NUSIZ0, NUSIZ0 + 1]] = PLAYER_SIZE
-EFFECT[COLUP0 : COLUBK + 1] = COLOUR
-EFFECT[[REFP0, REFP1, ENAM0, ENAM0 + 1, VDELP0, VDELP1, VDELBL]] = STORES
-EFFECT[[PF0, PF1, PF2]] = PLAYFIELD_BITS
-EFFECT[[GRP0, GRP1, ENABL]] = GRAPHICS
-EFFECT[HMP0 : HMBL + 1] = MOTION
-EFFECT[[RESMP0, RESMP1]] = OTHER
-# The bits of a register that are kept; those of the colours get their lowest bit from the television.
-BITS = np.full(64, 0xFF, np.int32)
-BITS[COLUP0 : COLUBK + 1] = 0xFE
-BITS[[REFP0, REFP1]] = 0x08
-BITS[PF0] = 0xF0
-BITS[HMP0 : HMBL + 1] = 0xF0
-BITS[[ENAM0, ENAM0 + 1, ENABL, RESMP0, RESMP1]] = 0x02
-BITS[[VDELP0, VDELP1, VDELBL]] = 0x01
-# How many clocks after a write its effect is seen; the playfield's depends on the cycle of the write, modulo 4.
-DELAY = np.zeros(64, np.int32)
-DELAY[[VBLANK, REFP0, REFP1, GRP0, GRP1]] = 1
-DELAY[[NUSIZ0, NUSIZ0 + 1, RESM0, RESM1]] = 8
-PLAYFIELD_DELAY = np.array([4, 5, 2, 3], np.int32)
-# The objects whose masks depend on a register.
-OBJECTS = np.zeros(64, np.int32)
-OBJECTS[NUSIZ0] = 1 << PLAYER0 | 1 << MISSILE0
-OBJECTS[NUSIZ0 + 1] = 1 << PLAYER1 | 1 << MISSILE1
-OBJECTS[CTRLPF] = 1 << BALL | 1 << PLAYFIELD
-OBJECTS[[REFP0, VDELP0]] = 1 << PLAYER0
-OBJECTS[[REFP1, VDELP1]] = 1 << PLAYER1
-OBJECTS[[PF0, PF1, PF2]] = 1 << PLAYFIELD
-OBJECTS[[ENAM0, RESMP0]] = 1 << MISSILE0
-OBJECTS[[ENAM0 + 1, RESMP1]] = 1 << MISSILE1
-OBJECTS[VDELBL] = 1 << BALL
-OBJECTS[RESP0 : RESBL + 1] = 1 << np.arange(5)
-OBJECTS[HMOVE] = 1 << PLAYER0 | 1 << PLAYER1 | 1 << MISSILE0  # ends what held for the rest of the line
-
-# Resets shortly after HMOVE that place their object elsewhere: register, clocks since HMOVE, clock of the line, position.
-LATE_RESETS = np.array(
-    [
-        (RESM0, 60, 69, 8),
-        (RESM1, 9, 18, 3),
-        (RESBL, 9, 18, 3),
-        (RESBL, 18, 27, 5),
-        (RESBL, 21, 30, 6),
-        (RESBL, 54, 60, 10),
-        (RESBL, 54, 69, 10),
-    ],
-    np.int32,
-)
-
 
 @jit
 def reset_tia(s):
     """Switches the TIA on: all registers are 0."""
-    for word in range(VSYNC_CLOCK, COLLIDED + 1):
+    for word in range(VSYNC_CLOCK, MASK):
         s[word] = 0
     s[LEFT_OVER] = 0
     s[VSYNC_CLOCK] = _NEVER
@@ -228,7 +195,7 @@ def tia_write(s, screen, register, value):
     elif effect == NOTHING:
         return
     elif RESP0 <= register <= RESBL:
-        position = _reset_position(register, line_clock, i32(clock - s[HMOVE_CLOCK]))
+        position = reset_position(register, line_clock, i32(clock - s[HMOVE_CLOCK]))
         if register <= RESP1:
             hides = hides_copy(s, register - RESP0, position)
             delay = 11 if hides > 0 else 0
@@ -306,7 +273,7 @@ def _do_other(s, register, value, clock, line_clock):
     elif register == CTRLPF:
         if line_clock < RIGHT_HALF_CLOCK:  # later the next line is the first to be reflected or not
             s[REFLECT] = value & 1
-    elif register == RESMP0 or register == RESMP1:
+    elif register in (RESMP0, RESMP1):
         player = register - RESMP0
         if s[REGISTER + register] and not value:
             middle = 4 * PIXEL_WIDTH[s[REGISTER + NUSIZ0 + player] & 7]
@@ -324,19 +291,6 @@ def _do_other(s, register, value, clock, line_clock):
     elif register == CXCLR:
         s[COLLISIONS] = 0
         s[COLLIDED] = 0
-
-
-@jit
-def _reset_position(register, line_clock, since_hmove):
-    """Returns where RESPx, RESMx or RESBL, written at this clock of a line, puts its object."""
-    for i in range(len(LATE_RESETS)):
-        special = LATE_RESETS[i]
-        if special[0] == register and special[1] == since_hmove and special[2] == line_clock:
-            return special[3]
-    delay = 5 if register <= RESP1 else 4
-    if line_clock <= BLANK_CLOCKS:
-        return i32(delay - 2)
-    return i32((line_clock - BLANK_CLOCKS + delay) % 160)
 
 
 @jit

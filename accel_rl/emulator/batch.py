@@ -1,0 +1,268 @@
+"""Steps many copies of one Atari 2600 game."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from accel_rl.emulator import state as words
+from accel_rl.emulator.ale_states import AleState, copy_from_ale
+from accel_rl.emulator.cartridges import KINDS, identify, prepare
+from accel_rl.emulator.controllers import NUM_ACTIONS
+from accel_rl.emulator.core import EVALUATE_RULES, LOOK, POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, command
+from accel_rl.emulator.palette import grey_palette, rgb_palette
+from accel_rl.emulator.picture import PICTURE_LINES
+from accel_rl.emulator.registers import LINE_PIXELS
+from accel_rl.emulator.resets import reset_program
+from accel_rl.emulator.rules import known_games, rules_for
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TERMINAL, TRUNCATED
+from accel_rl.errors import RunError, UsageError, unknown
+
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass
+class BatchArrays:
+    """Where a batch writes its results; they may lie in shared memory, but must be C-contiguous.
+
+    frames: uint8 [num_envs, height, 160], the palette's indices; written by a reset and by steps that draw. rewards:
+    int32 [num_envs], raw, summed over the frames of a step. ends: bool [2, num_envs]: terminated, truncated. lives:
+    int32 [num_envs]."""
+
+    frames: Bytes
+    rewards: Ints
+    ends: Bools
+    lives: Ints
+
+    @property
+    def terminated(self) -> Bools:
+        """Returns which games have ended by themselves."""
+        return np.asarray(self.ends[0])
+
+    @property
+    def truncated(self) -> Bools:
+        """Returns which games have reached max_episode_frames."""
+        return np.asarray(self.ends[1])
+
+
+class BatchAtari:
+    """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
+
+    game: a name as in ale-py (pong), or the path of a ROM; it is recognised by its MD5. seed: of the sticky actions,
+    as ale-py's `random_seed`; one number, or one for each environment. Without sticky actions nothing depends on it.
+    mode, difficulty: ale-py's numbers, None: the game's own. repeat_action_probability: of sticky actions.
+    max_episode_frames: a game is truncated after as many, its reset counted as ale-py counts it; 0: never. frame_skip:
+    frames of one step, which repeat its action. full_action_space: actions are ale-py's 18, in its order, instead of
+    indices into `actions`. draw: steps write their last frame to `arrays.frames`. arrays: where to write, None: new.
+
+    Nothing is shared between two batches, so several threads may each have their own: a step releases Python's lock.
+    Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""
+
+    def __init__(
+        self,
+        game: str | Path,
+        num_envs: int,
+        *,
+        seed: int | Sequence[int] = 0,
+        mode: int | None = None,
+        difficulty: int | None = None,
+        repeat_action_probability: float = 0.0,
+        max_episode_frames: int = 0,
+        frame_skip: int = 1,
+        full_action_space: bool = False,
+        draw: bool = True,
+        arrays: BatchArrays | None = None,
+    ):
+        if num_envs < 1:
+            raise UsageError(f"num_envs={num_envs} must be at least 1")
+        if frame_skip < 1:
+            raise UsageError(f"frame_skip={frame_skip} must be at least 1")
+        if max_episode_frames < 0:
+            raise UsageError(f"max_episode_frames={max_episode_frames} must be at least 0")
+        if not 0 <= repeat_action_probability <= 1:
+            raise UsageError(f"repeat_action_probability={repeat_action_probability} must be from 0 to 1")
+        self.num_envs, self.frame_skip, self.draw = num_envs, frame_skip, draw
+        rom = _read_rom(game)
+        self.rules = rules_for(hashlib.md5(rom).hexdigest())
+        self.actions = tuple(range(NUM_ACTIONS)) if full_action_space else self.rules.actions
+        """ale-py's numbers of the actions that `step` takes as 0, 1, ..."""
+        self._action_numbers = np.array(self.actions, np.int32)
+        kind = KINDS.index(identify(rom))
+        height = self.rules.height
+        self.arrays = arrays or BatchArrays(
+            np.zeros((num_envs, height, LINE_PIXELS), np.uint8),
+            np.zeros(num_envs, np.int32),
+            np.zeros((2, num_envs), np.bool_),
+            np.zeros(num_envs, np.int32),
+        )
+        self.rom = prepare(rom)
+        """The cartridge's bytes, uint8; 2 KB stand there twice."""
+        self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
+        self._screens = np.zeros((num_envs, 2 * PICTURE_LINES * LINE_PIXELS), np.uint8)
+        self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
+        self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
+        self._write_settings(kind, repeat_action_probability, max_episode_frames)
+        self.set_mode()
+        self._command(POWER_ON, actions=np.asarray(seed, np.uint32).astype(np.int32))
+        self.reset()  # as ale-py's loadROM does
+        self.set_mode(mode, difficulty)
+
+    def set_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
+        """Chooses the mode and difficulty of the games that later resets begin; None: the game's own.
+
+        Raises UsageError for a number that the game does not have."""
+        modes, difficulties = self.rules.modes, self.rules.difficulties
+        mode = modes[0] if mode is None else mode
+        difficulty = difficulties[0] if difficulty is None else difficulty
+        for name, value, known in (("mode", mode, modes), ("difficulty", difficulty, difficulties)):
+            if value not in known:
+                raise UsageError(f"{self.rules.name} has no {name} {value}, but {', '.join(map(str, known))}")
+        self._program = reset_program(self.rules, mode)
+        self._states[:, words.DIFFICULTY] = difficulty
+        self._calls.clear()
+
+    def reset(self, mask: Bools | None = None) -> BatchArrays:
+        """Starts a new game in each environment (in those with a mask), as ale-py does: what the last game has left in
+        RAM stays. Returns the arrays, with the frames drawn if the batch draws."""
+        failed = self._command(RESET, mask, draw=self.draw)
+        if failed >= 0:
+            raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
+        return self.arrays
+
+    def step(self, actions: npt.ArrayLike, draw: bool | None = None) -> BatchArrays:
+        """Plays one step in each environment; one whose game has ended stays as it is, with reward 0.
+
+        actions: integers [num_envs], indices into `self.actions`. draw: whether to write the frames (None: as the batch
+        does). Returns the arrays. Raises UsageError for an action that does not exist."""
+        draws = self.draw if draw is None else draw
+        self._command(STEP, actions=self._check(actions), count=self.frame_skip, draw=draws)
+        return self.arrays
+
+    def step_instructions(self, actions: npt.ArrayLike, count: int) -> Bools:
+        """Runs at most count instructions in each environment, in the frame that has begun or in a new one; a frame is
+        never exceeded. Returns which environments have finished their frame: bool [num_envs].
+
+        actions: as for `step`; they count where a frame begins. The frame is the same as that of a step."""
+        self._command(STEP_INSTRUCTIONS, actions=self._check(actions), count=count)
+        return np.equal(self._states[:, INSTRUCTIONS_LEFT], 0)
+
+    @property
+    def ram(self) -> Bytes:
+        """Returns a copy of the consoles' memory, uint8 [num_envs, 128]."""
+        return self._states[:, words.RAM : words.RAM + 128].astype(np.uint8)
+
+    def screens(self) -> Bytes:
+        """Returns the last frame of each environment, uint8 [num_envs, height, 160]: the palette's indices.
+
+        Frames that no step has drawn are drawn now."""
+        self._command(LOOK, draw=True)
+        return self.arrays.frames.copy()
+
+    def palette(self, env: int = 0) -> Bytes:
+        """Returns the colour of each index, uint8 [256, 3]: `palette()[screens()]` are pictures in RGB."""
+        return rgb_palette(bool(self._states[env, words.PAL]))
+
+    def grey_palette(self, env: int = 0) -> Bytes:
+        """Returns the grey value of each index, uint8 [256]."""
+        return grey_palette(bool(self._states[env, words.PAL]))
+
+    def words(self, env: int) -> Ints:
+        """Returns the state of an environment's console, int32 [STATE_WORDS]; state.py says what it means."""
+        return np.asarray(self._states[env])
+
+    def get_state(self) -> tuple[Ints, Bytes]:
+        """Returns copies of all that decides what comes next: the consoles' states, and both pictures of each."""
+        return self._states.copy(), self._screens.copy()
+
+    def set_state(self, state: tuple[Ints, Bytes]) -> None:
+        """Goes back to what `get_state` has returned; of the same game, options and number of environments."""
+        states, screens = state
+        if states.shape != self._states.shape:
+            raise UsageError(f"a state of {len(states)} environments does not fit this batch of {self.num_envs}")
+        self._states[:], self._screens[:] = states, screens
+        self._command(LOOK)
+
+    def load_ale_state(self, env: int, state: bytes, screen: Bytes | None = None) -> None:
+        """Continues an environment from one of ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
+
+        These hold no picture: lines that a short frame does not reach show those of `screen` [height, 160]. What some
+        games' rules remember of earlier frames stays as it is, and so do the generators of random numbers."""
+        s, ale_state = self._states[env], AleState(state)
+        copy_from_ale(s, ale_state)
+        for name in ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME"):
+            s[getattr(words, name)] = ale_state[name]
+        s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON]] = 0
+        self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
+        pictures = self._screens[env].reshape(2, PICTURE_LINES, LINE_PIXELS)
+        if screen is not None:
+            pictures[:, : len(screen)] = screen
+        s[[words.PAINTED, words.PAINTED + 1]] = 1
+
+    def _write_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> None:
+        """Writes the words of the states that never change."""
+        repeated_draws = math.ceil(float(np.float32(repeat_action_probability)) * 2**32)
+        settings: dict[int, Any] = {
+            words.CARTRIDGE: kind,
+            words.FIRST_LINE: self.rules.first_line,
+            words.NUM_LINES: self.rules.height,
+            words.COMB: self.rules.comb,
+            words.PADDLES: self.rules.paddles,
+            words.PADDLE_MAX: self.rules.paddle_max,
+            words.SWAPPED_PORTS: self.rules.swapped_ports,
+            words.MAX_EPISODE_FRAMES: max_episode_frames,
+            words.REPEATS: repeated_draws > 0,
+            words.REPEAT_LIMIT: np.array(max(repeated_draws - 1, 0), np.uint32).astype(np.int32),
+        }
+        for word, value in settings.items():
+            self._states[:, word] = value
+
+    def _check(self, actions: npt.ArrayLike) -> Ints:
+        """Returns ale-py's numbers of these actions."""
+        chosen = np.asarray(actions)
+        if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
+            raise UsageError(f"actions must be {self.num_envs} integers, not {chosen.dtype} {list(chosen.shape)}")
+        wrong = (chosen < 0) | (chosen >= len(self.actions))
+        if wrong.any():
+            env = int(np.argmax(wrong))
+            allowed = f"{self.rules.name} has actions 0 to {len(self.actions) - 1}"
+            raise UsageError(f"environment {env}: there is no action {chosen[env]}; {allowed}")
+        return np.asarray(self._action_numbers[chosen])
+
+    def _command(
+        self, order: int, mask: Bools | None = None, actions: npt.ArrayLike = 0, count: int = 1, draw: bool = False
+    ) -> int:
+        """Gives the environments with a mask (None: all) an order; returns which one failed, or -1."""
+        self._mask[:] = True if mask is None else mask
+        self._numbers[:] = actions
+        key = order, count, draw
+        if key not in self._calls:
+            held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
+            arrays = self.arrays
+            frames = arrays.frames.reshape(self.num_envs, -1)
+            self._calls[key] = command.bind(*key, *held, frames, arrays.rewards, arrays.ends, arrays.lives)
+        return int(self._calls[key]())
+
+
+def _read_rom(game: str | Path) -> bytes:
+    """Returns the bytes of a ROM: of ale-py's by the name of its game, or of a file."""
+    if str(game) not in known_games():
+        path = Path(game)
+        if path.suffix != ".bin" and not path.exists():
+            raise unknown("game", str(game), known_games(), "(or give the path of its ROM)")
+    else:
+        try:
+            import ale_py
+        except ImportError:
+            raise UsageError(f"the ROM of {game} comes with ale-py (pip install ale-py)") from None
+        path = Path(str(ale_py.roms.get_rom_path(str(game))))
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the ROM {path}: {error.strerror}") from None

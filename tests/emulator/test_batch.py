@@ -1,0 +1,153 @@
+"""Batches of consoles: what a user calls."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel_rl.emulator import BatchAtari
+from accel_rl.errors import UsageError
+from tests.emulator.roms import assemble
+
+PLAIN = assemble("start: STA WSYNC\n JMP start")
+
+
+def play(atari: BatchAtari, frames: int, seed: int = 0) -> list[np.ndarray]:
+    """Returns what each frame of random actions has led to."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(frames):
+        arrays = atari.step(rng.integers(len(atari.actions), size=atari.num_envs))
+        rows.append(np.concatenate([arrays.frames[:, 100, ::7], atari.ram, arrays.rewards[:, None]], axis=1))
+    return rows
+
+
+def test_environments_of_a_batch_are_independent() -> None:
+    """Would catch state that environments share, and a mask or a seed that reaches another environment."""
+    together = BatchAtari("breakout", 3, seed=[5, 6, 7], repeat_action_probability=0.25)
+    together.step([1, 1, 1])
+    together.reset(np.array([False, True, False]))
+    rng = np.random.default_rng(0)
+    actions = rng.integers(4, size=(40, 3))
+    alone = [BatchAtari("breakout", 1, seed=seed, repeat_action_probability=0.25) for seed in (5, 6, 7)]
+    for env, atari in enumerate(alone):
+        atari.step([1])
+        if env == 1:
+            atari.reset()
+    for chosen in actions:
+        together.step(chosen)
+        for env, atari in enumerate(alone):
+            assert (atari.step(chosen[env : env + 1]).frames[0] == together.arrays.frames[env]).all()
+            assert (atari.ram[0] == together.ram[env]).all()
+    assert (together.ram[0] != together.ram[2]).any(), "sticky actions have their own seeds"
+
+
+def test_a_frame_may_stop_at_every_instruction() -> None:
+    """Would catch registers that live only while the processor runs."""
+    whole, cut = BatchAtari("seaquest", 1), BatchAtari("seaquest", 1)
+    for frame, sizes in enumerate([(1,), (1,), (7, 3, 1000), (5000,), (2,)]):
+        whole.step([frame % 5], draw=True)
+        stops = 0
+        while not cut.step_instructions([frame % 5], sizes[stops % len(sizes)])[0]:
+            stops += 1
+        assert stops >= 3 or sizes == (5000,)
+        assert (cut.ram == whole.ram).all() and (cut.screens() == whole.screens()).all()
+    kept = [word for word in range(576) if word not in (325,)]  # all of the hardware but PAINT
+    assert (cut.words(0)[kept] == whole.words(0)[kept]).all()
+
+
+def test_a_saved_state_goes_on_as_the_game_did() -> None:
+    """Would catch words, pictures or generators that a saved state lacks."""
+    atari = BatchAtari("ms_pacman", 2, seed=3, repeat_action_probability=0.5)
+    play(atari, 30)
+    saved = atari.get_state()
+    first = play(atari, 30, seed=1)
+    atari.set_state(saved)
+    assert (np.array(play(atari, 30, seed=1)) == np.array(first)).all()
+    with pytest.raises(UsageError, match="a state of 2 environments does not fit this batch of 1"):
+        BatchAtari("ms_pacman", 1).set_state(saved)
+
+
+def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
+    """Would catch a picture of another frame, or a game that goes on differently after being looked at."""
+    drawn, undrawn = BatchAtari("qbert", 1), BatchAtari("qbert", 1, draw=False)
+    for frame in range(60):
+        action = [frame // 5 % 6]
+        picture = drawn.step(action).frames
+        undrawn.step(action)
+        if frame % 11 == 0:
+            assert (undrawn.screens() == picture).all(), frame
+    assert (undrawn.ram == drawn.ram).all()
+
+
+def test_a_step_of_several_frames() -> None:
+    """Would catch rewards that are lost between the frames of a step, and steps beyond the end of a game."""
+    single, skipping = BatchAtari("pong", 1), BatchAtari("pong", 1, frame_skip=4)
+    total = 0
+    for step in range(300):
+        rewards = [int(single.step([step // 8 % 6]).rewards[0]) for _ in range(4)]
+        assert int(skipping.step([step // 8 % 6]).rewards[0]) == sum(rewards)
+        total += sum(rewards)
+    assert total < 0 and (single.ram == skipping.ram).all()
+
+
+def test_games_are_truncated() -> None:
+    """Would catch a limit that is ignored, and steps after it that change anything."""
+    atari = BatchAtari("boxing", 2, max_episode_frames=100)
+    atari.reset()
+    count = 0
+    while not atari.arrays.truncated.all():
+        atari.step([0, 0])
+        count += 1
+        assert count <= 100
+    before = atari.ram
+    assert atari.step([1, 1]).rewards.tolist() == [0, 0] and (atari.ram == before).all()
+    assert not atari.arrays.terminated.any()
+    atari.reset(np.array([True, False]))
+    assert atari.arrays.truncated.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([0, 4, 9], "environment 1: there is no action 4; breakout has actions 0 to 3"),
+        ([0, 0, -1], "environment 2: there is no action -1"),
+        ([0, 0], "actions must be 3 integers"),
+        ([0.0, 0.0, 0.0], "actions must be 3 integers, not float64"),
+    ],
+)
+def test_actions_that_do_not_exist(actions: list[float], message: str) -> None:
+    """Would catch an action that reads beyond a table."""
+    with pytest.raises(UsageError, match=message):
+        BatchAtari("breakout", 3).step(actions)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 0}, "num_envs=0 must be at least 1"),
+        ({"frame_skip": 0}, "frame_skip=0 must be at least 1"),
+        ({"max_episode_frames": -1}, "max_episode_frames=-1"),
+        ({"repeat_action_probability": 1.5}, "repeat_action_probability=1.5 must be from 0 to 1"),
+        ({"mode": 3}, "pong has no mode 3, but 0, 1"),
+        ({"difficulty": 4}, "pong has no difficulty 4, but 0, 1, 2, 3"),
+        ({"game": "pnog"}, "unknown game 'pnog'; did you mean pong"),
+        ({"game": Path("missing.bin")}, "cannot read the ROM missing.bin"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, object], message: str) -> None:
+    """Would catch another game, or another setting, in silence."""
+    with pytest.raises(UsageError, match=message):
+        BatchAtari(**{"game": "pong", "num_envs": 1, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rom", "message"),
+    [(PLAIN, "no game with the MD5 [0-9a-f]{32}: use one of the 104 ROMs"), (bytes(5000), "MD5")],
+)
+def test_an_unknown_rom(rom: bytes, message: str, tmp_path: Path) -> None:
+    """Would catch another game's rules for a ROM that has its name."""
+    path = tmp_path / "pong.bin"
+    path.write_bytes(rom)
+    with pytest.raises(UsageError, match=message):
+        BatchAtari(path, 1)

@@ -1,0 +1,123 @@
+"""Compiled functions and their cache on the disk."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel_rl.emulator import machine_code
+from accel_rl.emulator.compiled import entry, i32, jit
+from accel_rl.errors import UsageError
+
+
+@jit
+def _scaled(value, factor):
+    return i32(value * factor)
+
+
+@entry
+def sum_rows(numbers, sums, factor):
+    """Writes factor times the sum of each row; returns how many rows there are, negative."""
+    for row in range(numbers.shape[0]):
+        sums[row] = 0
+        for column in range(numbers.shape[1]):
+            sums[row] += _scaled(i32(numbers[row, column]), factor)
+    return i32(-numbers.shape[0])
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sum_rows, "_compiled", {})
+    return tmp_path / "accel_rl" / "emulator"
+
+
+def run_it() -> None:
+    sums = np.zeros(2, np.int32)
+    assert sum_rows(np.array([[1, 2, 250], [0, 0, 255]], np.uint8), sums, -3) == -2
+    assert sums.tolist() == [-759, -765]
+
+
+def compilations(capsys: pytest.CaptureFixture[str]) -> int:
+    return capsys.readouterr().err.count("compiled sum_rows in")
+
+
+def test_it_is_compiled_once(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a cache that is never used, and wrong values from loaded machine code."""
+    run_it()
+    assert compilations(capsys) == 1
+    monkeypatch.setattr(sum_rows, "_compiled", {})
+    run_it()
+    assert compilations(capsys) == 0 and len(list(cache.glob("*.o"))) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "no header"])
+def test_a_damaged_cache_costs_a_compilation(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Would catch machine code that is executed although it is not what was written."""
+    run_it()
+    [path] = cache.glob("*.o")
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes({"truncated": data[:-100], "one bit": data, "empty": b"", "no header": b"\x7fELF\n\n"}[damage])
+    monkeypatch.setattr(sum_rows, "_compiled", {})
+    capsys.readouterr()
+    run_it()
+    messages = capsys.readouterr().err
+    assert "cannot be read" in messages and "compiled sum_rows" in messages
+    monkeypatch.setattr(sum_rows, "_compiled", {})
+    run_it()
+    assert compilations(capsys) == 0, "what was damaged is replaced"
+
+
+def test_a_cache_that_cannot_be_written_costs_a_compilation(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch a program that does not start where the home folder is read-only."""
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where the folder should be")
+    run_it()
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_another_type_of_array_is_another_function(cache: Path) -> None:
+    """Would catch bytes that are read as words."""
+    run_it()
+    sums = np.zeros(1, np.int32)
+    sum_rows(np.array([[70_000, -1]], np.int32), sums, 1)
+    assert sums[0] == 69_999 and len(list(cache.glob("*.o"))) == 2
+    with pytest.raises(ValueError, match="C-contiguous"):
+        sum_rows(np.zeros((4, 4), np.int32).T[:2], sums, 1)
+
+
+@pytest.mark.parametrize("version", [None, "0.60.0"])
+def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Would catch a traceback from the depths instead of the command that installs it."""
+    real = importlib.metadata.version
+
+    def version_of(name: str) -> str:
+        if name == "numba" and version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version if name == "numba" and version else real(name)
+
+    machine_code._build_key.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+    with pytest.raises(
+        UsageError, match=r"not installed: pip install 'accel-rl\[native\]'|0.61 or newer, this is 0.60.0"
+    ):
+        run_it()
+    machine_code._build_key.cache_clear()
+
+
+def test_later_starts_do_not_import_numba(cache: Path) -> None:
+    """Would catch start-up time and memory that only a compilation needs."""
+    code = "import tests.emulator.test_machine_code as t, sys; t.run_it(); print('numba' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["."] + sys.path)}
+    printed = [
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert printed == ["True\n", "False\n"]

@@ -1,0 +1,106 @@
+"""The comparison with ale-py, and what it says of some games."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accel_rl.emulator import verify as program
+from accel_rl.emulator.rules import known_games
+from accel_rl.emulator.verify import Pair, Plan, Row, read_table, verify, write_table
+
+EXACTNESS = Path(program.__file__).with_name("exactness.csv")
+
+
+# Of each kind of cartridge a game, paddles, swapped ports, a game without HMOVE's comb, one whose frames stop half-way.
+@pytest.mark.parametrize(
+    "game",
+    ["pong", "breakout", "seaquest", "asteroids", "wizard_of_wor", "qbert", "pitfall2", "robotank", "montezuma_revenge"]
+    + ["elevator_action", "darkchambers", "crazy_climber"],
+)
+def test_games_are_equal(game: str) -> None:
+    """Would catch any difference from ale-py that shows in RAM, rewards, lives, ends or pixels."""
+    row = verify(game, Plan(frames=80, seeds=1, mode_frames=0))
+    assert row.difference == ""
+    assert row.from_start == 80 and row.from_snapshots == (0 if game == "qbert" else 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", known_games())
+def test_all_games_are_equal(game: str) -> None:
+    """Would catch what the test above does, in any game."""
+    row = verify(game, Plan(frames=300, seeds=1, mode_frames=0))
+    known = {row["game"]: row["difference"] for row in read_table(EXACTNESS)}
+    assert row.difference == "" or known[game], row.difference
+
+
+@pytest.mark.parametrize("game", ["pong", "video_pinball"])
+def test_modes_and_difficulties_are_equal(game: str) -> None:
+    """Would catch another press of Select, and a difficulty switch that the game does not see."""
+    row = verify(game, Plan(frames=20, seeds=1, mode_frames=10))
+    assert row.difference == "" and row.modes >= 4 and row.in_modes == 10 * row.modes
+
+
+def test_a_difference_is_found_and_named() -> None:
+    """Would catch a comparison that compares nothing."""
+    pair = Pair("breakout", 1)
+    pair.reset()
+    pair.act(1, drawn=True)
+    for word, what in ((state_word("RAM") + 77, "RAM at 77"), (state_word("LIVES"), "lives")):
+        before = pair.ours.words(0).copy()
+        pair.ours.words(0)[word] ^= 1
+        if what == "lives":
+            pair.ours.arrays.lives[0] ^= 1
+        with pytest.raises(program.DifferenceError, match=what):
+            pair.compare(drawn=False)
+        pair.ours.words(0)[:] = before
+        pair.ours.arrays.lives[0] = before[state_word("LIVES")]
+    pair.compare(drawn=True)
+    pair.ours.words(0)[state_word("COLUBK")] ^= 0x42
+    with pytest.raises(program.DifferenceError, match=r"screen at \("):
+        pair.act(0, drawn=True)
+
+
+def state_word(name: str) -> int:
+    from accel_rl.emulator import state
+
+    return state.REGISTER + 9 if name == "COLUBK" else int(getattr(state, name))
+
+
+def test_recorded_actions_are_played(tmp_path: Path) -> None:
+    """Would catch recorded games that are left out in silence."""
+    (tmp_path / "boxing.actions").write_text("# a comment\nright 30\nnoop\n12 9\n")
+    row = verify("boxing", Plan(frames=0, seeds=0, mode_frames=0, actions=tmp_path))
+    assert row.recorded == 40 and row.difference == ""
+
+
+def test_the_table_keeps_other_games(tmp_path: Path) -> None:
+    """Would catch a table that a run for one game empties."""
+    path = tmp_path / "table.csv"
+    write_table([Row("pong", "aa", from_start=5), Row("boxing", "bb")], path)
+    write_table([Row("boxing", "bb", difference="seed 1, frame 2: lives 1 instead of 0")], path)
+    rows = read_table(path)
+    assert [row["game"] for row in rows] == ["boxing", "pong"]
+    assert rows[0]["difference"].endswith("instead of 0") and rows[1]["from_start"] == "5"
+
+
+def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch an exit status that hides a difference, and a traceback for a game that does not exist."""
+    table = tmp_path / "table.csv"
+    arguments = ["boxing", "--frames", "20", "--seeds", "1", "--mode-frames", "0", "--csv", str(table)]
+    assert program.main(arguments) == 0
+    assert "1 of 1 games are equal" in capsys.readouterr().out and len(read_table(table)) == 1
+    assert program.main(["boxng"]) == 2
+    assert "unknown game 'boxng'; did you mean boxing" in capsys.readouterr().err
+
+
+def test_the_committed_table() -> None:
+    """Would catch a table that lacks games, or frames that the README speaks of."""
+    rows = read_table(EXACTNESS)
+    assert [row["game"] for row in rows] == known_games()
+    exact = [row for row in rows if not row["difference"]]
+    assert len(exact) >= 100
+    for row in exact:
+        assert int(row["from_start"]) >= 30_000 and int(row["in_modes"]) == 500 * int(row["modes"]) > 0
+        assert int(row["from_snapshots"]) >= 30_000 or row["game"] in program.INCOMPLETE_STATES
+    assert np.all([int(row["recorded"]) >= 20_000 for row in rows if row["game"] in ("pong", "breakout", "seaquest")])
