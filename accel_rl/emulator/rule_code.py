@@ -38,7 +38,8 @@ def compile_rules(lines: dict[str, str], start: dict[str, int]) -> np.ndarray:
     functions = {name.partition("(")[0]: line for name, line in lines.items() if "(" in name}
     assignments = {name: line for name, line in lines.items() if "(" not in name}
     names = list(NAMES) + [name for name in assignments if name not in NAMES]
-    assert len(names) <= _VALUES, names
+    if len(names) > _VALUES:
+        raise ValueError(f"{len(names)} names, but a game has room for {_VALUES}: {names}")
     code: list[int] = []
     for name, line in assignments.items():
         _emit(_Inline(functions).visit(ast.parse(line, mode="eval").body), names, code)
@@ -115,8 +116,11 @@ def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
 def _byte(node: ast.expr) -> int:
     """Returns where the byte at an address is in the state, counted from the RAM."""
     address = _constant(node)
-    assert 0x80 <= address <= 0xFF or 0x1080 <= address <= 0x10FF, address
-    return address - 0x80 if address <= 0xFF else address - 0x1080 + CARTRIDGE_RAM - RAM
+    if 0x80 <= address <= 0xFF:
+        return address - 0x80
+    if 0x1080 <= address <= 0x10FF:
+        return address - 0x1080 + CARTRIDGE_RAM - RAM
+    raise ValueError(f"no RAM at {address:#x}")
 
 
 def _constant(node: ast.expr) -> int:
