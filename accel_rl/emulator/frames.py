@@ -6,7 +6,8 @@ painted, also later: the starts of the last three frames are kept, and a frame i
 
 * The last frame is painted when somebody asks for it.
 * When a frame turns out to be shorter than the one that its picture held, that one is painted before it, once.
-* A frame whose instructions are used up goes on in the next call: its first part is painted then, the rest at once.
+* A frame whose instructions are used up is seen before its end, and goes on in the next call. It is painted eagerly:
+  its first part when its instructions are used up, the rest at once.
 """
 
 from accel_rl.emulator.compiled import i32, jit
@@ -34,7 +35,7 @@ from accel_rl.emulator.state import (
     STOP,
     TIMER,
 )
-from accel_rl.emulator.tia import end_frame, start_frame
+from accel_rl.emulator.tia import PAINT_EAGERLY, end_frame, start_frame
 
 MAX_INSTRUCTIONS = 25_000  # ale-py's limit of a frame
 FRAME_ENDED = 1  # in s[STOP]
@@ -55,6 +56,7 @@ def run_frame(s, rom, screen, repaint, max_instructions):
 
     Stops after max_instructions, the next call goes on; returns whether the frame is over. It is painted at once if
     s[PAINT] is set. With repaint = 1 no frame is run, but the last one is painted if that has not been done."""
+    wanted = s[PAINT]
     picture = s[FRAME_BUFFER]
     free_slot = i32((s[SLOT] + 1) % 3)
     on_demand = repaint
@@ -64,13 +66,13 @@ def run_frame(s, rom, screen, repaint, max_instructions):
         _save_start(s, free_slot)
     elif not s[INSTRUCTIONS_LEFT]:
         s[INSTRUCTIONS_LEFT] = MAX_INSTRUCTIONS
-        if s[FRAME_GOES_ON]:
-            s[PAINT] = 1
-        else:
+        if not s[FRAME_GOES_ON]:
             start_frame(s)
             picture = s[FRAME_BUFFER]
             s[SLOT] = free_slot
             _save_start(s, free_slot)
+    if s[FRAME_GOES_ON]:
+        s[PAINT] = PAINT_EAGERLY
 
     # What is run again is painted: 1, the last frame, 2, the one before the last and then the last.
     while True:
@@ -78,7 +80,7 @@ def run_frame(s, rom, screen, repaint, max_instructions):
         if repaint:
             instructions = i32(MAX_INSTRUCTIONS)
             _load_start(s, i32((s[SLOT] + repaint - 1) % 3))
-            s[PAINT] = 1
+            s[PAINT] = PAINT_EAGERLY
         before = s[INSTRUCTIONS]
         run(s, rom, screen, instructions)
         if s[STOP] == FRAME_ENDED:
@@ -88,22 +90,24 @@ def run_frame(s, rom, screen, repaint, max_instructions):
         else:
             s[INSTRUCTIONS_LEFT] -= i32(s[INSTRUCTIONS] - before)
             if not s[STOP] and s[INSTRUCTIONS_LEFT] > 0:
+                s[PAINT] = wanted
                 return False
             s[INSTRUCTIONS_LEFT] = 0
             if _displayed(s) < s[DRAWN_END + picture] and not s[PAINTED + picture]:
                 repaint = i32(2)
-            elif s[STOP] != FRAME_ENDED:
-                repaint = i32(1 - s[PAINT])
+            elif s[STOP] != FRAME_ENDED and s[PAINT] != PAINT_EAGERLY:
+                repaint = i32(1)
         if repaint == 0:
             break
 
-    s[PAINTED + picture] = s[PAINT]
+    s[PAINTED + picture] = i32(s[PAINT] != 0)
     if on_demand:
         _load_start(s, free_slot)
-        return True
-    s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
-    if not s[FRAME_GOES_ON]:
-        s[DRAWN_END + picture] = _displayed(s)
+    else:
+        s[FRAME_GOES_ON] = i32(s[STOP] != FRAME_ENDED)
+        if not s[FRAME_GOES_ON]:
+            s[DRAWN_END + picture] = _displayed(s)
+    s[PAINT] = wanted
     return True
 
 

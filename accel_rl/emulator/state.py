@@ -37,7 +37,7 @@ FIRST_LINE = TIA + 1  # the first line that is displayed
 NUM_LINES = TIA + 2  # how many lines are displayed
 COMB = TIA + 3  # 0 or 1: HMOVE blanks the first eight pixels of its line
 PAL = TIA + 4  # 0 or 1
-PAINT = TIA + 5  # 0 or 1: paint this frame's pixels
+PAINT = TIA + 5  # 1: paint this frame's pixels; 2: complete them at each access, for a frame seen before its end
 COLOUR_LOSS = TIA + 10  # 0 or 1: bit 0 of all colours, 1 after a PAL frame with an odd number of lines
 # Frames
 FRAME_BUFFER = TIA + 6  # 0 or 1: which picture is being painted

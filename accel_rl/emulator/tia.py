@@ -104,6 +104,7 @@ INPT0_READ, INPT4_READ, INPT5_READ = 0x08, 0x0C, 0x0D
 STARS_CLOCKS = 63  # after HMOVE: the time for HMM0 to change that starts Cosmic Ark's stars
 RIGHT_HALF_CLOCK = BLANK_CLOCKS + 79
 _NEVER = 2**31 - 1
+PAINT_EAGERLY = 2  # in s[PAINT]
 
 
 @jit
@@ -154,6 +155,9 @@ def tia_write(s, screen, register, value):
     if clock >= CLOCKS_PER_LINE * (s[MAX_LINE] + 1):
         s[STOP] = 1
     line_clock = clock % CLOCKS_PER_LINE
+    if s[PAINT] == PAINT_EAGERLY:
+        late = PLAYFIELD_DELAY[line_clock // 3 & 3] if PF0 <= register <= PF2 else DELAY[register]
+        draw_until(s, screen, i32(clock + late))
     if register == WSYNC:
         if s[LAST_ACCESS_WAS_READ] and line_clock:
             s[CYCLES] += i32(76 - line_clock // 3)
@@ -298,8 +302,9 @@ def tia_read(s, screen, address):
     """Reads a register at the time s[CYCLES]; the bits that the TIA does not drive stay as the bus had them."""
     register = address & 0x0F
     noise = s[DATA_BUS] & 0x3F
-    if register < INPT0_READ:
+    if register < INPT0_READ or s[PAINT] == PAINT_EAGERLY:
         draw_until(s, screen, i32(3 * s[CYCLES] + s[LEFT_OVER]))
+    if register < INPT0_READ:
         return i32((s[COLLISIONS] >> 2 * register & 3) << 6 | noise)
     if register < INPT4_READ:
         cycles = s[PADDLE + register - INPT0_READ]

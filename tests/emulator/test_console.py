@@ -153,9 +153,9 @@ even:   STA $81
 line:   STA WSYNC
         DEX
         BNE line
-        LDA $81
-        AND #$1C
-        STA COLUBK
+        STX COLUBK
+        LDA $80
+        AND #$0C
         BNE start
         LDY #60
 outer:  LDX #250
@@ -180,6 +180,18 @@ def test_short_frames_show_lines_of_the_frame_before_the_last(share_looked_at, t
             assert (ours.picture() == ale.getScreen()).all(), frame
     ale.reset_game()
     ours.reset()
+    assert (ours.picture() == ale.getScreen()).all()
+
+
+@pytest.mark.parametrize(
+    "access", ["NOP", "STA COLUBK", "STA PF0", "STA $3F", "STA HMP0", "LDA CXM0P", "LDA INPT4", "STA RESP0"]
+)
+def test_a_frame_in_progress_is_seen_up_to_the_last_access_of_the_tia(access, tmp_path):
+    """Would catch accesses that change nothing but let ale-py complete the picture, as WSYNC does."""
+    source = f"{VSYNC} LDA #$1A\n STA COLUBK\n LDX #100\nline: STA WSYNC\n DEX\n BNE line\n {access}\never: JMP ever"
+    ours, ale = both(source, tmp_path)
+    ale.act(0)
+    ours.act(0)
     assert (ours.picture() == ale.getScreen()).all()
 
 
