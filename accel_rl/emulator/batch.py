@@ -198,7 +198,7 @@ class BatchAtari:
         copy_from_ale(s, ale_state)
         for name in ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME"):
             s[getattr(words, name)] = ale_state[name]
-        s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON]] = 0
+        s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
         self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
         pictures = self._screens[env].reshape(2, PICTURE_LINES, LINE_PIXELS)
         if screen is not None:

@@ -156,7 +156,7 @@ def tia_write(s, screen, register, value):
         s[STOP] = 1
     line_clock = clock % CLOCKS_PER_LINE
     if s[PAINT] == PAINT_EAGERLY:
-        late = PLAYFIELD_DELAY[line_clock // 3 & 3] if PF0 <= register <= PF2 else DELAY[register]
+        late = PLAYFIELD_DELAY[line_clock // 3 & 3] if EFFECT[register] == PLAYFIELD_BITS else DELAY[register]
         draw_until(s, screen, i32(clock + late))
     if register == WSYNC:
         if s[LAST_ACCESS_WAS_READ] and line_clock:
