@@ -1,6 +1,6 @@
 """Emulates the 6507: fetches instructions, executes the most frequent ones at once, all others by instructions.py.
 
-About 19 of 20 instructions of the benchmarked games are executed here, with registers in local variables and lengths and
+About 19 of 20 instructions of the benchmarked games are executed here, with registers in local variables, lengths and
 cycles as constants.
 """
 
@@ -50,8 +50,8 @@ def run(s, rom, screen, max_instructions):
             slice_word = i32(SLICE + (pc >> 10 & 3))
             slice_start = s[slice_word]
 
-        # Every instruction has a byte and takes two cycles. What it has more is a constant in each case below, so that the
-        # host can fetch the next one before it knows what this one does.
+        # Every instruction has a byte and takes two cycles. What it has more is a constant in each case below, so that
+        # the host can fetch the next one before it knows what this one does.
         pc, cycles = i32(pc + 1), i32(cycles + 2)
 
         if opcode == 0x85 or opcode == 0x86 or opcode == 0x84:  # STA n, STX n, STY n
