@@ -62,7 +62,7 @@ _PAL_LINES = 286  # a frame of at least that many lines is a PAL one
 STEP_WORDS = 4
 PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
 PLAY = 1  # [action, switches pressed, frames]: frames that it counts
-JUMP_UNLESS = 2  # [index in RAM | mask << 8, value, steps to jump]: jumps unless RAM & mask equals the value
+JUMP_UNLESS = 2  # [word | mask << 12, value, steps to jump]: jumps unless s[RAM + word] & mask equals the value
 RESET_RULES = 3  # []: the rules forget the last game
 STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but an action may be the one before again
 RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 frames more
@@ -154,7 +154,7 @@ def _next_frame(s, rules, program):
         step = s[STEP]
         operation, first, second, third = program[step, 0], program[step, 1], program[step, 2], program[step, 3]
         if operation == JUMP_UNLESS:
-            s[STEP] = i32(step + 1 if s[RAM + (first & 0x7F)] & first >> 8 == second else step + 1 + third)
+            s[STEP] = i32(step + 1 if s[RAM + (first & 0xFFF)] & first >> 12 == second else step + 1 + third)
         elif operation == RESET_RULES:
             reset_rules(s, rules)
             s[STEP] = i32(step + 1)

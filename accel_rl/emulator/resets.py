@@ -1,14 +1,20 @@
 """Builds what a reset does in each game and mode: a program of steps that console.py executes.
 
-ale-py waits, presses Reset, presses Select until the RAM shows the wanted mode, presses Reset again and ends with the
-game's starting actions. What differs from game to game is in games.ini:
+ale-py waits, presses Reset, sets the mode, presses Reset again and does the game's starting actions. What differs from
+game to game is in games.ini:
 
-* `select_until = 0x81`: Select is pressed until this byte is the mode; without this line a game has one mode only.
-  `0xDD & 0x06: 0 2 4` compares masked bits with one number for each mode (or with one for all modes); a comma means
-  "and", a bar "or".
-* `select = 10`: how many frames Select is down, 2 if not given; `random` is 2 to 257 frames, and a player's no-op.
-* `before_select`, `starting_actions`: steps as `noop*60 fire`: actions or switches, each with a number of frames.
-  `wait` is a frame that counts for the episode, and `play` is a player's no-op, which may be a sticky action.
+* `select_until = 0x81` with `select = 10`: the mode is set by pressing Select for ten frames (two, if not given), and
+  again until this byte is the mode. Short for `set_mode = until 0x81: select*10 wait; reset*4`.
+* `set_mode`: steps, separated by semicolons from loops `until TEST: steps`, which may be done not once.
+* `starting_actions`: steps.
+
+Steps are words with numbers of frames, as `noop*60 fire`: actions and the switches `reset` and `select`. `wait` is a
+frame that counts for the episode; after `play-` an action counts, too, and may be a sticky one, as a player's.
+`select*random` takes 2 to 257 frames.
+
+A test is `0x81`: the byte is the mode; or `0xDD & 0x06 = 0 2 4`: masked bits are one of these numbers, that of the
+mode. They are taken in turn when there are more modes. `9*3` is 9 9 9, and `any` lets the test pass. Tests are joined
+by `and`, and these groups by `or`. Addresses are the processor's: RAM is at 0x80, a cartridge's RAM is read at 0x1080.
 """
 
 import re
@@ -17,60 +23,73 @@ import numpy as np
 
 from accel_rl.emulator.console import JUMP_UNLESS, PLAY, PRESS, RANDOM_PRESS, RESET_RULES, STEP_WORDS, STICKY_PLAY
 from accel_rl.emulator.controllers import RESET_SWITCH, SELECT_SWITCH
-from accel_rl.emulator.rules import ACTIONS, GameRules, read_numbers
+from accel_rl.emulator.rules import ACTIONS, GameRules
+from accel_rl.emulator.state import CARTRIDGE_RAM, RAM
 
 Step = tuple[int, int, int, int]
 
 _WORDS = {
     **{name: (PRESS, action, 0) for action, name in enumerate(ACTIONS)},
+    **{f"play-{name}": (STICKY_PLAY, action, 0) for action, name in enumerate(ACTIONS)},
     "reset": (PRESS, 0, RESET_SWITCH),
     "select": (PRESS, 0, SELECT_SWITCH),
     "wait": (PLAY, 0, 0),
-    "play": (STICKY_PLAY, 0, 0),
 }
 
 
 def reset_program(rules: GameRules, mode: int) -> np.ndarray:
     """Returns the program of a game's reset, int32[steps, 4]; mode is one of rules.modes."""
-    program = [*_steps("noop*60 reset*4"), (RESET_RULES, 0, 0, 0), *_steps(rules.before_select)]
-    if rules.select_until:
-        if rules.select == "random":
-            press = [(RANDOM_PRESS, 0, SELECT_SWITCH, 2), *_steps("wait play")]
-        else:
-            press = _steps(f"select*{rules.select} wait")
-        program += [*_press_until(rules, mode, press), *_steps("reset*4")]
+    program = [*_steps("noop*60 reset*4"), (RESET_RULES, 0, 0, 0)]
+    for part in filter(None, rules.set_mode.split(";")):
+        until, _, steps = part.rpartition(":")
+        program += _loop(until.replace("until", ""), _steps(steps), rules, mode) if until else _steps(steps)
     program += _steps(f"reset*4 {rules.starting_actions}")
     return np.array(program, np.int32).reshape(-1, STEP_WORDS)
 
 
 def _steps(text: str) -> list[Step]:
     words = (word.partition("*") for word in text.split())
-    return [(*_WORDS[name], int(frames or 1)) for name, _, frames in words]
-
-
-def _press_until(rules: GameRules, mode: int, press: list[Step]) -> list[Step]:
-    """Presses until all tests of one alternative hold; a failed test jumps to the next alternative or to the press."""
-    alternatives = [
-        [_test(test, rules.modes, mode) for test in alternative.split(",")]
-        for alternative in rules.select_until.split("|")
+    return [
+        (RANDOM_PRESS, *_WORDS[name][1:], 2) if frames == "random" else (*_WORDS[name], int(frames or 1))
+        for name, _, frames in words
     ]
+
+
+def _loop(tests: str, steps: list[Step], rules: GameRules, mode: int) -> list[Step]:
+    """Repeats steps until a group of tests passes; a test that fails jumps to the next group, or to the steps."""
+    groups = [[_test(test, rules, mode) for test in group.split(" and ")] for group in tests.split(" or ")]
+    length = sum(len(group) + 1 for group in groups) + len(steps) + 1
     loop: list[Step] = []
-    length = sum(len(tests) + 1 for tests in alternatives) + len(press) + 1
-    for tests in alternatives:
-        following = len(loop) + len(tests) + 1
-        loop += [(JUMP_UNLESS, byte, value, following - len(loop) - i - 1) for i, (byte, value) in enumerate(tests)]
+    for group in groups:
+        following = len(loop) + len(group) + 1
+        for byte, value in group:
+            loop.append((JUMP_UNLESS, byte, value, following - len(loop) - 1))
         loop.append(_jump(length - following))
-    return [*loop, *press, _jump(-length)]
+    return [*loop, *steps, _jump(-length)]
 
 
 def _jump(steps: int) -> Step:
-    return JUMP_UNLESS, 0, 1, steps  # no bit of a byte is ever 1
+    return JUMP_UNLESS, 0, 1, steps  # no bits of a byte are never 1
 
 
-def _test(text: str, modes: tuple[int, ...], mode: int) -> tuple[int, int]:
-    """Reads `0xDD & 0x06: 0 2 4`; returns the first two arguments of JUMP_UNLESS."""
-    match = re.fullmatch(r"\s*(0x\w+)(?: & (0x\w+))?(?:: ([\d -]+))?\s*", text)
-    assert match, f"games.ini: {text!r} is no test of a byte"
-    address, mask, values = int(match[1], 16), int(match[2] or "0xFF", 16), read_numbers(match[3] or "")
-    value = mode if not values else values[0] if len(values) == 1 else values[modes.index(mode)]
-    return address & 0x7F | mask << 8, value
+def _test(text: str, rules: GameRules, mode: int) -> tuple[int, int]:
+    """Returns the first two arguments of JUMP_UNLESS."""
+    match = re.fullmatch(r"\s*(0x\w+)(?: & (0x\w+))?(?: = ([\w*\- ]+))?\s*", text)
+    if not match:
+        raise ValueError(f"games.ini, {rules.name}: {text!r} is no test of a byte")
+    address, mask = int(match[1], 16), int(match[2] or "0xFF", 16)
+    values = _values(match[3] or str(mode))
+    value = values[rules.modes.index(mode) % len(values)]
+    word = (CARTRIDGE_RAM - RAM if address >= 0x1000 else 0) + (address & 0x7F)
+    return (word, 0) if value is None else (word | mask << 12, value)
+
+
+def _values(text: str) -> list[int | None]:
+    """Reads `1*6 2-9*3 any`."""
+    values: list[int | None] = []
+    for word in text.split():
+        numbers, _, times = word.partition("*")
+        first, _, last = numbers.partition("-")
+        each = [None] if first == "any" else range(int(first), int(last or first) + 1)
+        values += [value for value in each for _ in range(int(times or 1))]
+    return values

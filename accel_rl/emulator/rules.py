@@ -21,7 +21,7 @@ ACTIONS = (
 # Of a section's keys these are facts about the game, and the others its rules.
 _FACTS = {
     *("md5", "actions", "modes", "difficulties", "start"),
-    *("before_select", "select_until", "select", "starting_actions"),
+    *("select_until", "select", "set_mode", "starting_actions"),
     *("height", "first_line", "comb", "paddles", "paddle_max", "swapped_ports"),
 }
 
@@ -36,9 +36,7 @@ class GameRules:
     modes: tuple[int, ...]  # the first is the one that a game starts in
     difficulties: tuple[int, ...]
     # What a reset presses; resets.py explains these.
-    before_select: str
-    select_until: str
-    select: str
+    set_mode: str
     starting_actions: str
     # The console and what is plugged in
     height: int  # how many lines are displayed
@@ -75,9 +73,7 @@ def game_of(name: str) -> GameRules:
         actions=tuple(ACTIONS.index(action) for action in game.get("actions", " ".join(ACTIONS)).split()),
         modes=read_numbers(game.get("modes", "0")),
         difficulties=read_numbers(game.get("difficulties", "0")),
-        before_select=game.get("before_select", ""),
-        select_until=game.get("select_until", ""),
-        select=game.get("select", "2"),
+        set_mode=_set_mode(game),
         starting_actions=game.get("starting_actions", ""),
         height=int(game.get("height", "210")),
         first_line=int(game.get("first_line", "34")),
@@ -87,6 +83,12 @@ def game_of(name: str) -> GameRules:
         swapped_ports=int(game.get("swapped_ports", "0")),
         code=compile_rules(lines, _values(game.get("start", ""))),
     )
+
+
+def _set_mode(game: configparser.SectionProxy) -> str:
+    if "select_until" in game:
+        return f"until {game['select_until']}: select*{game.get('select', '2')} wait; reset*4"
+    return game.get("set_mode", "")
 
 
 def known_games() -> list[str]:
