@@ -8,7 +8,7 @@ import numpy as np
 
 from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
 from accel_rl.emulator.compiled import address, entry, i32, jit
-from accel_rl.emulator.controllers import center_controllers, set_action, set_switches
+from accel_rl.emulator.controllers import RESET_SWITCH, center_controllers, set_action, set_switches
 from accel_rl.emulator.frames import forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.registers import CLOCKS_PER_LINE
@@ -103,7 +103,6 @@ def begin_reset(s, rom, screen):
     center_controllers(s)
     s[EPISODE_FRAME] = 0
     s[TRUNCATED] = 0
-    s[LAST_ACTION] = 0
     _set_step(s, 0, PRESS, 0, 0, 0)
 
 
@@ -163,6 +162,8 @@ def _next_frame(s, rules, program):
             _set_step(s, step + 1, PRESS, first, second, third + more)
         else:
             _set_step(s, step + 1, operation, first, second, third)
+            if second == RESET_SWITCH:
+                s[LAST_ACTION] = 0
     return s[FRAMES_DUE] > 0
 
 
