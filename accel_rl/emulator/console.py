@@ -7,7 +7,7 @@ processor is compiled once. What a reset does is a program: an array of steps th
 import numpy as np
 
 from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
-from accel_rl.emulator.compiled import address, entry, i32, jit
+from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.controllers import RESET_SWITCH, center_controllers, set_action, set_switches
 from accel_rl.emulator.frames import forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
@@ -221,24 +221,3 @@ def _reset_chips(s, rom, screen):
     high = cart_read(s, rom, i32(0xFFFD))
     s[DATA_BUS] = high
     s[PC] = i32(low | high << 8)
-
-
-POWER_ON, RESET, ACT, PAINT_LAST_FRAME, GO_ON = range(5)
-
-
-@entry
-def command(s, rom, screen, rules, program, order, first, second, max_instructions):
-    """Gives the console one order: POWER_ON (seeds of actions and system), RESET, ACT (action), PAINT_LAST_FRAME or
-    GO_ON, after it was STOPPED.
-
-    One function for all of them, so that the processor is compiled once."""
-    s, rom, screen = address(s), address(rom), address(screen)
-    if order == POWER_ON:
-        power_on(s, rom, screen, first, second)
-    elif order == RESET:
-        begin_reset(s, rom, screen)
-    elif order == ACT:
-        begin_action(s, first)
-    elif order == PAINT_LAST_FRAME:
-        run_frame(s, rom, screen, i32(1), i32(0))
-    return run_due_frames(s, rom, screen, rules, program, max_instructions)

@@ -112,7 +112,7 @@ class Pair:
             self.reset()
 
     def compare(self, look: bool = True, drawn: bool = True) -> None:
-        """Compares lives, RAM, and the screens if they are to be looked at. drawn: ours has drawn this frame already."""
+        """Compares lives, RAM and, where asked to look, the screens. drawn: ours has drawn this frame already."""
         _expect("lives", self.ale.lives(), int(self.ours.arrays.lives[0]))
         self.ale.getRAM(self._ram)
         _expect_array("RAM", self._ram, self.ours.ram[0])

@@ -5,7 +5,7 @@ from pathlib import Path
 import ale_py
 import numpy as np
 
-from accel_rl.emulator import console, state
+from accel_rl.emulator import console, core, state
 from accel_rl.emulator.ale_states import AleState, copy_to_ale
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from tests.emulator.roms import save_state
@@ -37,6 +37,7 @@ class Console:
     ):
         self.s = np.zeros(state.STATE_WORDS, np.int32)
         self.screen = np.zeros((2, 320, 160), np.uint8)
+        self.frame = np.zeros((320, 160), np.uint8)
         for name, value in (SETTINGS | settings).items():
             self.s[getattr(state, name)] = value
         self.s[state.CARTRIDGE] = KINDS.index(identify(rom))
@@ -45,26 +46,29 @@ class Console:
         self.s[state.REPEAT_LIMIT] = np.uint32(max(limit, 0)).astype(np.int32)
         self._rom, self._rules = prepare(rom).copy(), np.zeros(64, np.int32)
         self._program = reset_program() if program is None else program
-        self.order(console.POWER_ON, seed, console.SYSTEM_SEED)
+        self.order(core.POWER_ON, seed)
         self.reset()
 
-    def order(self, order: int, first: int = 0, second: int = 0, max_instructions: int = console.NO_LIMIT) -> int:
-        arguments = (self._rules, self._program, order, first, second, max_instructions)
-        return console.command(self.s, self._rom, self.screen, *arguments)
+    def order(self, order: int, action: int = 0, count: int = 1, draw: bool = False) -> bool:
+        """Gives the console one of core.py's orders; returns False if it was a reset that failed."""
+        numbers, flags, frames = np.array([action], np.int32), np.zeros((2, 1), np.bool_), self.frame.reshape(1, -1)
+        states, screens = self.s[None], self.screen.reshape(1, -1)
+        inputs = (np.ones(1, np.bool_), numbers, states, self._rom, screens, self._rules, self._program)
+        outputs = (frames, numbers.copy(), flags, numbers.copy())
+        return bool(core.command(order, count, draw, *inputs, *outputs) < 0)
 
     def reset(self) -> None:
-        assert self.order(console.RESET) == console.DONE
+        assert self.order(core.RESET)
 
-    def act(self, action: int, paint: bool = False, max_instructions: int = console.NO_LIMIT) -> int:
-        self.s[state.PAINT] = paint
-        return self.order(console.ACT, action, 0, max_instructions)
+    def act(self, action: int, paint: bool = False) -> None:
+        self.order(core.STEP, action, draw=paint)
 
     def ram(self) -> np.ndarray:
         return self.s[state.RAM : state.RAM + 128].astype(np.uint8)
 
     def picture(self) -> np.ndarray:
-        self.order(console.PAINT_LAST_FRAME)
-        return self.screen[self.s[state.FRAME_BUFFER], : self.s[state.NUM_LINES]]
+        self.order(core.LOOK, draw=True)
+        return self.frame[: self.s[state.NUM_LINES]]
 
 
 def start_ale(path: str | Path, seed: int = 1, repeat_action_probability: float = 0.0, **settings: int):
