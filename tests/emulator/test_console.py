@@ -227,7 +227,7 @@ def test_an_episode_is_truncated_and_then_nothing_moves(tmp_path):
 def test_a_reset_program_jumps_and_fails(tmp_path):
     """Would catch a jump to another step, and a reset that waits for ever for a game that does not react."""
     wait = f"start: {VSYNC}\n LDA SWCHB\n AND #2\n BNE start\n INC $90\n JMP start"
-    presses = [(console.PRESS, 0, 2, 1), (console.JUMP_UNLESS, 0x10 | 0x0F << 8, 9, -2)]
+    presses = [(console.PRESS, 0, 2, 1), (console.JUMP_UNLESS, 0x10 | 0x0F << 12, 9, -2)]
     ours = Console(assemble(wait), np.array([(console.PRESS, 0, 0, 3), *presses], np.int32))
     assert ours.ram()[0x10] & 0x0F == 9
     ours._program = np.array([(console.PRESS, 0, 0, 1), (console.JUMP_UNLESS, 0x10, 1, -2)], np.int32)
