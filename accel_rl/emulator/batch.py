@@ -93,7 +93,8 @@ class BatchAtari:
         self.rules = rules_for(hashlib.md5(rom).hexdigest())
         self.actions = tuple(range(NUM_ACTIONS)) if full_action_space else self.rules.actions
         """ale-py's numbers of the actions that `step` takes as 0, 1, ..."""
-        self._action_numbers = np.array(self.actions, np.int32)
+        legal = self.rules.legal_actions
+        self._action_numbers = np.array([number if number in legal else 0 for number in self.actions], np.int32)
         kind = KINDS.index(identify(rom))
         height = self.rules.height
         self.arrays = arrays or BatchArrays(
@@ -115,17 +116,16 @@ class BatchAtari:
         self.set_mode(mode, difficulty)
 
     def set_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
-        """Chooses the mode and difficulty of the games that later resets begin; None: the game's own.
+        """Chooses the mode and difficulty of the games that later resets begin; None: the game's own mode
+        and difficulty 0, as in ale-py.
 
         Raises UsageError for a number that the game does not have."""
-        modes, difficulties = self.rules.modes, self.rules.difficulties
-        mode = modes[0] if mode is None else mode
-        difficulty = difficulties[0] if difficulty is None else difficulty
-        for name, value, known in (("mode", mode, modes), ("difficulty", difficulty, difficulties)):
-            if value not in known:
-                raise UsageError(f"{self.rules.name} has no {name} {value}, but {', '.join(map(str, known))}")
-        self._program = reset_program(self.rules, mode)
-        self._states[:, words.DIFFICULTY] = difficulty
+        rules = self.rules
+        for name, value, known in (("mode", mode, rules.modes), ("difficulty", difficulty, rules.difficulties)):
+            if value is not None and value not in known:
+                raise UsageError(f"{rules.name} has no {name} {value}, but {', '.join(map(str, known))}")
+        self._program = reset_program(rules, rules.modes[0] if mode is None else mode)
+        self._states[:, words.DIFFICULTY] = difficulty or 0
         self._calls.clear()
 
     def reset(self, mask: Bools | None = None) -> BatchArrays:

@@ -20,7 +20,7 @@ ACTIONS = (
 )  # fmt: skip
 # Of a section's keys these are facts about the game, and the others its rules.
 _FACTS = {
-    *("md5", "actions", "modes", "difficulties", "start"),
+    *("md5", "actions", "legal_actions", "modes", "difficulties", "start"),
     *("select_until", "select", "set_mode", "starting_actions"),
     *("height", "first_line", "comb", "paddles", "paddle_max", "swapped_ports"),
 }
@@ -33,6 +33,7 @@ class GameRules:
     name: str
     md5: str
     actions: tuple[int, ...]  # those that do something in this game: ale-py's minimal action set
+    legal_actions: tuple[int, ...]  # all others are as no action
     modes: tuple[int, ...]  # the first is the one that a game starts in
     difficulties: tuple[int, ...]
     # What a reset presses; resets.py explains these.
@@ -70,7 +71,8 @@ def game_of(name: str) -> GameRules:
     return GameRules(
         name=name,
         md5=game["md5"],
-        actions=tuple(ACTIONS.index(action) for action in game.get("actions", " ".join(ACTIONS)).split()),
+        actions=_actions(game.get("actions")),
+        legal_actions=_actions(game.get("legal_actions")),
         modes=read_numbers(game.get("modes", "0")),
         difficulties=read_numbers(game.get("difficulties", "0")),
         set_mode=_set_mode(game),
@@ -83,6 +85,10 @@ def game_of(name: str) -> GameRules:
         swapped_ports=int(game.get("swapped_ports", "0")),
         code=compile_rules(lines, _values(game.get("start", ""))),
     )
+
+
+def _actions(text: str | None) -> tuple[int, ...]:
+    return tuple(ACTIONS.index(action) for action in text.split()) if text else tuple(range(len(ACTIONS)))
 
 
 def _set_mode(game: configparser.SectionProxy) -> str:

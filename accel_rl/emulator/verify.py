@@ -6,7 +6,7 @@ GAME is a name as in ale-py (pong), a list of them, or `all`. Both play the same
 reward, lives, the end of the game and the screen must be equal. Each game is played
 
     from the start      --frames frames for each seed from power on, games that end are reset; in the second half only
-                        every fourth frame is drawn
+                        every fourth frame is drawn, afterwards
     from snapshots      --frames frames for each seed; after each tenth of them, and after resets, ours goes on from
                         ale-py's saved state (not where these are incomplete)
     in all modes        --mode-frames frames in each mode with each difficulty
@@ -93,7 +93,7 @@ class Pair:
         self.ours.reset()
         if self._follows_states:  # they do not say what is random in a reset
             self.take_snapshot()
-        self.compare(drawn=True)
+        self.compare()
 
     def set_mode(self, mode: int, difficulty: int) -> None:
         self.ale.setMode(mode)
@@ -101,24 +101,26 @@ class Pair:
         self.ours.set_mode(mode, difficulty)
         self.reset()
 
-    def act(self, action: int, drawn: bool) -> None:
-        """Takes one frame in both. Raises DifferenceError."""
+    def act(self, action: int, draw: bool = True, look: bool = True) -> None:
+        """Takes one frame in both. draw: ours draws it at once; look: compare screens. Raises DifferenceError."""
         reward = self.ale.act(ale_py.Action(action))
-        self.ours.step(np.array([action]), draw=drawn)
+        self.ours.step(np.array([action]), draw=draw)
         _expect("reward", reward, int(self.ours.arrays.rewards[0]))
         _expect("end of the game", self.ale.game_over(), bool(self.ours.arrays.terminated[0]))
-        self.compare(drawn)
+        self.compare(look, draw)
         if self.ale.game_over():
             self.reset()
 
-    def compare(self, drawn: bool) -> None:
+    def compare(self, look: bool = True, drawn: bool = True) -> None:
+        """Compares lives, RAM, and the screens if they are to be looked at. drawn: ours has drawn this frame already."""
         _expect("lives", self.ale.lives(), int(self.ours.arrays.lives[0]))
         self.ale.getRAM(self._ram)
         _expect_array("RAM", self._ram, self.ours.ram[0])
         self._settling -= 1
-        if drawn and self._settling < 0:
+        if look and self._settling < 0:
             self.ale.getScreen(self._screen)
-            _expect_array("screen", self._screen, self.ours.screens()[0])
+            frames = self.ours.arrays.frames if drawn else self.ours.screens()
+            _expect_array("screen", self._screen, frames[0])
 
     def take_snapshot(self) -> None:
         """Continues ours from ale-py's saved state; what the rules remember stays, as both have played the same."""
@@ -171,9 +173,9 @@ def verify(game: str, plan: Plan) -> Row:
 def _play(row: Row, count: str, pair: Pair, actions: Iterator[int], frames: int, where: str) -> None:
     """count: the field of the row that counts these frames."""
     for frame in range(frames):
-        drawn = frame < frames // 2 or frame % DRAWN_EVERY == 0
+        draw = frame < frames // 2
         try:
-            pair.act(next(actions), drawn)
+            pair.act(next(actions), draw, look=draw or frame % DRAWN_EVERY == 0)
         except DifferenceError as difference:
             raise DifferenceError(f"{where}, frame {frame}: {difference}") from None
         setattr(row, count, getattr(row, count) + 1)

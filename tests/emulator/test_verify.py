@@ -45,20 +45,20 @@ def test_a_difference_is_found_and_named() -> None:
     """Would catch a comparison that compares nothing."""
     pair = Pair("breakout", 1)
     pair.reset()
-    pair.act(1, drawn=True)
+    pair.act(1)
     for word, what in ((state_word("RAM") + 77, "RAM at 77"), (state_word("LIVES"), "lives")):
         before = pair.ours.words(0).copy()
         pair.ours.words(0)[word] ^= 1
         if what == "lives":
             pair.ours.arrays.lives[0] ^= 1
         with pytest.raises(program.DifferenceError, match=what):
-            pair.compare(drawn=False)
+            pair.compare(look=False)
         pair.ours.words(0)[:] = before
         pair.ours.arrays.lives[0] = before[state_word("LIVES")]
-    pair.compare(drawn=True)
+    pair.compare()
     pair.ours.words(0)[state_word("COLUBK")] ^= 0x42
     with pytest.raises(program.DifferenceError, match=r"screen at \("):
-        pair.act(0, drawn=True)
+        pair.act(0)
 
 
 def state_word(name: str) -> int:
