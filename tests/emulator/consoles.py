@@ -33,6 +33,7 @@ class Console:
         program: np.ndarray | None = None,
         seed: int = 1,
         repeat_action_probability: float = 0.0,
+        rules: np.ndarray | None = None,
         **settings: int,
     ):
         self.s = np.zeros(state.STATE_WORDS, np.int32)
@@ -44,7 +45,7 @@ class Console:
         self.s[state.REPEATS] = repeat_action_probability > 0
         limit = np.ceil(float(np.float32(repeat_action_probability)) * 2**32) - 1
         self.s[state.REPEAT_LIMIT] = np.uint32(max(limit, 0)).astype(np.int32)
-        self._rom, self._rules = prepare(rom).copy(), np.zeros(64, np.int32)
+        self._rom, self._rules = prepare(rom).copy(), np.zeros(64, np.int32) if rules is None else rules
         self._program = reset_program() if program is None else program
         self.order(core.POWER_ON, seed)
         self.reset()
@@ -57,7 +58,9 @@ class Console:
         outputs = (frames, numbers.copy(), flags, numbers.copy())
         return bool(core.command(order, count, draw, *inputs, *outputs) < 0)
 
-    def reset(self) -> None:
+    def reset(self, program: np.ndarray | None = None) -> None:
+        """Starts a new game, from now on by another program if one is given."""
+        self._program = self._program if program is None else program
         assert self.order(core.RESET)
 
     def act(self, action: int, paint: bool = False) -> None:
