@@ -35,7 +35,7 @@ def command(order, count, draw, mask, actions, states, rom, screens, rules, prog
                 update_rules(s, rules)
                 s[REWARD] = 0
                 break
-            elif order == LOOK or frame > 0 and (s[TERMINAL] or s[TRUNCATED]):
+            elif order == LOOK or (frame > 0 and (s[TERMINAL] or s[TRUNCATED])):
                 break
             elif order == STEP:
                 begin_action(s, actions[env])
