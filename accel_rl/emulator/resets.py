@@ -32,7 +32,7 @@ _WORDS = {
 
 def reset_program(rules: GameRules, mode: int) -> np.ndarray:
     """Returns the program of a game's reset, int32[steps, 4]; mode is one of rules.modes."""
-    program = [*_steps("noop*60 reset*4"), (RESET_RULES, 0, 0, 0), *_steps(rules.before_select)]
+    program = [*_steps("noop*60 reset*4"), (RESET_RULES, mode, 0, 0), *_steps(rules.before_select)]
     if rules.select_until:
         if rules.select == "random":
             press = [(RANDOM_PRESS, 0, SELECT_SWITCH, 2), *_steps("wait play")]
