@@ -63,7 +63,7 @@ STEP_WORDS = 4
 PRESS = 0  # [action, switches pressed, frames]: frames that ale-py does not count
 PLAY = 1  # [action, switches pressed, frames]: frames that it counts
 JUMP_UNLESS = 2  # [word | mask << 12, value, steps to jump]: jumps unless s[RAM + word] & mask equals the value
-RESET_RULES = 3  # []: the rules forget the last game
+RESET_RULES = 3  # [mode]: the rules forget the last game
 STICKY_PLAY = 4  # [action, switches pressed, frames]: as PLAY, but an action may be the one before again
 RANDOM_PRESS = 5  # [action, switches pressed, frames]: as PRESS, for 0 to 255 frames more
 _DETECT = 6  # frames that find out the television's standard
@@ -155,7 +155,7 @@ def _next_frame(s, rules, program):
         if operation == JUMP_UNLESS:
             s[STEP] = i32(step + 1 if s[RAM + (first & 0xFFF)] & first >> 12 == second else step + 1 + third)
         elif operation == RESET_RULES:
-            reset_rules(s, rules)
+            reset_rules(s, rules, first)
             s[STEP] = i32(step + 1)
         elif operation == RANDOM_PRESS:
             more = i32(draw(s, ACTION_GENERATOR) & u32(0xFF))

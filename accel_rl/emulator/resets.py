@@ -39,7 +39,7 @@ _WORDS = {
 
 def reset_program(rules: GameRules, mode: int) -> np.ndarray:
     """Returns the program of a game's reset, int32[steps, 4]; mode is one of rules.modes."""
-    program = [*_steps("noop*60 reset*4"), (RESET_RULES, 0, 0, 0)]
+    program = [*_steps("noop*60 reset*4"), (RESET_RULES, mode, 0, 0)]
     for part in filter(None, rules.set_mode.split(";")):
         until, _, steps = part.rpartition(":")
         program += _loop(until.replace("until", ""), _steps(steps), rules, mode) if until else _steps(steps)

@@ -7,7 +7,7 @@ An expression is Python's: integers, `+ - * // % & | ^ << >>`, comparisons, `and
 * `count(0x80, 0xA2, 0xFE, 16)`: for how many bytes `b` from one address to the other `b & 0xFE == 16`;
 * `total(0x80, 0x9B)`: the sum of the bytes from one address to the other;
 * `score`, `reward`, `lives`, `terminal` and whatever other names the game's section assigns: the newest value;
-  `was_score` and so on: the value after the frame before;
+  `was_score` and so on: the value after the frame before; `mode`: the game's mode;
 * `f(x)`: what the game's section defines by a line `f(x) = ...`; x is a number.
 
 Both operands of `and`, `or` and both branches of `if` are evaluated: nothing has a side effect.
@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from accel_rl.emulator.compiled import i32, jit
-from accel_rl.emulator.state import BEFORE, CARTRIDGE_RAM, RAM, SCORE, STACK
+from accel_rl.emulator.state import BEFORE, CARTRIDGE_RAM, MODE, RAM, SCORE, STACK
 
 NAMES = ("score", "reward", "lives", "terminal")  # in the order of the state's words; a game's own names follow
 _VALUES = BEFORE - SCORE
@@ -70,6 +70,8 @@ def _emit(node: ast.expr, names: list[str], code: list[int]) -> None:
     match node:
         case ast.Constant(value=int(value)):
             code += [_CONSTANT, value]
+        case ast.Name(id="mode"):
+            code += [_LOAD, MODE - SCORE]
         case ast.Name(id=name):
             before = name.startswith("was_")
             code += [_LOAD, names.index(name.removeprefix("was_")) + before * _VALUES]
@@ -134,8 +136,9 @@ def _constant(node: ast.expr) -> int:
 
 
 @jit
-def reset_rules(s, row):
-    """Sets what the rules remember to what it is before the first frame."""
+def reset_rules(s, row, mode):
+    """Sets what the rules remember to what it is before the first frame of a game in a mode."""
+    s[MODE] = mode
     for value in range(_VALUES):
         s[SCORE + value] = row[value]
         s[BEFORE + value] = row[value]

@@ -94,7 +94,8 @@ RULES = 1344  # 64 words
 SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
 MEMORY = RULES + 4  # 8 words: what else a game's rules remember, in the order of the table
 BEFORE = RULES + 12  # 12 words: all of these as they were after the frame before
-STACK = RULES + 24  # 40 words: the operands while a rule is being evaluated
+STACK = RULES + 24  # 39 words: the operands while a rule is being evaluated
+MODE = RULES + 63  # the mode that the last reset has chosen
 
 ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
 HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frames.py)
