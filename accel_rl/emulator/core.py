@@ -13,7 +13,8 @@ POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, EVALUATE_RULES, LOOK = range(6)
 
 @entry
 def command(order, count, draw, mask, actions, states, rom, screens, rules, program, frames, rewards, ends, lives):
-    """Gives each environment with a mask one order; returns the first one whose reset failed, else -1.
+    """Gives one command (`order`) to each environment whose mask is set; returns the first one whose reset failed,
+    else -1.
 
     count: the frames of a STEP; the instructions of STEP_INSTRUCTIONS. draw: write the last frame to `frames`.
     actions: ale-py's numbers; of POWER_ON: seeds. frames: uint8 [n, pixels]. rewards, ends, lives: see
@@ -26,7 +27,7 @@ def command(order, count, draw, mask, actions, states, rom, screens, rules, prog
         reward = i32(0)
         limit = i32(count) if order == STEP_INSTRUCTIONS else i32(NO_LIMIT)
         for frame in range(count if order == STEP else 1):
-            s[PAINT] = i32(draw and frame == count - 1)
+            s[PAINT] = i32(draw and order == STEP and frame == count - 1)
             if order == POWER_ON:
                 power_on(s, address(rom), screen, actions[env], SYSTEM_SEED)
             elif order == RESET:
@@ -35,9 +36,9 @@ def command(order, count, draw, mask, actions, states, rom, screens, rules, prog
                 update_rules(s, rules)
                 s[REWARD] = 0
                 break
-            elif order == LOOK or (frame > 0 and (s[TERMINAL] or s[TRUNCATED])):
+            elif order == LOOK:
                 break
-            elif order == STEP:
+            elif order == STEP:  # also after the game's end: ale-py draws for sticky actions then, too
                 begin_action(s, actions[env])
             else:
                 if not s[INSTRUCTIONS_LEFT]:
@@ -53,7 +54,8 @@ def command(order, count, draw, mask, actions, states, rom, screens, rules, prog
             start = LINE_PIXELS * PICTURE_LINES * s[FRAME_BUFFER]
             for pixel in range(frames.shape[1]):
                 frames[env, pixel] = screen[start + pixel]
-        rewards[env] = reward
+        if order <= STEP_INSTRUCTIONS:
+            rewards[env] = reward
         ends[0, env] = s[TERMINAL] != 0
         ends[1, env] = s[TRUNCATED] != 0
         lives[env] = s[LIVES]

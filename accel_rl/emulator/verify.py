@@ -5,13 +5,13 @@ python -m accel_rl.emulator.verify GAME ... [--frames 10000] [--seeds 3] [--mode
 GAME is a name as in ale-py (pong), a list of them, or `all`. Both play the same random actions; after each frame RAM,
 reward, lives, the end of the game and the screen must be equal. Each game is played
 
-    from the start      --frames frames for each seed from power on, games that end are reset; in the second half only
-                        every fourth frame is drawn, afterwards
+    from the start      --frames frames for each seed from power on, games that end are reset
     from snapshots      --frames frames for each seed; after each tenth of them, and after resets, ours goes on from
                         ale-py's saved state (not where these are incomplete)
     in all modes        --mode-frames frames in each mode with each difficulty
     as recorded         --actions FOLDER: FOLDER/GAME.actions, a file as emulator.play takes it
 
+With every second seed, frames are not drawn when they are played; every fourth is drawn afterwards and compared.
 The table says how many frames were compared, and the first difference. The exit status is 1 if there is one.
 """
 
@@ -29,13 +29,14 @@ import ale_py
 import numpy as np
 
 from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.cartridges import identify
 from accel_rl.emulator.play import read_actions
 from accel_rl.emulator.rules import GameRules, game_of, known_games
 from accel_rl.emulator.state import ACTION_GENERATOR, RULES
-from accel_rl.errors import UsageError
+from accel_rl.errors import RunError, UsageError
 
 SNAPSHOTS = 10  # of each seed's frames
-DRAWN_EVERY = 4
+LOOK_EVERY = 4  # frames, where they are drawn afterwards
 MAX_HOLD = 16  # frames: random actions are held for up to as many
 INCOMPLETE_STATES = frozenset({"qbert", "tetris", "tic_tac_toe_3d"})
 """Games whose states in ale-py lack the half-drawn frame that they leave behind: they are played live only
@@ -60,7 +61,7 @@ class Row:
 
     game: str
     md5: str
-    cartridge: str = ""
+    cartridge: str
     from_start: int = 0
     from_snapshots: int = 0
     modes: int = 0
@@ -157,7 +158,7 @@ def random_actions(seed: int, num_actions: int) -> Iterator[int]:
 def verify(game: str, plan: Plan) -> Row:
     """Compares one game; stops at the first difference."""
     rules = game_of(game)
-    row = Row(game, rules.md5)
+    row = Row(game, rules.md5, identify(Path(str(ale_py.roms.get_rom_path(game))).read_bytes()))
     try:
         for seed in range(1, plan.seeds + 1):
             _verify_from_start(row, game, seed, plan)
@@ -165,18 +166,19 @@ def verify(game: str, plan: Plan) -> Row:
                 _verify_from_snapshots(row, game, seed, plan)
         _verify_modes(row, game, rules, plan)
         _verify_recorded(row, game, plan)
-    except DifferenceError as difference:
+    except (DifferenceError, RunError) as difference:
         row.difference = str(difference)
     return row
 
 
-def _play(row: Row, count: str, pair: Pair, actions: Iterator[int], frames: int, where: str) -> None:
-    """count: the field of the row that counts these frames."""
+def _play(
+    row: Row, count: str, pair: Pair, actions: Iterator[int], frames: int, where: str, drawn: bool = True
+) -> None:
+    """count: the field of the row that counts the frames. drawn: each frame is drawn at once; else some, later."""
     for frame in range(frames):
-        draw = frame < frames // 2
         try:
-            pair.act(next(actions), draw, look=draw or frame % DRAWN_EVERY == 0)
-        except DifferenceError as difference:
+            pair.act(next(actions), drawn, look=drawn or frame % LOOK_EVERY == 0)
+        except (DifferenceError, RunError) as difference:
             raise DifferenceError(f"{where}, frame {frame}: {difference}") from None
         setattr(row, count, getattr(row, count) + 1)
 
@@ -190,7 +192,7 @@ def _verify_from_start(row: Row, game: str, seed: int, plan: Plan) -> None:
     minimal = pair.ours.rules.actions
     chosen = minimal if seed % 2 else range(18)
     actions = (chosen[index] for index in random_actions(seed, len(chosen)))
-    _play(row, "from_start", pair, actions, plan.frames, f"seed {seed}")
+    _play(row, "from_start", pair, actions, plan.frames, f"seed {seed}", drawn=seed % 2 == 1)
 
 
 def _verify_from_snapshots(row: Row, game: str, seed: int, plan: Plan) -> None:
@@ -199,7 +201,7 @@ def _verify_from_snapshots(row: Row, game: str, seed: int, plan: Plan) -> None:
     for index in range(SNAPSHOTS):
         pair.take_snapshot()
         where = f"seed {seed}, snapshot {index + 1}"
-        _play(row, "from_snapshots", pair, actions, plan.frames // SNAPSHOTS, where)
+        _play(row, "from_snapshots", pair, actions, plan.frames // SNAPSHOTS, where, drawn=seed % 2 == 1)
 
 
 def _verify_modes(row: Row, game: str, rules: GameRules, plan: Plan) -> None:
@@ -259,6 +261,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     games = known_games() if given.games == ["all"] else given.games
     plan = Plan(given.frames, given.seeds, given.mode_frames, given.actions)
     try:
+        if given.frames % SNAPSHOTS:
+            raise UsageError(f"--frames {given.frames} must be a multiple of {SNAPSHOTS}")
+        if given.actions and not given.actions.is_dir():
+            raise UsageError(f"--actions {given.actions} is no folder")
         for game in games:
             game_of(game)
         rows = []

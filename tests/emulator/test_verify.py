@@ -77,8 +77,8 @@ def test_recorded_actions_are_played(tmp_path: Path) -> None:
 def test_the_table_keeps_other_games(tmp_path: Path) -> None:
     """Would catch a table that a run for one game empties."""
     path = tmp_path / "table.csv"
-    write_table([Row("pong", "aa", from_start=5), Row("boxing", "bb")], path)
-    write_table([Row("boxing", "bb", difference="seed 1, frame 2: lives 1 instead of 0")], path)
+    write_table([Row("pong", "aa", "2K", from_start=5), Row("boxing", "bb", "2K")], path)
+    write_table([Row("boxing", "bb", "2K", difference="seed 1, frame 2: lives 1 instead of 0")], path)
     rows = read_table(path)
     assert [row["game"] for row in rows] == ["boxing", "pong"]
     assert rows[0]["difference"].endswith("instead of 0") and rows[1]["from_start"] == "5"
