@@ -7,11 +7,15 @@ python benchmarks/emulator.py [--games pong breakout ...] [--full] [--json FILE]
     every-4th    the same, every fourth frame drawn
     every        the same, every frame drawn
 
-All play the same random actions. Contestants alternate; ratios are medians over the rounds with 95 % intervals.
+All play the same random actions. Contestants alternate; ratios are medians over the rounds with 95 % intervals. Before
+that, new processes start the emulator with an empty cache and with a filled one, and import torch, in turns.
 """
 
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,7 @@ import numpy as np
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Repeated, alternate, format_ratio, ratio
 from accel_rl.emulator import BatchAtari
+from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.hardware.description import describe_machine, format_machine
 from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
 
@@ -42,10 +47,25 @@ GAMES = (
 CONTESTANTS = {"unseen": 0, "every-4th": 4, "every": 1}  # draws every so many frames; 0: none
 TARGETS = {"unseen": 1.3, "every-4th": 1.2}  # of the geometric mean over the games
 WORST_TARGET = 1.1  # of `unseen`
+START_TARGETS = {"first start": 20.0, "later start": 0.5}  # at most, over importing torch
+MAX_MB = 40.0  # target: what a process needs of its own, but for the state and the pictures
+STARTS = 5
 FRAMES_AT_ONCE = 200
 BUDGET_S = 20.0  # of each game
 
 Result = dict[str, Any]
+
+IMPORT_TORCH = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
+START = """
+import time
+import numpy as np
+import psutil
+import accel_rl.emulator
+def own_mb(): return sum(each.private_dirty + each.private_clean for each in psutil.Process().memory_maps()) / 2**20
+before, start = own_mb(), time.perf_counter()
+atari = accel_rl.emulator.BatchAtari("pong", 1)
+print(time.perf_counter() - start, own_mb() - before)
+"""
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,8 @@ def run(options: EmulatorOptions) -> Result:
     create_parents(options.json)
     print(format_machine(describe_machine()))
     games = {}
+    starts = run_starts()
+    show_starts(starts)
     print(f"{'':20}{'ale-py':>10} frames/s" + "".join(f"{name + ' / act':>26}" for name in CONTESTANTS))
     for game in options.games:
         games[game] = run_game(game, options)
@@ -118,9 +140,45 @@ def run(options: EmulatorOptions) -> Result:
         target = f", should be at least {TARGETS[name]}" if name in TARGETS else ""
         print(f"{name} / act: geometric mean {mean:.2f}{target}")
     print(f"unseen / act: worst {worst:.2f}, should be at least {WORST_TARGET}")
-    result = {**describe_run("emulator", VERSION, options), "games": games, "means": means, "worst": worst}
+    result = {
+        **describe_run("emulator", VERSION, options),
+        "starts": starts,
+        "games": games,
+        "means": means,
+        "worst": worst,
+    }
     write_json(options.json, result)
     return result
+
+
+def run_starts() -> Result:
+    """Measures starts in seconds, and what a process that has started the emulator needs of its own in MB."""
+    seconds: dict[str, list[float]] = {"import torch": [], "first start": [], "later start": []}
+    own_mb = []
+    for _ in range(STARTS):
+        with tempfile.TemporaryDirectory() as cache:
+            seconds["import torch"].append(_measure(IMPORT_TORCH, cache)[0])
+            seconds["first start"].append(_measure(START, cache)[0])
+            later, used = _measure(START, cache)
+            seconds["later start"].append(later)
+            own_mb.append(used)
+    ratios = {name: ratio(seconds[name], seconds["import torch"]) for name in START_TARGETS}
+    return {"seconds": seconds, "ratios": ratios, "own_mb": statistics.median(own_mb), "state_bytes": 4 * STATE_WORDS}
+
+
+def _measure(code: str, cache: str) -> list[float]:
+    """Runs a program in a new process with this folder for caches; returns the numbers that it prints."""
+    environment = {**os.environ, "XDG_CACHE_HOME": cache}
+    return [float(word) for word in subprocess.check_output([sys.executable, "-c", code], env=environment).split()]
+
+
+def show_starts(starts: Result) -> None:
+    """Prints what `run_starts` returns."""
+    print(f"import torch {statistics.median(starts['seconds']['import torch']):.2f} s")
+    for name, most in START_TARGETS.items():
+        print(f"{name} / import torch {format_ratio(starts['ratios'][name])}, should be at most {most}")
+    print(f"memory of a process {starts['own_mb']:.0f} MB, should be at most {MAX_MB:.0f}")
+    print(f"memory of an environment {starts['state_bytes'] / 1024:.1f} KB without pictures, should be at most 12\n")
 
 
 def run_game(game: str, options: EmulatorOptions) -> Result:

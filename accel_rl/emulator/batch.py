@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,20 @@ class BatchArrays:
     ends: Bools
     lives: Ints
 
+    def check(self, num_envs: int, height: int) -> None:
+        """Raises UsageError for arrays that a batch cannot write into."""
+        expected = {
+            "frames": (np.uint8, (num_envs, height, LINE_PIXELS)),
+            "rewards": (np.int32, (num_envs,)),
+            "ends": (np.bool_, (2, num_envs)),
+            "lives": (np.int32, (num_envs,)),
+        }
+        for name, (dtype, shape) in expected.items():
+            array = getattr(self, name)
+            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+                wanted = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
+                raise UsageError(f"arrays.{name} must be {wanted}, not {array.dtype} {list(array.shape)}")
+
     @property
     def terminated(self) -> Bools:
         """Returns which games have ended by themselves."""
@@ -55,12 +70,12 @@ class BatchArrays:
 class BatchAtari:
     """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
 
-    game: a name as in ale-py (pong), or the path of a ROM; it is recognised by its MD5. seed: of the sticky actions,
-    as ale-py's `random_seed`; one number, or one for each environment. Without sticky actions nothing depends on it.
-    mode, difficulty: ale-py's numbers, None: the game's own. repeat_action_probability: of sticky actions.
-    max_episode_frames: a game is truncated after as many, its reset counted as ale-py counts it; 0: never. frame_skip:
-    frames of one step, which repeat its action. full_action_space: actions are ale-py's 18, in its order, instead of
-    indices into `actions`. draw: steps write their last frame to `arrays.frames`. arrays: where to write, None: new.
+    game: a name as in ale-py (pong), or the path of a ROM; it is recognised by its MD5. seed: of the sticky actions, as
+    ale-py's `random_seed`; one number, or one for each environment. mode, difficulty: ale-py's numbers; None: the game's
+    first mode, and 0. repeat_action_probability: of sticky actions. max_episode_frames: a game is truncated after as
+    many, its reset counted as ale-py counts it; 0: never. frame_skip: frames of one step, which repeat its action.
+    full_action_space: actions are ale-py's 18, in its order, instead of indices into `actions`. draw: steps write their
+    last frame to `arrays.frames`. arrays: where to write; None: new ones.
 
     Nothing is shared between two batches, so several threads may each have their own: a step releases Python's lock.
     Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""
@@ -88,6 +103,10 @@ class BatchAtari:
             raise UsageError(f"max_episode_frames={max_episode_frames} must be at least 0")
         if not 0 <= repeat_action_probability <= 1:
             raise UsageError(f"repeat_action_probability={repeat_action_probability} must be from 0 to 1")
+        seeds = np.asarray(seed)
+        fits = seeds.shape in ((), (num_envs,)) and seeds.dtype.kind in "iu"
+        if not fits or (seeds < 0).any() or (seeds >= 2**31).any():
+            raise UsageError(f"seed={seed} must be a number from 0 to 2147483647, or one for each environment")
         self.num_envs, self.frame_skip, self.draw = num_envs, frame_skip, draw
         rom = _read_rom(game)
         self.rules = rules_for(hashlib.md5(rom).hexdigest())
@@ -103,6 +122,7 @@ class BatchAtari:
             np.zeros((2, num_envs), np.bool_),
             np.zeros(num_envs, np.int32),
         )
+        self.arrays.check(num_envs, height)
         self.rom = prepare(rom)
         """The cartridge's bytes, uint8; 2 KB stand there twice."""
         self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
@@ -111,7 +131,7 @@ class BatchAtari:
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
         self._write_settings(kind, repeat_action_probability, max_episode_frames)
         self.set_mode()
-        self._command(POWER_ON, actions=np.asarray(seed, np.uint32).astype(np.int32))
+        self._command(POWER_ON, actions=seeds)
         self.reset()  # as ale-py's loadROM does
         self.set_mode(mode, difficulty)
 
@@ -174,16 +194,21 @@ class BatchAtari:
         return grey_palette(bool(self._states[env, words.PAL]))
 
     def words(self, env: int) -> Ints:
-        """Returns the state of an environment's console, int32 [STATE_WORDS]; state.py says what it means."""
+        """Returns the state of an environment's console itself, int32 [STATE_WORDS]; state.py says what it means."""
         return np.asarray(self._states[env])
 
-    def get_state(self) -> tuple[Ints, Bytes]:
-        """Returns copies of all that decides what comes next: the consoles' states, and both pictures of each."""
-        return self._states.copy(), self._screens.copy()
+    def get_state(self) -> tuple[str, Ints, Bytes]:
+        """Returns the ROM's MD5, and copies of all that decides what comes next: the consoles' states, and both
+        pictures of each."""
+        return self.rules.md5, self._states.copy(), self._screens.copy()
 
-    def set_state(self, state: tuple[Ints, Bytes]) -> None:
-        """Goes back to what `get_state` has returned; of the same game, options and number of environments."""
-        states, screens = state
+    def set_state(self, state: tuple[str, Ints, Bytes]) -> None:
+        """Goes back to what `get_state` has returned.
+
+        Raises UsageError if that was of another game or number of environments."""
+        md5, states, screens = state
+        if md5 != self.rules.md5:
+            raise UsageError(f"a state of {rules_for(md5).name} does not fit this batch of {self.rules.name}")
         if states.shape != self._states.shape:
             raise UsageError(f"a state of {len(states)} environments does not fit this batch of {self.num_envs}")
         self._states[:], self._screens[:] = states, screens
@@ -193,8 +218,16 @@ class BatchAtari:
         """Continues an environment from one of ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
         These hold no picture: lines that a short frame does not reach show those of `screen` [height, 160]. What some
-        games' rules remember of earlier frames stays as it is, and so do the generators of random numbers."""
-        s, ale_state = self._states[env], AleState(state)
+        games' rules remember of earlier frames stays as it is, and so do the generators of random numbers. ale-py's
+        states of Q*bert, Tetris and 3-D Tic-Tac-Toe lack the frame that these leave half-drawn. Raises UsageError if
+        it is no state of a game on this kind of cartridge."""
+        try:
+            s, ale_state = self._states[env], AleState(bytes(state))
+        except (ValueError, KeyError, struct.error):
+            raise UsageError("this is no saved state of ale-py's") from None
+        kind = KINDS[s[words.CARTRIDGE]]
+        if ale_state.cartridge != kind:
+            raise UsageError(f"a state of a {ale_state.cartridge} cartridge does not fit {self.rules.name}'s ({kind})")
         copy_from_ale(s, ale_state)
         for name in ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME"):
             s[getattr(words, name)] = ale_state[name]

@@ -65,8 +65,8 @@ class Debugger(cmd.Cmd):
     def do_line(self, line: str) -> None:
         """line [N]: runs to the Nth next line of the picture (1), or to the end of the frame."""
         for _ in range(self._count(line)):
-            start = self._position()[0]
-            while self._position()[0] == start:
+            frame, line_now = self._frame, self._position()[0]
+            while (self._frame, self._position()[0]) == (frame, line_now) and not self._word("TERMINAL"):
                 self._run(1)
         self._say(self._instruction())
 
@@ -83,7 +83,7 @@ class Debugger(cmd.Cmd):
         """until ADDRESS: runs until the program counter is there (hexadecimal), for 60 frames at most."""
         target, last = int(line, 16), self._frame + 60
         self._run(1)
-        while self._word("PC") != target and self._frame < last:
+        while self._word("PC") != target and self._frame < last and not self._word("TERMINAL"):
             self._run(1)
         self._say(self._instruction())
 

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
 OLDEST_NUMBA = (0, 61)
+KEPT_S = 30 * 86_400.0  # machine code that was compiled longer ago may be removed when more is written
 INSTALL = "pip install 'accel-rl[native]'"
 
 
@@ -65,52 +65,67 @@ class MachineCode:
 def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
     """Returns a function's machine code: from the disk, or compiled now and written there.
 
-    A cache that is damaged or cannot be written costs a compilation, and says so. Raises UsageError if Numba is
+    A cache that is damaged or cannot be written costs a compilation, which it says. Raises UsageError if Numba is
     missing or too old."""
     path = _cache_path(function, types)
-    if code := _read(path):
-        return code
-    with _lock(path.with_suffix(".lock")):
-        if code := _read(path):  # another process has compiled it meanwhile
-            return code
-        image, symbol, returns_int = _compile(function, types)
-        facts = {"symbol": symbol, "returns_int": returns_int, "sha256": hashlib.sha256(image).hexdigest()}
-        try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(json.dumps(facts).encode() + b"\n" + image)
-            os.replace(file.name, path)
-        except OSError as error:
-            _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
-    return MachineCode(image, symbol, returns_int)
+    code = _read(path)
+    if code is None:
+        with _lock(path.with_suffix(".lock")) as has_waited:
+            code = _read(path) if has_waited else None  # another process has compiled it meanwhile
+            if code is None:
+                image, symbol, returns_int = _compile(function, types)
+                _write(path, json.dumps({"symbol": symbol, "returns_int": returns_int}).encode() + b"\n" + image)
+                code = MachineCode(image, symbol, returns_int)
+    return code
 
 
 def _read(path: Path) -> MachineCode | None:
     """Returns what a file of the cache holds, or None if it does not exist or is damaged."""
     try:
-        header, image = path.read_bytes().split(b"\n", 1)
-        facts = json.loads(header)
-        if facts["sha256"] != hashlib.sha256(image).hexdigest():
+        digest, data = path.read_bytes().split(b"\n", 1)
+        if digest.decode() != hashlib.sha256(data).hexdigest():
             raise ValueError("damaged")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         _say(f"the cache {path} cannot be read ({error}): compiling anew")
         return None
+    header, image = data.split(b"\n", 1)
+    facts = json.loads(header)
     return MachineCode(image, facts["symbol"], facts["returns_int"])
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Lets one process at a time compile a function; where no file can be written, all may."""
+def _write(path: Path, data: bytes) -> None:
+    """Writes a file of the cache; removes those of older versions."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError:
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        unfinished.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
+        os.replace(unfinished, path)
+        for old in path.parent.glob("*.o"):
+            if time.time() - old.stat().st_mtime > KEPT_S:
+                old.unlink()
+    except OSError as error:
+        _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Lets one process at a time compile a function; yields whether it had to wait for another one.
+
+    Where no file can be written or locked, all processes may compile."""
+    with contextlib.ExitStack() as stack:
+        has_waited = False
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                has_waited = True
+        yield has_waited
 
 
 def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, str, bool]:

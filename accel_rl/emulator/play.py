@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--actions", type=Path, metavar="FILE", help="what is pressed (nothing)")
     parser.add_argument("--frames", type=int, default=DEFAULT_FRAMES, metavar="N", help="frames at most (3600)")
     parser.add_argument("--mode", type=int, metavar="M", help="ale-py's number (the game's own)")
-    parser.add_argument("--difficulty", type=int, metavar="D", help="ale-py's number (the game's own)")
+    parser.add_argument("--difficulty", type=int, metavar="D", help="ale-py's number (0)")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FILE.mp4", help="write a video")
     what.add_argument("--trace", action="store_true", help="go through the program step by step")

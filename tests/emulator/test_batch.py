@@ -1,11 +1,14 @@
 """Batches of consoles: what a user calls."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import ale_py
 import numpy as np
 import pytest
 
-from accel_rl.emulator import BatchAtari
+from accel_rl.emulator import BatchArrays, BatchAtari, state
+from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import UsageError
 from tests.emulator.roms import assemble
 
@@ -52,8 +55,8 @@ def test_a_frame_may_stop_at_every_instruction() -> None:
             stops += 1
         assert stops >= 3 or sizes == (5000,)
         assert (cut.ram == whole.ram).all() and (cut.screens() == whole.screens()).all()
-    kept = [word for word in range(576) if word not in (325,)]  # all of the hardware but PAINT
-    assert (cut.words(0)[kept] == whole.words(0)[kept]).all()
+    hardware = [word for word in range(state.CONSOLE) if word != state.PAINT]
+    assert (cut.words(0)[hardware] == whole.words(0)[hardware]).all()
 
 
 def test_a_saved_state_goes_on_as_the_game_did() -> None:
@@ -66,6 +69,8 @@ def test_a_saved_state_goes_on_as_the_game_did() -> None:
     assert (np.array(play(atari, 30, seed=1)) == np.array(first)).all()
     with pytest.raises(UsageError, match="a state of 2 environments does not fit this batch of 1"):
         BatchAtari("ms_pacman", 1).set_state(saved)
+    with pytest.raises(UsageError, match="a state of ms_pacman does not fit this batch of alien"):
+        BatchAtari("alien", 2).set_state(saved)
 
 
 def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
@@ -89,6 +94,66 @@ def test_a_step_of_several_frames() -> None:
         assert int(skipping.step([step // 8 % 6]).rewards[0]) == sum(rewards)
         total += sum(rewards)
     assert total < 0 and (single.ram == skipping.ram).all()
+
+
+def test_sticky_actions_in_steps_of_several_frames() -> None:
+    """Would catch draws of the generator that are left out when a game ends within a step."""
+    ale = ale_py.ALEInterface()
+    for name, value in (("random_seed", 4), ("frame_skip", 4), ("max_num_frames_per_episode", 270)):
+        ale.setInt(name, value)
+    ale.setFloat("repeat_action_probability", 0.4)
+    ale.loadROM(Path(str(ale_py.roms.get_rom_path("boxing"))))
+    options = {"seed": 4, "frame_skip": 4, "max_episode_frames": 270, "repeat_action_probability": 0.4}
+    atari = BatchAtari("boxing", 1, full_action_space=True, **options)  # type: ignore[arg-type]
+    for action in np.random.default_rng(0).integers(18, size=200).tolist():
+        assert ale.act(ale_py.Action(action)) == atari.step([action]).rewards[0]
+        assert ale.game_over() == atari.arrays.ends.any()
+        assert (ale.getRAM() == atari.ram[0]).all()
+        if ale.game_over():
+            ale.reset_game()
+            atari.reset()
+
+
+def test_looking_changes_nothing() -> None:
+    """Would catch a reward that is lost when the screen is looked at after the step."""
+    atari = BatchAtari("pong", 1)
+    while not atari.step([0]).rewards[0]:
+        pass
+    atari.screens()
+    assert atari.arrays.rewards[0] == -1
+
+
+def test_results_are_written_into_given_arrays() -> None:
+    """Would catch results that arrive in a copy, and a write beyond the end of an array."""
+    memory = np.zeros((2, 3, 210, 160), np.uint8)
+    arrays = BatchArrays(memory[1], np.zeros(3, np.int32), np.zeros((2, 3), np.bool_), np.zeros(3, np.int32))
+    atari = BatchAtari("breakout", 3, arrays=arrays)
+    assert atari.step([1, 1, 1]) is arrays and memory[1].all(axis=0).any() and arrays.lives.tolist() == [5, 5, 5]
+    assert not memory[0].any()
+    for name, wrong in (
+        ("frames", np.zeros((2, 210, 160), np.uint8)),
+        ("frames", np.zeros((3, 210, 320), np.uint8)[:, :, ::2]),
+        ("rewards", np.zeros(3, np.int64)),
+        ("ends", np.zeros((3, 2), np.bool_)),
+    ):
+        with pytest.raises(UsageError, match=f"arrays.{name} must be C-contiguous"):
+            BatchAtari("breakout", 3, arrays=replace(arrays, **{name: wrong}))
+
+
+def test_states_that_are_none_of_this_game() -> None:
+    """Would catch another game in silence, and a traceback from the depths."""
+    atari = BatchAtari("breakout", 1)
+    with pytest.raises(UsageError, match="no saved state of ale-py's"):
+        atari.load_ale_state(0, b"nothing")
+    ale = ale_py.ALEInterface()
+    ale.loadROM(Path(str(ale_py.roms.get_rom_path("robotank"))))
+    with pytest.raises(UsageError, match=r"a state of a FE cartridge does not fit breakout's \(2K\)"):
+        atari.load_ale_state(0, bytes(ale.cloneState().__getstate__()))  # type: ignore[arg-type]
+
+
+def test_the_size_of_a_state() -> None:
+    """Would catch a state that outgrows its 12 KB."""
+    assert 4 * STATE_WORDS <= 12 * 1024
 
 
 def test_games_are_truncated() -> None:
@@ -129,6 +194,8 @@ def test_actions_that_do_not_exist(actions: list[float], message: str) -> None:
         ({"frame_skip": 0}, "frame_skip=0 must be at least 1"),
         ({"max_episode_frames": -1}, "max_episode_frames=-1"),
         ({"repeat_action_probability": 1.5}, "repeat_action_probability=1.5 must be from 0 to 1"),
+        ({"seed": -1}, "seed=-1 must be a number from 0"),
+        ({"seed": [1, 2]}, "or one for each environment"),
         ({"mode": 3}, "pong has no mode 3, but 0, 1"),
         ({"difficulty": 4}, "pong has no difficulty 4, but 0, 1, 2, 3"),
         ({"game": "pnog"}, "unknown game 'pnog'; did you mean pong"),

@@ -55,7 +55,7 @@ def test_it_is_compiled_once(cache: Path, capsys: pytest.CaptureFixture[str], mo
     assert compilations(capsys) == 0 and len(list(cache.glob("*.o"))) == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "no header"])
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "name", "empty", "no header"])
 def test_a_damaged_cache_costs_a_compilation(
     cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -63,8 +63,9 @@ def test_a_damaged_cache_costs_a_compilation(
     run_it()
     [path] = cache.glob("*.o")
     data = bytearray(path.read_bytes())
-    data[-100] ^= 1
-    path.write_bytes({"truncated": data[:-100], "one bit": data, "empty": b"", "no header": b"\x7fELF\n\n"}[damage])
+    data[data.index(b"_ZN") + 8 if damage == "name" else -100] ^= 1
+    others = {"truncated": data[:-100], "empty": b"", "no header": b"\x7fELF\n\n"}
+    path.write_bytes(others.get(damage, data))
     monkeypatch.setattr(sum_rows, "_compiled", {})
     capsys.readouterr()
     run_it()

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 
 import cv2
@@ -11,6 +11,7 @@ import pytest
 
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.debugger import Debugger, disassemble
+from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.play import format_actions, main, read_actions
 from accel_rl.errors import UsageError
 
@@ -89,12 +90,22 @@ def test_the_debugger_shows_the_program() -> None:
     rom = BatchAtari("boxing", 1).rom
     program = [line.split() for line in lines if line[3:4] == ":"]
     assert len(program) == 401
-    for clock, address, *_ in program:
+    jumps = ("JMP", "JSR", "RTS", "RTI", "BRK", "BPL", "BMI", "BVC", "BVS", "BCC", "BCS", "BNE", "BEQ")
+    for (clock, address, name, *_), (_, following, *_) in pairwise(program):
         assert 0 <= int(clock[4:]) < 228
-        at = int(address, 16) & 0x7FF
-        text = disassemble(bytes(rom[at : at + 3]), int(address, 16))
-        assert text.split()[0] == next(word[2] for word in program if word[1] == address)
+        opcode = rom[int(address, 16) & 0x7FF]
+        assert name in jumps or int(following, 16) - int(address, 16) == LENGTH[opcode]
     assert "  STA TIM64T " in lines[1] and any("  STA AUDC0 " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [("85 02", "STA WSYNC"), ("a5 02", "LDA CXP0FB"), ("b1 80", "LDA ($80),Y"), ("d0 fe", "BNE $F000"), ("0a", "ASL"),
+     ("ad 84 02", "LDA INTIM"), ("6c fc ff", "JMP ($FFFC)"), ("a9 10", "LDA #$10"), ("95 1b", "STA GRP0,X")],
+)  # fmt: skip
+def test_disassembly(code: str, text: str) -> None:
+    """Would catch registers that are called by their names for the other direction, and wrong operands."""
+    assert disassemble(bytes.fromhex(code), 0xF000) == text
 
 
 def test_the_debugger_runs_frames_as_a_step_does(tmp_path: Path) -> None:
