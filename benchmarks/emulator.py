@@ -168,8 +168,8 @@ def run_starts() -> Result:
 
 def _measure(code: str, cache: str) -> list[float]:
     """Runs a program in a new process with this folder for caches; returns the numbers that it prints."""
-    environment = {**os.environ, "XDG_CACHE_HOME": cache}
-    return [float(word) for word in subprocess.check_output([sys.executable, "-c", code], env=environment).split()]
+    printed = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "XDG_CACHE_HOME": cache})
+    return [float(word) for word in printed.split()]
 
 
 def show_starts(starts: Result) -> None:

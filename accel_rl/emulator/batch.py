@@ -71,11 +71,11 @@ class BatchAtari:
     """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
 
     game: a name as in ale-py (pong), or the path of a ROM; it is recognised by its MD5. seed: of the sticky actions, as
-    ale-py's `random_seed`; one number, or one for each environment. mode, difficulty: ale-py's numbers; None: the game's
-    first mode, and 0. repeat_action_probability: of sticky actions. max_episode_frames: a game is truncated after as
-    many, its reset counted as ale-py counts it; 0: never. frame_skip: frames of one step, which repeat its action.
-    full_action_space: actions are ale-py's 18, in its order, instead of indices into `actions`. draw: steps write their
-    last frame to `arrays.frames`. arrays: where to write; None: new ones.
+    ale-py's `random_seed`; one number, or one for each environment. mode, difficulty: ale-py's numbers; None: the
+    game's first mode, and 0. repeat_action_probability: of sticky actions. max_episode_frames: a game is truncated
+    after as many, its reset counted as ale-py counts it; 0: never. frame_skip: frames of one step, which repeat its
+    action. full_action_space: actions are ale-py's 18, in its order, instead of indices into `actions`. draw: steps
+    write their last frame to `arrays.frames`. arrays: where to write; None: new ones.
 
     Nothing is shared between two batches, so several threads may each have their own: a step releases Python's lock.
     Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""

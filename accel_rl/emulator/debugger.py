@@ -88,7 +88,7 @@ class Debugger(cmd.Cmd):
         self._say(self._instruction())
 
     def do_objects(self, _: str) -> None:
-        """objects: shows the TIA's players, missiles, ball and playfield."""
+        """objects: shows the TIA's objects: where they are, and their pixels when the picture was last drawn."""
         for index, name in enumerate(OBJECTS):
             self._say(f"{name:10} at {self._word('POSITION', index):3}  {self._pixels(index)}")
         self._say(f"playfield          {self._pixels(len(OBJECTS))}")
@@ -113,7 +113,7 @@ class Debugger(cmd.Cmd):
         self._action = ACTIONS.index(line)
 
     def do_screen(self, line: str) -> None:
-        """screen FILE.png: writes the picture as it is at this moment."""
+        """screen FILE.png: writes the picture, complete up to the last change that can be seen."""
         import cv2
 
         picture = self._atari.palette()[self._atari.screens()[0]]

@@ -11,19 +11,11 @@ import ale_py
 
 from accel_rl.emulator import opcodes
 from accel_rl.emulator.ale_states import AleState
+from accel_rl.emulator.debugger import PORTS, READ, WRITTEN
 
-# The TIA's registers when written, those of the RIOT, and the TIA's when read (Stella Programmer's Guide).
-_WRITTEN = """VSYNC VBLANK WSYNC RSYNC NUSIZ0 NUSIZ1 COLUP0 COLUP1 COLUPF COLUBK CTRLPF REFP0 REFP1 PF0 PF1 PF2 RESP0
-    RESP1 RESM0 RESM1 RESBL AUDC0 AUDC1 AUDF0 AUDF1 AUDV0 AUDV1 GRP0 GRP1 ENAM0 ENAM1 ENABL HMP0 HMP1 HMM0 HMM1 HMBL
-    VDELP0 VDELP1 VDELBL RESMP0 RESMP1 HMOVE HMCLR CXCLR"""
-_READ = "CXM0P CXM1P CXP0FB CXP1FB CXM0FB CXM1FB CXBLPF CXPPMM INPT0 INPT1 INPT2 INPT3 INPT4 INPT5"
-_PORTS = "SWCHA SWACNT SWCHB SWBCNT INTIM INSTAT"
-_TIMERS = "TIM1T TIM8T TIM64T T1024T"
-SYMBOLS = {
-    name: first + i
-    for names, first in ((_WRITTEN, 0), (_READ, 0), (_PORTS, 0x280), (_TIMERS, 0x294))
-    for i, name in enumerate(names.split())
-}
+# The names of the TIA's registers, when written and when read, and of the RIOT's, with their addresses.
+SYMBOLS = {name: register for names in (WRITTEN, READ) for register, name in enumerate(names)}
+SYMBOLS |= {name: register for register, name in PORTS.items()}
 
 _OPERANDS = (  # modes that a notation may mean, the first that the operation has
     (r"#(.+)", opcodes.IMMEDIATE),
