@@ -106,9 +106,7 @@ def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> byt
     raise ValueError(f"no opcode for {mnemonic} {operand}")
 
 
-def open_ale(
-    rom: bytes, folder: Path, game: str = "robotank", seed: int = 1, **settings: object
-) -> ale_py.ALEInterface:
+def open_ale(rom: bytes, folder: Path, game: str = "robotank", seed: int = 1) -> ale_py.ALEInterface:
     """Starts ale-py with a cartridge of our own, named as a game that it knows, without sticky actions."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     path = folder / f"{game}.bin"
