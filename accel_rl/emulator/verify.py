@@ -32,7 +32,7 @@ from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.cartridges import identify
 from accel_rl.emulator.play import read_actions
 from accel_rl.emulator.rules import GameRules, game_of, known_games
-from accel_rl.emulator.state import ACTION_GENERATOR, RULES
+from accel_rl.emulator.state import ACTION_GENERATOR, FRAME_GOES_ON, RULES
 from accel_rl.errors import RunError, UsageError
 
 SNAPSHOTS = 10  # of each seed's frames
@@ -124,7 +124,11 @@ class Pair:
             _expect_array("screen", self._screen, frames[0])
 
     def take_snapshot(self) -> None:
-        """Continues ours from ale-py's saved state; what the rules remember stays, as both have played the same."""
+        """Continues ours from ale-py's saved state; what the rules remember stays, as both have played the same.
+
+        Not in a frame that takes longer than ale-py lets it at once: its states do not hold what is drawn by then."""
+        if self.ours.words(0)[FRAME_GOES_ON]:
+            return
         self.ale.getScreen(self._screen)
         rules = self.ours.words(0)[RULES:ACTION_GENERATOR]
         remembered = rules.copy()
