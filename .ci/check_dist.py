@@ -1,4 +1,4 @@
-"""Checks the built packages in a folder: the wheel holds the presets and finds them, the sdist holds them too."""
+"""Checks the built packages in a folder: the wheel holds all modules and data, and finds the presets; the sdist does, too."""
 
 import subprocess
 import sys
@@ -8,13 +8,15 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "accel_rl"
+DATA = ("py.typed", "presets/*.yaml", "emulator/*.ini", "emulator/*.csv")
 LIST_PRESETS = "import accel_rl.config.presets as p; print(p.__file__, *p.preset_names(), sep='\\n')"
 
 
 def main(folder: Path) -> None:
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     expected = {f"accel_rl/{path.relative_to(PACKAGE)}" for path in PACKAGE.rglob("*.py")}
-    expected |= {f"accel_rl/presets/{path.name}" for path in PACKAGE.glob("presets/*.yaml")} | {"accel_rl/py.typed"}
+    data = [path for pattern in DATA for path in PACKAGE.glob(pattern)]
+    expected |= {f"accel_rl/{path.relative_to(PACKAGE)}" for path in data}
     with zipfile.ZipFile(wheel) as file:
         check(wheel, expected, {name for name in file.namelist() if ".dist-info/" not in name})
         presets = listed_presets(file)
