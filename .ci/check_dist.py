@@ -1,4 +1,4 @@
-"""Checks the built packages in a folder: the wheel holds all modules and data, and finds the presets; the sdist does, too."""
+"""Checks the built packages in a folder: wheel and sdist hold all modules and data, and the wheel finds its presets."""
 
 import subprocess
 import sys
