@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.emulator import state as words
-from accel_rl.emulator.ale_states import AleState, copy_from_ale
+from accel_rl.emulator.ale_states import AleState, copy_from_ale, copy_to_ale
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from accel_rl.emulator.controllers import NUM_ACTIONS
 from accel_rl.emulator.core import EVALUATE_RULES, LOOK, POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, command
@@ -27,6 +27,9 @@ from accel_rl.errors import RunError, UsageError, unknown
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
+
+# What ale-py's states and ours hold besides the hardware.
+PLAYERS_WORDS = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
 
 
 @dataclass
@@ -221,15 +224,9 @@ class BatchAtari:
         games' rules remember of earlier frames stays as it is, and so do the generators of random numbers. ale-py's
         states of Q*bert, Tetris and 3-D Tic-Tac-Toe lack the frame that these leave half-drawn. Raises UsageError if
         it is no state of a game on this kind of cartridge."""
-        try:
-            s, ale_state = self._states[env], AleState(bytes(state))
-        except (ValueError, KeyError, struct.error):
-            raise UsageError("this is no saved state of ale-py's") from None
-        kind = KINDS[s[words.CARTRIDGE]]
-        if ale_state.cartridge != kind:
-            raise UsageError(f"a state of a {ale_state.cartridge} cartridge does not fit {self.rules.name}'s ({kind})")
+        s, ale_state = self._states[env], self._read_ale_state(state)
         copy_from_ale(s, ale_state)
-        for name in ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME"):
+        for name in PLAYERS_WORDS:
             s[getattr(words, name)] = ale_state[name]
         s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
         self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
@@ -237,6 +234,27 @@ class BatchAtari:
         if screen is not None:
             pictures[:, : len(screen)] = screen
         s[[words.PAINTED, words.PAINTED + 1]] = 1
+
+    def save_ale_state(self, env: int, state: bytes) -> bytes:
+        """Returns a saved state of ale-py's with the hardware of an environment, for `ALEState.__setstate__`.
+
+        state: one that ale-py has saved of the same game; what is no hardware (score, generators) stays as it is there.
+        Raises UsageError as `load_ale_state`."""
+        ale_state = self._read_ale_state(state)
+        copy_to_ale(self._states[env], ale_state)
+        for name in PLAYERS_WORDS:
+            ale_state[name] = int(self._states[env][getattr(words, name)])
+        return bytes(ale_state)
+
+    def _read_ale_state(self, state: bytes) -> AleState:
+        try:
+            ale_state = AleState(bytes(state))
+        except (ValueError, KeyError, struct.error):
+            raise UsageError("this is no saved state of ale-py's") from None
+        kind = KINDS[self._states[0, words.CARTRIDGE]]
+        if ale_state.cartridge != kind:
+            raise UsageError(f"a state of a {ale_state.cartridge} cartridge does not fit {self.rules.name}'s ({kind})")
+        return ale_state
 
     def _write_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> None:
         """Writes the words of the states that never change."""

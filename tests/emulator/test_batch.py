@@ -7,7 +7,8 @@ import ale_py
 import numpy as np
 import pytest
 
-from accel_rl.emulator import BatchArrays, BatchAtari, state
+from accel_rl.emulator import BatchArrays, BatchAtari
+from accel_rl.emulator import state as state_words
 from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import UsageError
 from tests.emulator.roms import assemble
@@ -55,7 +56,7 @@ def test_a_frame_may_stop_at_every_instruction() -> None:
             stops += 1
         assert stops >= 3 or sizes == (5000,)
         assert (cut.ram == whole.ram).all() and (cut.screens() == whole.screens()).all()
-    hardware = [word for word in range(state.CONSOLE) if word != state.PAINT]
+    hardware = [word for word in range(state_words.CONSOLE) if word != state_words.PAINT]
     assert (cut.words(0)[hardware] == whole.words(0)[hardware]).all()
 
 
@@ -138,6 +139,30 @@ def test_results_are_written_into_given_arrays() -> None:
     ):
         with pytest.raises(UsageError, match=f"arrays.{name} must be C-contiguous"):
             BatchAtari("breakout", 3, arrays=replace(arrays, **{name: wrong}))
+
+
+@pytest.mark.parametrize("game", ["breakout", "enduro"])
+def test_ale_py_goes_on_from_our_state(game: str) -> None:
+    """Would catch hardware that the conversion to ale-py's states forgets."""
+    ale = ale_py.ALEInterface()
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(Path(str(ale_py.roms.get_rom_path(game))))
+    atari = BatchAtari(game, 1, full_action_space=True)
+    for frame in range(150):
+        atari.step([(1, 3, 4, 0)[frame // 10 % 4]])
+    state = ale_py.ALEState.__new__(ale_py.ALEState)
+    template = bytes(ale.cloneState().__getstate__())  # type: ignore[arg-type]
+    state.__setstate__(atari.save_ale_state(0, template))  # type: ignore[arg-type]
+    ale.restoreState(state)
+    assert (ale.getRAM() == atari.ram[0]).all() and ale.getEpisodeFrameNumber() == atari.words(0)[
+        state_words.EPISODE_FRAME
+    ]
+    for frame in range(60):
+        action = (3, 1, 4)[frame // 7 % 3]
+        ale.act(ale_py.Action(action))
+        atari.step([action])
+        assert (ale.getRAM() == atari.ram[0]).all(), frame
+        assert frame < 2 or (ale.getScreen() == atari.arrays.frames[0]).all(), frame
 
 
 def test_states_that_are_none_of_this_game() -> None:
