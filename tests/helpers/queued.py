@@ -82,7 +82,6 @@ class Book:
     segments: dict[Place, int] = field(default_factory=dict)
     num_ended: int = 0  # segments that ended a game
     num_games: int = 0
-    cut: set[int] = field(default_factory=set)  # environments with a segment that was cut before its time
 
     def add(self, rollout: Any) -> None:
         """Checks each segment of a rollout against the environment's rules, and writes it down."""
@@ -117,7 +116,6 @@ class Book:
         if not (ends and length > 0):
             assert rollout.bootstrap_value[column] == value_of(expected[n])
         self.num_ended += ends
-        self.cut |= {identity} if is_cut else set()
 
     def add_state(self, state: dict[str, Any]) -> None:
         """Writes down what a sampler's state holds: batches, and what waits in the training queue."""
