@@ -28,8 +28,8 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
-# What ale-py's states and ours hold besides the hardware.
-PLAYERS_WORDS = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
+# What ale-py's states and ours hold besides the hardware: paddles and counters.
+BESIDES_HARDWARE = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
 
 
 @dataclass
@@ -226,7 +226,7 @@ class BatchAtari:
         it is no state of a game on this kind of cartridge."""
         s, ale_state = self._states[env], self._read_ale_state(state)
         copy_from_ale(s, ale_state)
-        for name in PLAYERS_WORDS:
+        for name in BESIDES_HARDWARE:
             s[getattr(words, name)] = ale_state[name]
         s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
         self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
@@ -242,7 +242,7 @@ class BatchAtari:
         Raises UsageError as `load_ale_state`."""
         ale_state = self._read_ale_state(state)
         copy_to_ale(self._states[env], ale_state)
-        for name in PLAYERS_WORDS:
+        for name in BESIDES_HARDWARE:
             ale_state[name] = int(self._states[env][getattr(words, name)])
         return bytes(ale_state)
 

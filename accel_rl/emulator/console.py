@@ -95,7 +95,8 @@ def power_on(s, rom, screen, action_seed, system_seed):
 def begin_reset(s, rom, screen):
     """Starts a new game: the frames of the game's reset program are due.
 
-    Nothing is random but the timer and what the game before has left in RAM."""
+    Random are the timer, a cartridge's RAM and, in some games, how long Select is pressed; the other RAM is as the last
+    game has left it."""
     if s[OPERATION] == _DETECT:
         _set_standard(s)
         _reset_chips(s, rom, screen)

@@ -5,7 +5,8 @@ game to game is in games.ini:
 
 * `select_until = 0x81` with `select = 10`: the mode is set by pressing Select for ten frames (two, if not given), and
   again until this byte is the mode. Short for `set_mode = until 0x81: select*10 wait; reset*4`.
-* `set_mode`: steps, separated by semicolons from loops `until TEST: steps`, which may be done not once.
+* `set_mode`: steps, separated by semicolons from loops `until TEST: steps`, of which none is done if the
+  test holds at once.
 * `starting_actions`: steps.
 
 Steps are words with numbers of frames, as `noop*60 fire`: actions and the switches `reset` and `select`. `wait` is a
