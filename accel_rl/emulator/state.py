@@ -89,6 +89,13 @@ LONG_FRAMES = 600  # at power on: how many frames had the lines of PAL
 INSTRUCTIONS_LEFT = 601  # of the frame under way, 0: none is
 SYSTEM_GENERATOR = 608  # 625 words: random numbers of the console (RAM and timer at power on)
 
+# An agent that plays (steps.py)
+PRESSED = 1240  # the action of the last frame, which a sticky one repeats
+AGENT_LIVES = 1241  # after the last step
+AGENT_STEPS = 1242  # of this game
+NUM_STARTS = 1243  # games begun
+AGENT_GENERATOR = 1244  # 10 words: random numbers of no-ops and sticky actions (pcg64.py)
+
 # Rules of the game (rules.py), worked out from the RAM after each frame
 RULES = 1344  # 64 words
 SCORE, REWARD, LIVES, TERMINAL = range(RULES, RULES + 4)  # of this frame; TERMINAL is 0 or 1
