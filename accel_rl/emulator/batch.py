@@ -21,12 +21,20 @@ from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.resets import reset_program
 from accel_rl.emulator.rules import known_games, rules_for
+from accel_rl.emulator.steps import PICTURE
 from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TERMINAL, TRUNCATED
 from accel_rl.errors import RunError, UsageError, unknown
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
+
+_INTS, _BYTES = np.zeros(1, np.int32), np.zeros(1, np.uint8)
+NO_AGENT = (
+    *(_INTS, _BYTES, _INTS, _BYTES[None], _BYTES[None]),
+    *(np.zeros(1, np.float32), np.zeros(1, np.int64), _INTS[None], _INTS),
+)
+"""In place of the arrays of an agent's game, for orders that have no use for them."""
 
 # What ale-py's states and ours hold besides the hardware: paddles and counters.
 BESIDES_HARDWARE = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
@@ -129,13 +137,12 @@ class BatchAtari:
         self.rom = prepare(rom)
         """The cartridge's bytes, uint8; 2 KB stand there twice."""
         self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
-        self._screens = np.zeros((num_envs, 2 * PICTURE_LINES * LINE_PIXELS), np.uint8)
+        self._screens = np.zeros((num_envs, 3 * PICTURE), np.uint8)  # the third one for steps.py
         self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
         self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
-        self._write_settings(kind, repeat_action_probability, max_episode_frames)
+        self._settings = self._make_settings(kind, repeat_action_probability, max_episode_frames)
         self.set_mode()
-        self._command(POWER_ON, actions=seeds)
-        self.reset()  # as ale-py's loadROM does
+        self._power_on(None, seeds)
         self.set_mode(mode, difficulty)
 
     def set_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
@@ -154,9 +161,7 @@ class BatchAtari:
     def reset(self, mask: Bools | None = None) -> BatchArrays:
         """Starts a new game in each environment (in those with a mask), as ale-py does: what the last game has left in
         RAM stays. Returns the arrays, with the frames drawn if the batch draws."""
-        failed = self._command(RESET, mask, draw=self.draw)
-        if failed >= 0:
-            raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
+        self._reset(mask)
         return self.arrays
 
     def step(self, actions: npt.ArrayLike, draw: bool | None = None) -> BatchArrays:
@@ -203,7 +208,7 @@ class BatchAtari:
     def get_state(self) -> tuple[str, Ints, Bytes]:
         """Returns the ROM's MD5, and copies of all that decides what comes next: the consoles' states, and both
         pictures of each."""
-        return self.rules.md5, self._states.copy(), self._screens.copy()
+        return self.rules.md5, self._states.copy(), self._screens[:, : 2 * PICTURE].copy()
 
     def set_state(self, state: tuple[str, Ints, Bytes]) -> None:
         """Goes back to what `get_state` has returned.
@@ -214,7 +219,7 @@ class BatchAtari:
             raise UsageError(f"a state of {rules_for(md5).name} does not fit this batch of {self.rules.name}")
         if states.shape != self._states.shape:
             raise UsageError(f"a state of {len(states)} environments does not fit this batch of {self.num_envs}")
-        self._states[:], self._screens[:] = states, screens
+        self._states[:], self._screens[:, : 2 * PICTURE] = states, screens
         self._command(LOOK)
 
     def load_ale_state(self, env: int, state: bytes, screen: Bytes | None = None) -> None:
@@ -230,7 +235,7 @@ class BatchAtari:
             s[getattr(words, name)] = ale_state[name]
         s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
         self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
-        pictures = self._screens[env].reshape(2, PICTURE_LINES, LINE_PIXELS)
+        pictures = self._screens[env].reshape(3, PICTURE_LINES, LINE_PIXELS)[:2]
         if screen is not None:
             pictures[:, : len(screen)] = screen
         s[[words.PAINTED, words.PAINTED + 1]] = 1
@@ -256,8 +261,20 @@ class BatchAtari:
             raise UsageError(f"a state of a {ale_state.cartridge} cartridge does not fit {self.rules.name}'s ({kind})")
         return ale_state
 
-    def _write_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> None:
-        """Writes the words of the states that never change."""
+    def _power_on(self, mask: Bools | None, seeds: npt.ArrayLike) -> None:
+        """Switches consoles on as ale-py's loadROM does, which also resets them."""
+        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
+        self._states[chosen] = self._settings
+        self._command(POWER_ON, chosen, seeds)
+        self._reset(chosen)
+
+    def _reset(self, mask: Bools | None) -> None:
+        failed = self._command(RESET, mask, draw=self.draw)
+        if failed >= 0:
+            raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
+
+    def _make_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> Ints:
+        """Returns a state in which only the words that never change are set."""
         repeated_draws = math.ceil(float(np.float32(repeat_action_probability)) * 2**32)
         settings: dict[int, Any] = {
             words.CARTRIDGE: kind,
@@ -271,8 +288,10 @@ class BatchAtari:
             words.REPEATS: repeated_draws > 0,
             words.REPEAT_LIMIT: np.array(max(repeated_draws - 1, 0), np.uint32).astype(np.int32),
         }
+        state = np.zeros(STATE_WORDS, np.int32)
         for word, value in settings.items():
-            self._states[:, word] = value
+            state[word] = value
+        return state
 
     def _check(self, actions: npt.ArrayLike) -> Ints:
         """Returns ale-py's numbers of these actions."""
@@ -294,11 +313,19 @@ class BatchAtari:
         self._numbers[:] = actions
         key = order, count, draw
         if key not in self._calls:
-            held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
-            arrays = self.arrays
-            frames = arrays.frames.reshape(self.num_envs, -1)
-            self._calls[key] = command.bind(*key, *held, frames, arrays.rewards, arrays.ends, arrays.lives)
+            self._calls[key] = self._bind(*key, self.arrays.frames, NO_AGENT)
         return int(self._calls[key]())
+
+    def _bind(
+        self, order: int, count: int, draw: bool, frames: Bytes, agent_arrays: tuple[npt.NDArray[Any], ...]
+    ) -> Callable[[], int]:
+        """Returns an order to be given to the environments in self._mask with self._numbers; core.py says what it does.
+
+        agent_arrays: what the orders of an agent's game take besides."""
+        held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
+        arrays = self.arrays
+        results = (frames.reshape(self.num_envs, -1), arrays.rewards, arrays.ends, arrays.lives)
+        return command.bind(order, count, draw, *held, *results, *agent_arrays)
 
 
 def _read_rom(game: str | Path) -> bytes:

@@ -1,62 +1,141 @@
 """Steps the consoles of a batch: the one function that Python calls, so that the processor is compiled once."""
 
-from accel_rl.emulator.compiled import address, entry, i32
+from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, SYSTEM_SEED, begin_action, begin_reset, power_on, run_due_frames
-from accel_rl.emulator.frames import run_frame
+from accel_rl.emulator.frame_making import make_frame
 from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.rule_code import update_rules
 from accel_rl.emulator.state import FRAME_BUFFER, INSTRUCTIONS_LEFT, LIVES, PAINT, REWARD, TERMINAL, TRUNCATED
+from accel_rl.emulator.steps import (
+    ACTIONS,
+    BAD_ACTION,
+    CLIP_REWARD,
+    LIFE_ENDED,
+    NO_PICTURE,
+    NUM_ACTIONS,
+    TERMINATED,
+    judge_step,
+    newest_picture,
+    play_frames,
+    start_game,
+    start_life,
+)
 
-POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, EVALUATE_RULES, LOOK = range(6)
+POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, EVALUATE_RULES, LOOK, START_GAME, AGENT_STEP = range(8)
+
+SCORE, LENGTH, AGE = range(3)  # rows of `counters`
 
 
 @entry
-def command(order, count, draw, mask, actions, states, rom, screens, rules, program, frames, rewards, ends, lives):
-    """Gives one command (`order`) to each environment whose mask is set; returns the first one whose reset failed,
-    else -1.
+def command(
+    order, count, draw, mask, actions, states, rom, screens, rules, program, frames, rewards, ends, lives,
+    options, palette, maker, memories, last_frames, agent_rewards, ages, counters, events
+):  # fmt: skip
+    """Gives one command (`order`) to each environment whose mask is set; returns the first one whose reset failed, else
+    -1; of AGENT_STEP: how many environments have an event.
 
-    count: the frames of a STEP; the instructions of STEP_INSTRUCTIONS. draw: write the last frame to `frames`.
-    actions: ale-py's numbers; of POWER_ON: seeds. frames: uint8 [n, pixels]. rewards, ends, lives: see
-    BatchArrays."""
-    failed = i32(-1)
+    count: the frames of a STEP; the instructions of STEP_INSTRUCTIONS; the no-ops of START_GAME, -1: a random number.
+    draw: write the last frame to `frames`. actions: ale-py's numbers; of an AGENT_STEP indices; of POWER_ON: seeds.
+    frames: uint8 [n, pixels]. rewards, ends, lives: see BatchArrays. From `options` on: see NativeBatch."""
+    failed, num_events = i32(-1), i32(0)
     for env in range(states.shape[0]):
         if not mask[env]:
             continue
         s, screen = address(states[env]), address(screens[env])
-        reward = i32(0)
-        limit = i32(count) if order == STEP_INSTRUCTIONS else i32(NO_LIMIT)
-        for frame in range(count if order == STEP else 1):
-            s[PAINT] = i32(draw and order == STEP and frame == count - 1)
-            if order == POWER_ON:
-                power_on(s, address(rom), screen, actions[env], SYSTEM_SEED)
-            elif order == RESET:
-                begin_reset(s, address(rom), screen)
-            elif order == EVALUATE_RULES:
-                update_rules(s, rules)
-                s[REWARD] = 0
-                break
-            elif order == LOOK:
-                break
-            elif order == STEP:  # also after the game's end: ale-py draws for sticky actions then, too
-                begin_action(s, actions[env])
-            else:
-                if not s[INSTRUCTIONS_LEFT]:
-                    begin_action(s, actions[env])
-                s[PAINT] = 1
-            outcome = run_due_frames(s, address(rom), screen, rules, program, limit)
-            if order >= STEP:
-                reward += s[REWARD]
-            elif outcome != DONE and failed < 0:
+        if order == AGENT_STEP:
+            events[env] = _agent_step(
+                s, address(rom), screen, rules, program, options, actions[env], address(palette), address(maker),
+                address(memories[env]), address(frames[env]), address(last_frames[env]), env, rewards,
+                agent_rewards, ages, counters, lives
+            )  # fmt: skip
+            num_events += i32(events[env] != 0)
+        elif order == START_GAME:
+            if not start_game(s, address(rom), screen, rules, program, options, count) and failed < 0:
                 failed = i32(env)
-        if draw:
-            run_frame(s, address(rom), screen, i32(1), i32(0))
-            start = LINE_PIXELS * PICTURE_LINES * s[FRAME_BUFFER]
-            for pixel in range(frames.shape[1]):
-                frames[env, pixel] = screen[start + pixel]
-        if order <= STEP_INSTRUCTIONS:
-            rewards[env] = reward
-        ends[0, env] = s[TERMINAL] != 0
-        ends[1, env] = s[TRUNCATED] != 0
-        lives[env] = s[LIVES]
-    return failed
+            newest = newest_picture(s, address(rom), screen)
+            make_frame(
+                screen, newest, i32(NO_PICTURE), address(palette), address(maker), address(memories[env]),
+                address(frames[env])
+            )  # fmt: skip
+            lives[env] = s[LIVES]
+        elif _console_command(order, count, draw, s, address(rom), screen, rules, program, actions[env], env, frames,
+                              rewards, ends, lives) != DONE and failed < 0:  # fmt: skip
+            failed = i32(env)
+    return num_events if order == AGENT_STEP else failed
+
+
+@jit
+def _console_command(order, count, draw, s, rom, screen, rules, program, action, env, frames, rewards, ends, lives):
+    """Gives a console itself a command; returns DONE, or FAILED if its reset did not come to its end."""
+    result = i32(DONE)
+    reward = i32(0)
+    limit = i32(count) if order == STEP_INSTRUCTIONS else i32(NO_LIMIT)
+    for frame in range(count if order == STEP else 1):
+        s[PAINT] = i32(draw and order == STEP and frame == count - 1)
+        if order == POWER_ON:
+            power_on(s, rom, screen, action, SYSTEM_SEED)
+        elif order == RESET:
+            begin_reset(s, rom, screen)
+        elif order == EVALUATE_RULES:
+            update_rules(s, rules)
+            s[REWARD] = 0
+            break
+        elif order == LOOK:
+            break
+        elif order == STEP:  # also after the game's end: ale-py draws for sticky actions then, too
+            begin_action(s, action)
+        else:
+            if not s[INSTRUCTIONS_LEFT]:
+                begin_action(s, action)
+            s[PAINT] = 1
+        outcome = run_due_frames(s, rom, screen, rules, program, limit)
+        if order >= STEP:
+            reward += s[REWARD]
+        else:
+            result = i32(outcome)
+    if draw:
+        start = newest_picture(s, rom, screen)
+        for pixel in range(frames.shape[1]):
+            frames[env, pixel] = screen[start + pixel]
+    if order <= STEP_INSTRUCTIONS:
+        rewards[env] = reward
+    ends[0, env] = s[TERMINAL] != 0
+    ends[1, env] = s[TRUNCATED] != 0
+    lives[env] = s[LIVES]
+    return result
+
+
+@jit
+def _agent_step(
+    s, rom, screen, rules, program, options, action, palette, maker, memory, frame, last_frame, env, scores,
+    rewards, ages, counters, lives
+):  # fmt: skip
+    """Plays an agent's step; returns what it has ended, as bits (steps.py)."""
+    if action < 0 or action >= options[NUM_ACTIONS]:
+        return i32(BAD_ACTION)
+    score, before = play_frames(s, rom, screen, rules, program, options, options[ACTIONS + action])
+    newest = newest_picture(s, rom, screen)
+    ended = judge_step(s, options)
+    reward = score
+    starts_episode = ended & LIFE_ENDED and ended & TERMINATED
+    make_frame(screen, newest, before, palette, maker, memory, last_frame if starts_episode else frame)
+    if ended & LIFE_ENDED:
+        more, lost = start_life(s, rom, screen, rules, program, options)
+        score += more
+        ended = i32(ended | lost)
+        if starts_episode:  # the maximum with the picture before would mix two episodes
+            newest = newest_picture(s, rom, screen)
+            make_frame(screen, newest, i32(NO_PICTURE), palette, maker, memory, frame)
+        else:
+            ended = i32(ended & ~LIFE_ENDED)
+    if options[CLIP_REWARD]:
+        reward = i32((reward > 0) - (reward < 0))
+    rewards[env] = reward
+    counters[SCORE, env] += score
+    counters[LENGTH, env] += 1
+    counters[AGE, env] += 1
+    ages[env] = counters[AGE, env]
+    lives[env] = s[LIVES]
+    scores[env] = score
+    return ended

@@ -1,0 +1,148 @@
+"""Plays a game as an agent sees it: a step is several frames with one action, a start has no-ops and button presses.
+
+The rules are those of envs/atari.py, which does the same on ale-py; random numbers come from the same generator, in the
+same order.
+"""
+
+from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.console import DONE, NO_LIMIT, begin_action, begin_reset, run_due_frames
+from accel_rl.emulator.frames import run_frame
+from accel_rl.emulator.pcg64 import draw_53, draw_below, u64
+from accel_rl.emulator.picture import PICTURE_LINES
+from accel_rl.emulator.registers import LINE_PIXELS
+from accel_rl.emulator.state import (
+    AGENT_GENERATOR,
+    AGENT_LIVES,
+    AGENT_STEPS,
+    FRAME_BUFFER,
+    FRAME_GOES_ON,
+    LIVES,
+    NUM_STARTS,
+    PAINT,
+    PRESSED,
+    REWARD,
+    TERMINAL,
+)
+
+# Options, an array of int32
+FRAME_SKIP = 0
+NOOP_MAX = 1
+EPISODIC_LIVES = 2  # 0 or 1
+CLIP_REWARD = 3  # 0 or 1
+MAX_STEPS = 4
+STICKY = 5  # 2 words, lower half first: draws of 53 bits below this number repeat the last action
+NUM_PRESSES = 7
+PRESSES = 8  # up to 3 actions, a frame each, that start a game or a life
+NUM_ACTIONS = 11
+ACTIONS = 12  # up to 18 actions, which an agent chooses as 0, 1, ...
+OPTION_WORDS = 30
+
+# What a step did, one bit each
+TERMINATED, TRUNCATED, GAME_OVER = 1, 2, 4
+LIFE_ENDED = 8  # the frame is the next life's first one; the last life's true last frame stands elsewhere
+BAD_ACTION = 16  # there is no such action: nothing was done
+
+PICTURE = PICTURE_LINES * LINE_PIXELS
+NO_PICTURE = -1
+KEPT_PICTURE = 2 * PICTURE  # behind the two that take turns: a copy, where the next frame goes on in the same one
+
+
+@jit
+def play_frames(s, rom, screen, rules, program, options, press):
+    """Plays a step's frames; returns their reward, and where the picture before the newest one begins."""
+    reward, before = i32(0), i32(NO_PICTURE)
+    frame_skip = options[FRAME_SKIP]
+    for frame in range(frame_skip):
+        s[PAINT] = i32(frame >= frame_skip - 2)
+        reward += act(s, rom, screen, rules, program, options, press)
+        if frame == frame_skip - 2:
+            before = _keep_picture(s, rom, screen)
+    s[PAINT] = 0
+    s[AGENT_STEPS] += 1
+    return reward, before
+
+
+@jit
+def judge_step(s, options):
+    """Returns what the step's frames have ended, as bits; LIFE_ENDED: the next life has not been started yet."""
+    life_lost = 0 < s[LIVES] < s[AGENT_LIVES]
+    s[AGENT_LIVES] = s[LIVES]  # also if it grew: a bonus life that is lost again counts as lost
+    ended = i32(0)
+    if s[TERMINAL]:
+        ended = i32(TERMINATED | GAME_OVER)
+    elif s[AGENT_STEPS] >= options[MAX_STEPS]:
+        ended = i32(GAME_OVER | (TERMINATED if life_lost and options[EPISODIC_LIVES] else TRUNCATED))
+    elif life_lost:
+        ended = i32(LIFE_ENDED | (TERMINATED if options[EPISODIC_LIVES] else 0))
+    return ended
+
+
+@jit
+def start_life(s, rom, screen, rules, program, options):
+    """Presses the buttons that start the next life; returns their reward and what they have ended, as bits."""
+    reward = press_start(s, rom, screen, rules, program, options)
+    s[AGENT_LIVES] = s[LIVES]
+    return reward, i32(TERMINATED | GAME_OVER if s[TERMINAL] else 0)  # the presses can lose a game, too
+
+
+@jit
+def start_game(s, rom, screen, rules, program, options, noops):
+    """Resets the game, presses its buttons and does no-ops, a random number of them if noops < 0.
+
+    Returns whether the game got ready."""
+    if noops < 0:
+        noops = draw_below(s, AGENT_GENERATOR, i32(options[NOOP_MAX] + 1))
+    s[PRESSED] = 0
+    s[PAINT] = 0
+    for _ in range(2):
+        begin_reset(s, rom, screen)
+        if run_due_frames(s, rom, screen, rules, program, i32(NO_LIMIT)) != DONE:
+            return False
+        press_start(s, rom, screen, rules, program, options)
+        for _ in range(noops):
+            act(s, rom, screen, rules, program, options, i32(0))
+        if not s[TERMINAL]:
+            break
+        noops = i32(0)  # a game that no-ops can lose
+    s[AGENT_LIVES] = s[LIVES]
+    s[AGENT_STEPS] = 0
+    s[NUM_STARTS] += 1
+    return True
+
+
+@jit
+def press_start(s, rom, screen, rules, program, options):
+    """Presses each button that starts a game or a life for one frame; returns the reward of these frames."""
+    reward = i32(0)
+    for press in range(options[NUM_PRESSES]):
+        reward += act(s, rom, screen, rules, program, options, options[PRESSES + press])
+    return reward
+
+
+@jit
+def act(s, rom, screen, rules, program, options, press):
+    """Plays one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""
+    limit = u64(u64(options[STICKY]) & u64(0xFFFFFFFF) | u64(options[STICKY + 1]) << u64(32))
+    if limit == 0 or draw_53(s, AGENT_GENERATOR) >= limit:
+        s[PRESSED] = press
+    begin_action(s, s[PRESSED])
+    run_due_frames(s, rom, screen, rules, program, i32(NO_LIMIT))
+    return s[REWARD]
+
+
+@jit
+def newest_picture(s, rom, screen):
+    """Paints the last frame, if that has not been done; returns where its picture begins."""
+    run_frame(s, rom, screen, i32(1), i32(0))
+    return i32(PICTURE * s[FRAME_BUFFER])
+
+
+@jit
+def _keep_picture(s, rom, screen):
+    """Returns where the last frame's picture is while the next frame runs."""
+    start = newest_picture(s, rom, screen)
+    if not s[FRAME_GOES_ON]:
+        return start
+    for pixel in range(PICTURE):
+        screen[KEPT_PICTURE + pixel] = screen[start + pixel]
+    return i32(KEPT_PICTURE)

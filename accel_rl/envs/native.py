@@ -1,0 +1,247 @@
+"""Atari games on the project's own emulator: many environments step in one compiled call.
+
+The rules of a step are in emulator/steps.py. Frames, rewards, lives, ends and random numbers are those of
+AtariSimulator (atari.py) with the same seed, so a run does not depend on which of the two simulates it.
+"""
+
+import functools
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from accel_rl.emulator import state as words
+from accel_rl.emulator import steps
+from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.core import AGENT_STEP, START_GAME
+from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
+from accel_rl.emulator.rules import ACTIONS
+from accel_rl.envs.atari import NUM_STARTS, AtariOptions, why_no_reserve
+from accel_rl.envs.spec import Array, EnvSpec, Outcome
+from accel_rl.errors import RunError
+
+GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
+RANDOM_NOOPS = -1
+# What a prepared start does not bring along: the generators, and how many games there were.
+_KEPT = np.r_[
+    words.SYSTEM_GENERATOR : words.SYSTEM_GENERATOR + 625,
+    words.ACTION_GENERATOR : words.ACTION_GENERATOR + 625,
+    GENERATOR,
+    words.NUM_STARTS,
+    words.FRAME_BUFFER,
+]
+
+
+class Start(NamedTuple):
+    """A state that a reset has led to, with its first frame."""
+
+    words: Array
+    frame: Array
+
+
+@functools.cache
+def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
+    """Returns the same prepared starts as atari.start_states, as states of this emulator."""
+    batch = NativeBatch(game, options, [np.random.SeedSequence(0)])
+    copies = -(-NUM_STARTS // (options.noop_max + 1))
+    return [[batch.make_start(noops) for _ in range(copies)] for noops in range(options.noop_max + 1)]
+
+
+class NativeBatch(BatchAtari):
+    """Simulates several environments of one Atari game.
+
+    seeds: one for each environment, as AtariSimulator takes it. reserve: resets restore prepared states, where these
+    can replace real ones. `simulators` are the environments one by one.
+
+    counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step counts them
+    up. stepping: bool [k], which environments a step is for. events: int32 [k]: what a step has ended, as the bits of
+    emulator/steps.py. Raises UsageError as BatchAtari."""
+
+    def __init__(
+        self, game: str, options: AtariOptions, seeds: Sequence[np.random.SeedSequence], reserve: bool = False
+    ):
+        rngs = [np.random.default_rng(seed) for seed in seeds]
+        super().__init__(game, len(seeds), seed=[int(rng.integers(2**31 - 1)) for rng in rngs], draw=False)
+        self._states[:, GENERATOR] = [to_words(rng) for rng in rngs]
+        self.options = options
+        self.spec = EnvSpec(
+            gymnasium.spaces.Box(0, 255, (3, *options.frame_shape) if options.color else options.frame_shape, np.uint8),
+            gymnasium.spaces.Discrete(len(self.actions)),
+            0 if options.color else options.frame_stack,
+        )
+        self.stepping, self.events = self._mask, np.zeros(self.num_envs, np.int32)
+        self.counters = np.zeros((3, self.num_envs), np.int32)
+        self._frames, self._last_frames = np.zeros((2, self.num_envs, *self.spec.row_shape), np.uint8)
+        self._rng = np.random.default_rng(0)
+        self._starts = start_states(game, options) if reserve and not why_no_reserve(game, options) else None
+        self._start_calls: dict[int, Callable[[], int]] = {}
+        self._options = self._make_options()
+        channels = 3 if options.color else 1  # STUB
+        self._maker = np.array([self.rules.height * 160, channels], np.int32)
+        self._palette = np.ascontiguousarray(self.palette().T).reshape(-1) if options.color else self.grey_palette()
+        self._memories = np.zeros((self.num_envs, 1), np.uint8)
+        self._own_rewards, self._own_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
+        self._own_step = self.bind_step(self._frames, self._own_rewards, self._own_ages)
+        self.simulators = [NativeSimulator(self, env) for env in range(self.num_envs)]
+
+    def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
+        """Returns a call that plays a step in each environment of `stepping`, with the actions of `set_actions`.
+
+        It writes the new observation frames [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous, and
+        returns how many environments have events."""
+        return self._bind(AGENT_STEP, 0, False, frames, self._agent_arrays(rewards, ages))
+
+    def set_actions(self, actions: Array) -> None:
+        """Takes the actions of the next step, integers [k]."""
+        self._numbers[:] = actions
+
+    def outcome(self, env: int, reward: float) -> Outcome:
+        """Returns what the last step did in an environment; raises IndexError if its action does not exist."""
+        event = int(self.events[env])
+        if event & steps.BAD_ACTION:
+            raise IndexError(f"there is no action {self._numbers[env]} among {len(self.actions)}")
+        return Outcome(
+            reward,
+            float(self.arrays.rewards[env]),
+            bool(event & steps.TERMINATED),
+            bool(event & steps.TRUNCATED),
+            bool(event & steps.GAME_OVER),
+            self._last_frames[env] if event & steps.LIFE_ENDED else None,
+        )
+
+    def step_one(self, env: int, action: Any, row: Array) -> Outcome:
+        """Plays a step in one environment."""
+        self._choose(env)
+        self._numbers[env] = action
+        self._own_step()
+        outcome = self.outcome(env, float(self._own_rewards[env]))
+        row[...] = self._frames[env]
+        return outcome
+
+    def reset_one(self, env: int, row: Array) -> None:
+        """Starts the next game in one environment."""
+        if self._starts is None:
+            row[...] = self._start_game(env, RANDOM_NOOPS)
+            return
+        s = self._states[env]
+        self._rng.bit_generator.state = to_numpy_state(s[GENERATOR])
+        starts = self._starts[int(self._rng.integers(self.options.noop_max + 1))]
+        s[GENERATOR] = to_words(self._rng)
+        start = starts[s[words.NUM_STARTS] % len(starts)]
+        kept = s[_KEPT]
+        s[:] = start.words
+        s[_KEPT] = kept
+        s[words.NUM_STARTS] += 1
+        # As in ale-py, lines that a short frame does not reach go on to show the game before.
+        s[[words.DRAWN_END, words.DRAWN_END + 1]] = 0
+        s[[words.PAINTED, words.PAINTED + 1]] = 1
+        row[...] = start.frame
+
+    def make_start(self, noops: int) -> Start:
+        """Resets the first environment and returns the state that this has led to."""
+        frame = self._start_game(0, noops).copy()
+        return Start(self._states[0].copy(), frame)
+
+    def rebuild(self, env: int, seed: np.random.SeedSequence) -> None:
+        """Puts a new environment in place of one."""
+        rng = np.random.default_rng(seed)
+        self._power_on(np.arange(self.num_envs) == env, int(rng.integers(2**31 - 1)))
+        self._states[env, GENERATOR] = to_words(rng)
+
+    def screen(self, env: int) -> Array:
+        """Returns an environment's screen in colour [height, 160, 3]."""
+        return np.asarray(self.palette(env)[self.screens()[env]])
+
+    def get_env_state(self, env: int) -> dict[str, Any]:
+        """Returns all that decides an environment's future."""
+        pictures = self._screens[env, : 2 * steps.PICTURE]
+        return {"rom": self.rules.md5, "words": _pack(self._states[env]), "pictures": _pack(pictures)}
+
+    def set_env_state(self, env: int, state: dict[str, Any]) -> None:
+        """Continues where get_env_state was called."""
+        self._states[env] = np.frombuffer(zlib.decompress(state["words"]), np.int32)
+        self._screens[env, : 2 * steps.PICTURE] = np.frombuffer(zlib.decompress(state["pictures"]), np.uint8)
+
+    def _start_game(self, env: int, noops: int) -> Array:
+        """Resets one environment; returns its frame."""
+        self._choose(env)
+        if noops not in self._start_calls:
+            arrays = self._agent_arrays(self._own_rewards, self._own_ages)
+            self._start_calls[noops] = self._bind(START_GAME, noops, False, self._frames, arrays)
+        if self._start_calls[noops]() >= 0:
+            raise RunError(f"{self.rules.name} did not get ready within its reset")
+        return np.asarray(self._frames[env])
+
+    def _choose(self, env: int) -> None:
+        self.stepping[:] = False
+        self.stepping[env] = True
+
+    def _agent_arrays(self, rewards: Array, ages: Array) -> tuple[Array, ...]:
+        """Returns what core.py's orders of an agent's game take."""
+        last_frames = self._last_frames.reshape(self.num_envs, -1)
+        arrays = self._options, self._palette, self._maker, self._memories, last_frames
+        return *arrays, rewards, ages, self.counters, self.events
+
+    def _make_options(self) -> Array:
+        """Returns the rules of a step as steps.py reads them."""
+        options, made = self.options, np.zeros(steps.OPTION_WORDS, np.int32)
+        made[steps.FRAME_SKIP] = options.frame_skip
+        made[steps.NOOP_MAX] = options.noop_max
+        made[steps.EPISODIC_LIVES] = options.episodic_lives
+        made[steps.CLIP_REWARD] = options.clip_reward
+        made[steps.MAX_STEPS] = options.max_episode_steps
+        limit = math.ceil(options.repeat_action_probability * 2**53)
+        made[steps.STICKY : steps.STICKY + 2] = np.array([limit & 0xFFFFFFFF, limit >> 32], np.uint32).view(np.int32)
+        if options.fire_on_start:
+            pressed = [a for a in map(ACTIONS.index, ("noop", "fire", "up")) if a in self.actions]
+            made[steps.NUM_PRESSES] = len(pressed)
+            made[steps.PRESSES : steps.PRESSES + len(pressed)] = pressed
+        made[steps.NUM_ACTIONS] = len(self.actions)
+        made[steps.ACTIONS : steps.ACTIONS + len(self.actions)] = self._action_numbers
+        return made
+
+
+class NativeSimulator:
+    """Presents one environment of a batch as a Simulator."""
+
+    def __init__(self, batch: NativeBatch, env: int = 0):
+        self._batch, self._env = batch, env
+        self.spec, self.options = batch.spec, batch.options
+
+    @property
+    def lives(self) -> int:
+        """Returns the lives that are left."""
+        return int(self._batch.words(self._env)[words.LIVES])
+
+    def reset(self, row: Array) -> None:
+        self._batch.reset_one(self._env, row)
+
+    def step(self, action: Any, row: Array) -> Outcome:
+        return self._batch.step_one(self._env, action, row)
+
+    def render(self) -> Array:
+        """Returns the screen in colour [210, 160, 3]."""
+        return self._batch.screen(self._env)
+
+    def get_state(self) -> Any:
+        return self._batch.get_env_state(self._env)
+
+    def set_state(self, state: Any) -> None:
+        self._batch.set_env_state(self._env, state)
+
+    def close(self) -> None:
+        pass
+
+
+def make_native(
+    game: str, options: AtariOptions, seed: np.random.SeedSequence, reserve: bool = False
+) -> NativeSimulator:
+    """Returns a single environment, as AtariSimulator(...) does on ale-py."""
+    return NativeBatch(game, options, [seed], reserve).simulators[0]
+
+
+def _pack(array: Array) -> bytes:
+    return zlib.compress(array.tobytes(), 1)
