@@ -67,12 +67,13 @@ class EnvConfig:
     """Names one kind of environment, so that a worker process can build it.
 
     env_id: an Atari game, a gymnasium id or `package.module:factory`. preset: of Atari games. options: keyword
-        arguments.
+        arguments. simulator: of Atari games: native, ale or auto (see envs/choice.py).
     """
 
     env_id: str
     preset: str = "stooke"
     options: dict[str, Any] = field(default_factory=dict)
+    simulator: str = "auto"
 
 
 class Outcome(NamedTuple):
