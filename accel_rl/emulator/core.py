@@ -40,6 +40,8 @@ def command(
     frames: uint8 [n, pixels]. rewards, ends, lives: see BatchArrays. From `options` on: see NativeBatch."""
     failed, num_events = i32(-1), i32(0)
     for env in range(states.shape[0]):
+        if order == AGENT_STEP:
+            events[env] = 0
         if not mask[env]:
             continue
         s, screen = address(states[env]), address(screens[env])
