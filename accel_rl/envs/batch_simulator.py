@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
+from accel_rl.envs.atari import game_name, make_options
+from accel_rl.envs.choice import is_native, make_atari
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.native import NativeBatch, make_native
+from accel_rl.envs.native import NativeBatch
 from accel_rl.envs.spaces import from_env_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
@@ -70,19 +71,16 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
     """Returns the simulator that a worker steps. Raises UsageError for an unknown name or option.
 
     reserve: Atari games start from prepared states."""
-    game = game_name(config.env_id)
-    if game is not None:
-        make = make_native if config.simulator == "native" else AtariSimulator
-        return make(game, make_options(config.preset, config.options), seed, reserve)
-    return GymSimulator(config, seed)
+    return make_atari(config, seed, reserve) if game_name(config.env_id) else GymSimulator(config, seed)
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Prepares once what all simulators need, so that processes forked from this one share it."""
-    game = game_name(config.env.env_id)
-    options = make_options(config.env.preset, config.env.options) if game else None
-    if game and options and config.reset_mode == "reserve" and not why_no_reserve(game, options):
-        start_states(game, options)
+    """Prepares once what all simulators need, so that processes forked from this one share it.
+
+    Machine code of the native simulator, which is compiled here where that was never done, and start states."""
+    reserve = config.reset_mode == "reserve"
+    if game_name(config.env.env_id) and (reserve or is_native(config.env)):
+        make_atari(config.env, np.random.SeedSequence(0), reserve).close()
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class BatchSimulator:
         """Returns all environments in one, which a compiled call steps; None if they are not native ones."""
         env = self.config.env
         game = game_name(env.env_id)
-        if game is None or env.simulator != "native":
+        if game is None or not is_native(env):
             return None
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]
         native = NativeBatch(game, make_options(env.preset, env.options), seeds, self.config.reset_mode == "reserve")
