@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
 OLDEST_NUMBA = (0, 61)
 KEPT_S = 30 * 86_400.0  # machine code that was compiled longer ago may be removed when more is written
+SYMBOL = "call_with_arguments_in_memory"  # the function in an object file that Python calls
 INSTALL = "pip install 'accel-rl[native]'"
 COMPILATION = "accel_rl.emulator.compilation"
 
@@ -38,30 +39,32 @@ COMPILATION = "accel_rl.emulator.compilation"
 class MachineCode:
     """One compiled function in memory.
 
-    image: the object file. symbol: the function's name in it. returns_int: whether it returns a number or None."""
+    image: the object file. returns_int: whether the function returns a number or None."""
 
-    def __init__(self, image: bytes, symbol: str, returns_int: bool):
+    def __init__(self, image: bytes, returns_int: bool):
         self._engine = _link(image)
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int)
-        self._function = prototype(self._engine.get_function_address(symbol))
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        self._function = prototype(self._engine.get_function_address(SYMBOL))
         self._returns_int = returns_int
 
     def bind(self, arguments: tuple[Any, ...]) -> Callable[[], Any]:
         """Returns a function without arguments that calls this one."""
         # Numba passes an array by its fields: two that are unused here, the number of elements, their size, the
-        # address, shape and strides. The result goes to the first argument's address.
+        # address, shape and strides. The result goes to the first argument's address, and what the second one is for
+        # is never used.
         result = ctypes.c_int64()
-        flat: list[Any] = [ctypes.byref(result), ctypes.byref(ctypes.c_void_p())]
+        flat = [ctypes.addressof(result), ctypes.addressof(result)]
         for argument in arguments:
             if isinstance(argument, np.ndarray):
-                fields = (argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides)
-                flat += [ctypes.c_void_p(), ctypes.c_void_p(), *map(ctypes.c_int64, fields)]
+                flat += [0, 0, argument.size, argument.itemsize, argument.ctypes.data]
+                flat += [*argument.shape, *argument.strides]
             else:
-                flat.append(ctypes.c_int32(argument))
-        function, returns_int = self._function, self._returns_int
+                flat.append(int(argument))
+        words = np.array(flat, np.int64)
+        function, address, returns_int = self._function, words.ctypes.data, self._returns_int
 
-        def call(_held: Any = arguments) -> Any:
-            function(*flat)
+        def call(_held: Any = (arguments, words)) -> Any:
+            function(address)
             return ctypes.c_int32(result.value).value if returns_int else None
 
         return call
@@ -78,9 +81,9 @@ def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
         with _lock(path.with_suffix(".lock")) as has_waited:
             code = _read(path) if has_waited else None  # another process has compiled it meanwhile
             if code is None:
-                image, symbol, returns_int = _compile(function, types)
-                _write(path, json.dumps({"symbol": symbol, "returns_int": returns_int}).encode() + b"\n" + image)
-                code = MachineCode(image, symbol, returns_int)
+                image, returns_int = _compile(function, types)
+                _write(path, json.dumps({"returns_int": returns_int}).encode() + b"\n" + image)
+                code = MachineCode(image, returns_int)
     return code
 
 
@@ -97,7 +100,7 @@ def _read(path: Path) -> MachineCode | None:
         return None
     header, image = data.split(b"\n", 1)
     facts = json.loads(header)
-    return MachineCode(image, facts["symbol"], facts["returns_int"])
+    return MachineCode(image, facts["returns_int"])
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -133,7 +136,7 @@ def _lock(path: Path) -> Iterator[bool]:
         yield has_waited
 
 
-def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, str, bool]:
+def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
     """Returns what `compilation.compile_function` returns, from a process of its own.
 
     So Numba and the 300 MB that it compiles with are gone afterwards. Raises UsageError if that process fails."""
@@ -155,9 +158,9 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, st
             f"Numba {version} cannot compile {name}: {reasons[-1]}; mend it with {INSTALL}, or do without it by "
             "simulator=ale (--simulator ale)"
         )
-    image, symbol, returns_int = pickle.loads(data)
+    image, returns_int = pickle.loads(data)
     _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
-    return image, symbol, returns_int
+    return image, returns_int
 
 
 def check_numba() -> str:
