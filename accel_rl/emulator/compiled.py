@@ -8,7 +8,7 @@ One convention for all of them, so that a CPU and later a GPU run the same sourc
 * Pictures are flat there: `screen[160 * line + pixel]`.
 * No objects, exceptions, allocations or floats.
 
-Numba itself is imported only where something has to be compiled: later starts load machine code from the disk.
+Numba itself is imported only by the short-lived process that compiles; all others load machine code from the disk.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.emulator.intrinsics import teach_numba_intrinsics
 from accel_rl.emulator.machine_code import ArgumentTypes, MachineCode, load
 
 i32 = np.int32
@@ -34,14 +35,17 @@ class JitFunction:
     def _numba_type_(self) -> Any:
         import numba
 
-        _teach_numba_memory()
+        _teach_numba_address()
+        teach_numba_intrinsics()
         if self._dispatcher is None:
             self._dispatcher = numba.njit(**OPTIONS)(self.__wrapped__)
         return numba.typeof(self._dispatcher)
 
 
 class EntryFunction(JitFunction):
-    """A function that Python calls: with arrays (C-contiguous), ints and nothing else; it returns None or an int."""
+    """A function that Python calls: with arrays (C-contiguous), ints and nothing else; it returns None or an int.
+
+    It stands at the top of a module that can be imported."""
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
@@ -69,18 +73,8 @@ def address(array: Any) -> Any:
     raise NotImplementedError
 
 
-def local_ints(count: int) -> Any:
-    """Returns room for a constant number of int32 on the stack, in compiled functions only; it is not zeroed."""
-    raise NotImplementedError
-
-
-def as_words(pointer: Any) -> Any:
-    """Returns an address of bytes as one of int64, in compiled functions only; it must be a multiple of 8."""
-    raise NotImplementedError
-
-
 @cache
-def _teach_numba_memory() -> None:
+def _teach_numba_address() -> None:
     import numba
 
     @numba.extending.intrinsic  # type: ignore[untyped-decorator]
@@ -90,26 +84,6 @@ def _teach_numba_memory() -> None:
 
         return numba.types.CPointer(array.dtype)(array), data
 
-    @numba.extending.type_callable(local_ints)  # type: ignore[untyped-decorator]
-    def type_local_ints(_context: Any) -> Any:
-        is_constant = numba.types.IntegerLiteral
-        return lambda count: numba.types.CPointer(numba.types.int32) if isinstance(count, is_constant) else None
-
-    @numba.extending.lower_builtin(local_ints, numba.types.IntegerLiteral)  # type: ignore[untyped-decorator]
-    def lower_local_ints(context: Any, builder: Any, signature: Any, _arguments: Any) -> Any:
-        int32 = context.get_value_type(numba.types.int32)
-        return numba.core.cgutils.alloca_once(builder, int32, size=signature.args[0].literal_value)
-
-    @numba.extending.intrinsic  # type: ignore[untyped-decorator]
-    def cast(_context: Any, pointer: Any) -> Any:
-        words = numba.types.CPointer(numba.types.int64)
-
-        def same(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(words))
-
-        return words(pointer), same
-
-    numba.extending.overload(as_words)(lambda pointer: lambda pointer: cast(pointer))
     numba.extending.overload(address)(lambda array: lambda array: data_pointer(array))
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.emulator.compiled import as_words, i32, jit, local_ints
+from accel_rl.emulator.compiled import i32, jit
+from accel_rl.emulator.intrinsics import WORD, differing_words, local_ints
 from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 
@@ -26,9 +27,8 @@ f32, u8 = np.float32, np.uint8
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
-PIECE = 32  # pixels of a line that are compared at once
-PIECES = LINE_PIXELS // PIECE
-ALL_PIECES = 2**PIECES - 1
+WORDS = LINE_PIXELS // WORD
+ALL_WORDS = 2**WORDS - 1
 COLOURS = 256
 MOST_CROPPED = 8  # lines at the bottom that may be dropped so that the frame is an exact half of the screen
 
@@ -47,8 +47,9 @@ FIRST_LINES = 10  # where the tables are: [HEIGHT], of each row
 LINE_WEIGHTS = 11  # [HEIGHT, LINE_TAPS]
 FIRST_COLUMNS = 12  # [WIDTH]
 COLUMN_WEIGHTS = 13  # [WIDTH, COLUMN_TAPS]
-PIECE_COLUMNS = 14  # [PIECES, 2]: the first column of the frame that a piece is in, and the one after the last
-SETTINGS = 15
+FIRST_CHANGED = 14  # [WORDS + 1]: the first column of the frame that a word is in
+FIRST_UNCHANGED = 15  # [WORDS + 1]: the first column that this word and later ones are in alone
+SETTINGS = 16
 
 
 @jit
@@ -59,129 +60,114 @@ def make_frame(pictures, newest, before, palette, maker, memory, frame):
     palette: uint8 [channels * 256]. maker, memory: see FramePlan. frame: uint8 [channels * height * width]."""
     if before < 0:
         before = newest
-    lines, channels, height, width = maker[LINES], maker[CHANNELS], maker[HEIGHT], maker[WIDTH]
-    old = i32(COLOURS * channels)
-    last_frame = i32(old + 2 * LINE_PIXELS * lines)
-    changed, mixed = local_ints(PICTURE_LINES), local_ints(PICTURE_LINES)
-    any_changed = _note_changes(as_words(pictures), newest // 8, before // 8, as_words(memory), old // 8, lines, changed, mixed)
-    if _take_palette(as_words(palette), as_words(memory), old // 8):
-        any_changed = True
-        for line in range(lines):
-            changed[line] = ALL_PIECES
-    if any_changed:
+    channels, height, width = maker[CHANNELS], maker[HEIGHT], maker[WIDTH]
+    size = i32(LINE_PIXELS * maker[LINES])
+    screen = i32(COLOURS * channels + 2 * size)
+    last_frame = i32(screen + channels * size)
+    changed = local_ints(PICTURE_LINES)  # of each line, a bit for each word
+    if _make_screen(pictures, newest, before, palette, maker, memory, changed):
         for row in range(height):
-            first_line = maker[maker[FIRST_LINES] + row]
-            pieces = i32(0)
-            for line in range(first_line, first_line + maker[LINE_TAPS]):
-                pieces |= changed[line]
-            for piece in range(PIECES):
-                if pieces >> piece & 1:
-                    for channel in range(channels):
-                        target = last_frame + width * (height * channel + row)
-                        _make_pixels(
-                            pictures, newest, before, palette, COLOURS * channel, maker, row, piece, mixed, memory, target
-                        )
+            line = maker[maker[FIRST_LINES] + row]
+            words = i32(0)
+            for tap in range(maker[LINE_TAPS]):
+                words |= changed[line + tap]
+            if words:
+                for channel in range(channels):
+                    source = screen + size * channel + LINE_PIXELS * line
+                    _make_row(memory, source, last_frame + width * (height * channel + row), maker, row, words)
     for pixel in range(channels * height * width):
         frame[pixel] = memory[last_frame + pixel]
 
 
 @jit
-def _take_palette(palette, memory, words):
-    """Remembers the palette; returns whether it is another one than the last call's."""
-    difference = 0
-    for word in range(words):
-        difference |= palette[word] ^ memory[word]
-        memory[word] = palette[word]
-    return difference != 0
-
-
-@jit
-def _note_changes(pictures, newest, before, memory, old, lines, changed, mixed):
-    """Remembers two pictures. Sets a bit in `changed` for each piece of a line that differs from the last call's, and
-    `mixed` of a line if the two are not equal; returns whether anything has changed."""
-    any_changed = False
-    for line in range(lines):
-        changed[line] = 0
-        unequal = 0
-        for piece in range(PIECES):
-            difference = 0
-            for word in range(4 * piece, 4 * piece + 4):
-                new_word, word_before = pictures[newest + word], pictures[before + word]
-                difference |= (new_word ^ memory[old + 2 * word]) | (word_before ^ memory[old + 2 * word + 1])
-                unequal |= new_word ^ word_before
-            if difference:
-                changed[line] |= 1 << piece
-                any_changed = True
-                for word in range(4 * piece, 4 * piece + 4):
-                    memory[old + 2 * word] = pictures[newest + word]
-                    memory[old + 2 * word + 1] = pictures[before + word]
-        mixed[line] = unequal != 0
-        newest += LINE_PIXELS // 8
-        before += LINE_PIXELS // 8
-        old += LINE_PIXELS // 4
-    return any_changed
-
-
-@jit
-def _make_pixels(pictures, newest, before, palette, colours, maker, row, piece, mixed, memory, target):
-    """Makes the pixels of a row into which a piece goes."""
-    begin, end = maker[maker[PIECE_COLUMNS] + 2 * piece], maker[maker[PIECE_COLUMNS] + 2 * piece + 1]
-    first_columns, column_taps = maker[FIRST_COLUMNS], maker[COLUMN_TAPS]
-    first, last = maker[first_columns + begin], maker[first_columns + end - 1] + column_taps
-    line = maker[maker[FIRST_LINES] + row]
-    newest += LINE_PIXELS * line
-    before += LINE_PIXELS * line
-    sums, means = local_ints(LINE_PIXELS), local_ints(LINE_PIXELS)
-    for pixel in range(first, last):
-        sums[pixel] = 0
-    for tap in range(maker[LINE_TAPS]):
-        weight = maker[maker[LINE_WEIGHTS] + maker[LINE_TAPS] * row + tap]
-        if mixed[line + tap]:
-            for pixel in range(first, last):
-                value = palette[colours + pictures[newest + pixel]]
-                other = palette[colours + pictures[before + pixel]]
-                sums[pixel] += i32(weight * max(value, other))
-        else:
-            for pixel in range(first, last):
-                sums[pixel] += i32(weight * palette[colours + pictures[newest + pixel]])
+def _make_screen(pictures, newest, before, palette, maker, memory, changed):
+    """Remembers palette and pictures; changes the screen where they differ from the last call's, and notes it in
+    `changed`. Returns whether anything has changed."""
+    old_newest = COLOURS * maker[CHANNELS]
+    size = LINE_PIXELS * maker[LINES]
+    old_before, screen = old_newest + size, old_newest + 2 * size
+    always = i32(0)
+    for colour in range(old_newest):
+        if memory[colour] != palette[colour]:
+            memory[colour] = palette[colour]
+            always = i32(ALL_WORDS)
+    any_changed = always
+    for line in range(maker[LINES]):
+        words = always | differing_words(pictures, newest, memory, old_newest, WORDS)
+        words |= differing_words(pictures, before, memory, old_before, WORDS)
+        changed[line] = words
+        if words:
+            any_changed |= words
+            for pixel in range(LINE_PIXELS):
+                memory[old_newest + pixel] = pictures[newest + pixel]
+            for pixel in range(LINE_PIXELS):
+                memory[old_before + pixel] = pictures[before + pixel]
+            mixed = differing_words(pictures, newest, pictures, before, WORDS)
+            for channel in range(maker[CHANNELS]):
+                colours, target = COLOURS * channel, screen + size * channel
+                for word in range(WORDS):
+                    if words >> word & 1:
+                        for pixel in range(WORD * word, WORD * word + WORD):
+                            memory[target + pixel] = palette[colours + pictures[newest + pixel]]
+                        if mixed >> word & 1:
+                            for pixel in range(WORD * word, WORD * word + WORD):
+                                value = palette[colours + pictures[before + pixel]]
+                                memory[target + pixel] = max(value, memory[target + pixel])
         newest += LINE_PIXELS
         before += LINE_PIXELS
+        old_newest += LINE_PIXELS
+        old_before += LINE_PIXELS
+        screen += LINE_PIXELS
+    return any_changed != 0
 
-    weights = maker[COLUMN_WEIGHTS] + column_taps * begin
+
+@jit
+def _make_row(memory, source, target, maker, row, words):
+    """Makes the pixels of a row into which changed words go; source: the first of the row's lines."""
+    sums = local_ints(LINE_PIXELS)
+    line_weights = maker[LINE_WEIGHTS] + maker[LINE_TAPS] * row
+    for pixel in range(LINE_PIXELS):
+        sums[pixel] = 0
+    for tap in range(maker[LINE_TAPS]):
+        weight, line = maker[line_weights + tap], source + LINE_PIXELS * tap
+        for pixel in range(LINE_PIXELS):
+            sums[pixel] += i32(weight * memory[line + pixel])
+    if maker[NEAR] < 0:
+        for column in range(LINE_PIXELS // 2):
+            memory[target + column] = i32(sums[2 * column] + sums[2 * column + 1] + 2) >> 2
+        return
+    word = i32(0)
+    while words >> word:
+        while not words >> word & 1:
+            word += i32(1)
+        begin = maker[maker[FIRST_CHANGED] + word]
+        while words >> word & 1:
+            word += i32(1)
+        _make_pixels(memory, source, target, maker, line_weights, sums, begin, maker[maker[FIRST_UNCHANGED] + word])
+
+
+@jit
+def _make_pixels(memory, source, target, maker, line_weights, sums, begin, end):
+    total = i32(maker[LINE_TOTAL] * maker[COLUMN_TOTAL])
+    inverse = (1 << 44) // (2 * total) + 1  # x * inverse >> 44 is x // (2 * total): x is below 256 * 2 * total
+    taps = maker[COLUMN_TAPS]
+    weights = maker[COLUMN_WEIGHTS] + taps * begin
     for column in range(begin, end):
-        pixel = maker[first_columns + column]
+        first = maker[maker[FIRST_COLUMNS] + column]
         weighted = i32(0)
-        for tap in range(column_taps):
-            weighted += i32(maker[weights + tap] * sums[pixel + tap])
-        means[column] = weighted
-        weights += column_taps
-    total = i32(maker[LINE_TOTAL] * maker[COLUMN_TOTAL])
-    inverse = f32(0.5) / f32(total)
-    nearest = i32(2 * total)
-    for column in range(begin, end):
-        doubled = i32(2 * means[column] + total)
-        mean = i32(f32(doubled) * inverse)
-        rest = i32(doubled - 2 * total * mean)
-        nearest = min(nearest, rest, i32(2 * total - rest))
+        for tap in range(taps):
+            weighted += i32(maker[weights + tap] * sums[first + tap])
+        doubled = i32(2 * weighted + total)
+        mean = doubled * inverse >> 44
+        rest = doubled - 2 * total * mean
+        if rest <= maker[NEAR] or rest >= 2 * total - maker[NEAR]:
+            mean = _mean_as_cv2(memory, source + first, maker, line_weights, weights, weighted)
         memory[target + column] = mean
-    if nearest <= maker[NEAR]:
-        _correct(pictures, newest, before, palette, colours, maker, row, begin, end, means, memory, target)
+        weights += taps
 
 
 @jit
-def _correct(pictures, newest, before, palette, colours, maker, row, begin, end, means, memory, target):
-    total = i32(maker[LINE_TOTAL] * maker[COLUMN_TOTAL])
-    newest -= LINE_PIXELS * maker[LINE_TAPS]
-    before -= LINE_PIXELS * maker[LINE_TAPS]
-    for column in range(begin, end):
-        rest = (2 * means[column] + total) % (2 * total)
-        if min(rest, 2 * total - rest) <= maker[NEAR]:
-            first = maker[maker[FIRST_COLUMNS] + column]
-            memory[target + column] = _mean_as_cv2(pictures, newest + first, before + first, palette, colours, maker, row, column, means[column])
-
-
-@jit
-def _mean_as_cv2(pictures, newest, before, palette, colours, maker, row, column, weighted):
+def _mean_as_cv2(memory, source, maker, line_weights, column_weights, weighted):
     """Returns the mean of one pixel of the frame in float32, rounded to the nearest integer, halves to the even one."""
     mean = f32(0)
     if maker[SUMS_INTEGERS]:
@@ -189,12 +175,10 @@ def _mean_as_cv2(pictures, newest, before, palette, colours, maker, row, column,
     else:
         for line in range(maker[LINE_TAPS]):
             in_line = f32(0)
-            for tap in range(maker[COLUMN_TAPS]):
-                pixel = LINE_PIXELS * line + tap
-                value = max(palette[colours + pictures[newest + pixel]], palette[colours + pictures[before + pixel]])
-                weight = maker[maker[COLUMN_WEIGHTS] + maker[COLUMN_TAPS] * column + tap]
-                in_line += f32(value) * f32(weight / maker[COLUMN_TOTAL])
-            mean += f32(maker[maker[LINE_WEIGHTS] + maker[LINE_TAPS] * row + line] / maker[LINE_TOTAL]) * in_line
+            for column in range(maker[COLUMN_TAPS]):
+                weight = f32(maker[column_weights + column] / maker[COLUMN_TOTAL])
+                in_line += f32(memory[source + LINE_PIXELS * line + column]) * weight
+            mean += f32(maker[line_weights + line] / maker[LINE_TOTAL]) * in_line
     whole = i32(mean)
     part = mean - f32(whole)
     return i32(whole + (part > f32(0.5) or (part == f32(0.5) and whole & 1)))
@@ -221,15 +205,14 @@ class FramePlan:
         total = rows.total * columns.total
         roundings = rows.weights.shape[1] + columns.weights.shape[1] + 4
         near = -1 if halves else int(2 * total * 255 * roundings * 2.0**-23)
-        edges = np.arange(PIECES + 1) * PIECE * made[1] / LINE_PIXELS
-        piece_columns = np.stack([np.floor(edges[:-1]), np.ceil(edges[1:])], axis=1)
-        tables = [rows.first, rows.weights, columns.first, columns.weights, piece_columns]
+        edges = np.arange(WORDS + 1) * made[1]
+        tables = [rows.first, rows.weights, columns.first, columns.weights, edges // WORDS, -(-edges // WORDS)]
         places = np.cumsum([SETTINGS, *(table.size for table in tables[:-1])])
         settings = [lines, channels, *made, rows.weights.shape[1], columns.weights.shape[1], rows.total]
         settings += [columns.total, near, is_whole, *places]
         assert len(settings) == SETTINGS
         self.maker: Ints = np.concatenate([settings, *(table.ravel() for table in tables)]).astype(np.int32)
-        size = channels * COLOURS + 2 * lines * LINE_PIXELS + channels * made[0] * made[1]
+        size = channels * COLOURS + (2 + channels) * lines * LINE_PIXELS + channels * made[0] * made[1]
         self.memory_size = -(-size // 64) * 64
 
     def finish(self, made: Bytes, frames: Bytes) -> None:
