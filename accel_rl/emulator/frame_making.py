@@ -148,22 +148,30 @@ def _make_row(memory, source, target, maker, row, words):
 
 @jit
 def _make_pixels(memory, source, target, maker, line_weights, sums, begin, end):
-    total = i32(maker[LINE_TOTAL] * maker[COLUMN_TOTAL])
-    inverse = (1 << 44) // (2 * total) + 1  # x * inverse >> 44 is x // (2 * total): x is below 256 * 2 * total
-    taps = maker[COLUMN_TAPS]
-    weights = maker[COLUMN_WEIGHTS] + taps * begin
+    taps, weights = maker[COLUMN_TAPS], maker[COLUMN_WEIGHTS] + maker[COLUMN_TAPS] * begin
+    weighted = local_ints(LINE_PIXELS)
     for column in range(begin, end):
         first = maker[maker[FIRST_COLUMNS] + column]
-        weighted = i32(0)
-        for tap in range(taps):
-            weighted += i32(maker[weights + tap] * sums[first + tap])
-        doubled = i32(2 * weighted + total)
-        mean = doubled * inverse >> 44
-        rest = doubled - 2 * total * mean
-        if rest <= maker[NEAR] or rest >= 2 * total - maker[NEAR]:
-            mean = _mean_as_cv2(memory, source + first, maker, line_weights, weights, weighted)
-        memory[target + column] = mean
+        total = i32(maker[weights] * sums[first])
+        for tap in range(1, taps):
+            total += i32(maker[weights + tap] * sums[first + tap])
+        weighted[column] = total
         weights += taps
+    total = i32(maker[LINE_TOTAL] * maker[COLUMN_TOTAL])
+    inverse = f32(0.5) / f32(total)
+    nearest = i32(total)
+    for column in range(begin, end):
+        doubled = i32(2 * weighted[column] + total)
+        mean = i32(f32(doubled) * inverse)
+        rest = i32(doubled - 2 * total * mean)
+        nearest = min(nearest, rest, i32(2 * total - rest))
+        memory[target + column] = mean
+    if nearest <= maker[NEAR]:
+        for column in range(begin, end):
+            rest = i32((2 * weighted[column] + total) % i32(2 * total))
+            if min(rest, i32(2 * total - rest)) <= maker[NEAR]:
+                weights, first = maker[COLUMN_WEIGHTS] + taps * column, maker[maker[FIRST_COLUMNS] + column]
+                memory[target + column] = _mean_as_cv2(memory, source + first, maker, line_weights, weights, weighted[column])
 
 
 @jit
