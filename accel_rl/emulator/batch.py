@@ -21,8 +21,8 @@ from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.resets import reset_program
 from accel_rl.emulator.rules import known_games, rules_for
-from accel_rl.emulator.steps import PICTURE
 from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TERMINAL, TRUNCATED
+from accel_rl.emulator.steps import PICTURE
 from accel_rl.errors import RunError, UsageError, unknown
 
 Bools = npt.NDArray[np.bool_]

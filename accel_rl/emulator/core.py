@@ -3,10 +3,8 @@
 from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, SYSTEM_SEED, begin_action, begin_reset, power_on, run_due_frames
 from accel_rl.emulator.frame_making import make_frame
-from accel_rl.emulator.picture import PICTURE_LINES
-from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.rule_code import update_rules
-from accel_rl.emulator.state import FRAME_BUFFER, INSTRUCTIONS_LEFT, LIVES, PAINT, REWARD, TERMINAL, TRUNCATED
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, LIVES, PAINT, REWARD, TERMINAL, TRUNCATED
 from accel_rl.emulator.steps import (
     ACTIONS,
     BAD_ACTION,
@@ -40,6 +38,8 @@ def command(
     frames: uint8 [n, pixels]. rewards, ends, lives: see BatchArrays. From `options` on: see NativeBatch."""
     failed, num_events = i32(-1), i32(0)
     for env in range(states.shape[0]):
+        if order == AGENT_STEP:
+            events[env] = 0
         if not mask[env]:
             continue
         s, screen = address(states[env]), address(screens[env])

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
+from accel_rl.envs.atari import game_name, make_options
+from accel_rl.envs.choice import is_native, make_atari
 from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.native import NativeBatch
 from accel_rl.envs.spaces import from_env_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
@@ -69,18 +71,16 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
     """Returns the simulator that a worker steps. Raises UsageError for an unknown name or option.
 
     reserve: Atari games start from prepared states."""
-    game = game_name(config.env_id)
-    if game is not None:
-        return AtariSimulator(game, make_options(config.preset, config.options), seed, reserve)
-    return GymSimulator(config, seed)
+    return make_atari(config, seed, reserve) if game_name(config.env_id) else GymSimulator(config, seed)
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Prepares once what all simulators need, so that processes forked from this one share it."""
-    game = game_name(config.env.env_id)
-    options = make_options(config.env.preset, config.env.options) if game else None
-    if game and options and config.reset_mode == "reserve" and not why_no_reserve(game, options):
-        start_states(game, options)
+    """Prepares once what all simulators need, so that processes forked from this one share it.
+
+    Machine code of the native simulator, which is compiled here where that was never done, and start states."""
+    reserve = config.reset_mode == "reserve"
+    if game_name(config.env.env_id) and (reserve or is_native(config.env)):
+        make_atari(config.env, np.random.SeedSequence(0), reserve).close()
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,16 @@ class BatchSimulator:
             for row in range(self._history, len(observation))
         ]
         self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
-        self._waiting = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
         self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
-        self._score = [0.0] * self.num_envs
-        self._length = [0] * self.num_envs
-        self._age = [0] * self.num_envs  # of the newest row
         self._counts = [True] * self.num_envs  # False while the game began with random actions: its score is left out
         self._failed = [False] * self.num_envs  # it has raised; the pause builds a new environment
         self._random_action: Any = None  # the last one of the environment that is being started
+        # These are lists, or arrays that compiled code reads and writes.
+        self._waiting: Any = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
+        self._score: Any = [0.0] * self.num_envs
+        self._length: Any = [0] * self.num_envs
+        self._age: Any = [0] * self.num_envs  # of the newest row
+        self._native = self._guarded(0, lambda _: self._make_native())
         self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
 
     def start(self) -> None:
@@ -174,10 +176,13 @@ class BatchSimulator:
                 arrays["reset"][0, column] = True
                 arrays["age"][0, column] = 0
                 self._waiting[column] = False
-        self._age = arrays["age"][0].tolist()
+        self._age[:] = arrays["age"][0].tolist()
 
     def step(self, t: int) -> None:
         """Steps every environment with its action of step t; writes row t and the observation after it."""
+        if self._native is not None:
+            self._step_native(t, self._native)
+            return
         for column in range(self.num_envs):
             self._heartbeat(self.first_env + column)
             if self._waiting[column]:
@@ -185,11 +190,7 @@ class BatchSimulator:
             try:
                 self._step_env(t, column)
             except Exception as error:
-                failure = self._failure(column, self._action[t, column])
-                if not self.config.restart_on_error:
-                    raise failure from error
-                self._note_failure(column, failure)
-                self._wait_for_pause(t, column)
+                self._treat_failure(t, column, error)
 
     def pause(self) -> None:
         """Resets or rebuilds the environments that waited, while the learner works."""
@@ -199,7 +200,25 @@ class BatchSimulator:
             if self._failed[column]:
                 self._replace(column)
 
+    def _make_native(self) -> NativeBatch | None:
+        """Returns all environments in one, which a compiled call steps; None if they are not native ones."""
+        env = self.config.env
+        game = game_name(env.env_id)
+        if game is None or not is_native(env):
+            return None
+        seeds = [self._seed(column, 0) for column in range(self.num_envs)]
+        native = NativeBatch(game, make_options(env.preset, env.options), seeds, self.config.reset_mode == "reserve")
+        self._waiting = np.ones(self.num_envs, np.bool_)
+        self._score, self._length, self._age = native.counters
+        observation = self.arrays["observation"][self._history :]
+        self._native_steps = [
+            native.bind_step(observation[t + 1], self._reward[t], self._ages[t + 1]) for t in range(self.horizon)
+        ]
+        return native
+
     def _build(self, column: int) -> Simulator:
+        if self._native is not None:
+            return self._native.simulators[column]
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
@@ -225,6 +244,7 @@ class BatchSimulator:
                 simulator.reset(row)
         self._random_action = None
         self._counts[column] = num_random == 0
+        self._score[column], self._length[column] = 0.0, 0
 
     def _reset_env(self, column: int, row: Array) -> None:
         """Starts the next game."""
@@ -236,19 +256,28 @@ class BatchSimulator:
             self._note_failure(column, self._failure(column, None))
 
     def _step_env(self, t: int, column: int) -> None:
-        row = self._rows[t + 1][column]
-        outcome = self.simulators[column].step(self._action[t, column], row)
-        reward, score, terminated, truncated, game_over, _ = outcome
-        if reward:
-            self._reward[t, column] = reward
-        self._score[column] += score
+        outcome = self.simulators[column].step(self._action[t, column], self._rows[t + 1][column])
+        if outcome.reward:
+            self._reward[t, column] = outcome.reward
+        self._score[column] += outcome.score
         self._length[column] += 1
         self._age[column] += 1
-        if terminated or truncated or game_over:
+        if outcome.terminated or outcome.truncated or outcome.game_over:
             self._end_episode(t, column, outcome)
         self._ages[t + 1, column] = self._age[column]
-        if self._waiting[column]:
-            self._wait_for_pause(t + 1, column)
+
+    def _step_native(self, t: int, native: NativeBatch) -> None:
+        """Steps all environments in one call, after which only episodes that have ended remain to be treated."""
+        self._heartbeat(self.first_env)
+        np.logical_not(self._waiting, out=native.stepping)
+        native.set_actions(self._action[t])
+        if self._native_steps[t]():
+            for column in native.events.nonzero()[0].tolist():
+                try:
+                    self._end_episode(t, column, native.outcome(column, self._reward[t, column]))
+                    self._ages[t + 1, column] = self._age[column]
+                except Exception as error:
+                    self._treat_failure(t, column, error)
 
     def _end_episode(self, t: int, column: int, outcome: Outcome) -> None:
         """Ends the learner's episode, and the game if it is over."""
@@ -260,17 +289,21 @@ class BatchSimulator:
         if outcome.terminated or outcome.truncated:
             self._age[column] = 0
         if outcome.game_over:
-            self._finish_game(t, column)
-            if self.config.reset_mode == "wait":
-                self._waiting[column] = True
-                return
+            self._start_next_game(t, column)
+
+    def _start_next_game(self, t: int, column: int) -> None:
+        """Starts the next game in row t + 1, or leaves the environment alone until the pause."""
+        self._finish_game(t, column)
+        if self.config.reset_mode != "wait":
+            row = self._rows[t + 1][column]
             self._reset_env(column, row)
-            if self._failed[column]:
-                self._waiting[column] = True
-                row[...] = self._rows[t][column]  # the reset may have left anything there
+            if not self._failed[column]:
+                self.arrays["reset"][t + 1, column] = True
+                self._age[column] = 0
                 return
-            arrays["reset"][t + 1, column] = True
-            self._age[column] = 0
+            row[...] = self._rows[t][column]  # the reset may have left anything there
+        self._ages[t + 1, column] = self._age[column]
+        self._wait_for_pause(t + 1, column)
 
     def _finish_game(self, t: int, column: int) -> None:
         if self._counts[column]:
@@ -283,6 +316,14 @@ class BatchSimulator:
         self._waiting[column] = True
         stand_still(select_envs(self.arrays, slice(column, column + 1)), t)
 
+    def _treat_failure(self, t: int, column: int, error: Exception) -> None:
+        """Ends the run, or loses the samples from step t on, after an environment has raised."""
+        failure = self._failure(column, self._action[t, column])
+        if not self.config.restart_on_error:
+            raise failure from error
+        self._note_failure(column, failure)
+        self._wait_for_pause(t, column)
+
     def _note_failure(self, column: int, failure: RunError) -> None:
         """Counts and logs an environment that raised, where restart_on_error lets the run go on."""
         logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
@@ -293,9 +334,10 @@ class BatchSimulator:
         """Builds and starts a new environment; raises RunError if that one fails at once, too."""
         with contextlib.suppress(Exception):
             self.simulators[column].close()
+        if self._native is not None:
+            self._guarded(column, lambda column: self._native.rebuild(column, self._seed(column, 0)))
         self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
-        self._score[column], self._length[column] = 0.0, 0
         self._failed[column], self._waiting[column] = False, True
 
     def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
@@ -321,10 +363,10 @@ class BatchSimulator:
         return [
             {
                 "simulator": self.simulators[column].get_state(),
-                "waiting": self._waiting[column],
+                "waiting": bool(self._waiting[column]),
                 "pending": self._pending[column].copy(),
-                "score": self._score[column],
-                "length": self._length[column],
+                "score": float(self._score[column]),
+                "length": int(self._length[column]),
                 "counts": self._counts[column],
             }
             for column in range(self.num_envs)

@@ -196,7 +196,8 @@ class NativeBatch(BatchAtari):
         limit = math.ceil(options.repeat_action_probability * 2**53)
         made[steps.STICKY : steps.STICKY + 2] = np.array([limit & 0xFFFFFFFF, limit >> 32], np.uint32).view(np.int32)
         if options.fire_on_start:
-            pressed = [a for a in map(ACTIONS.index, ("noop", "fire", "up")) if a in self.actions]
+            pressed = [ACTIONS.index("noop")]
+            pressed += [action for action in map(ACTIONS.index, ("fire", "up")) if action in self.actions]
             made[steps.NUM_PRESSES] = len(pressed)
             made[steps.PRESSES : steps.PRESSES + len(pressed)] = pressed
         made[steps.NUM_ACTIONS] = len(self.actions)
