@@ -21,7 +21,8 @@ VECTOR_COLORS = {
     "EnvPool": YELLOW,
 }
 STEP_COLORS = {"ale": [ORANGE, LIGHT_ORANGE], "native": [BLUE, LIGHT_BLUE]}
-BAR_INCHES, GAP_BARS = 0.15, 1.3  # height of a bar; space between two groups of bars, in bars
+BAR_INCHES, GAP_BARS = 0.14, 1.3  # height of a bar; space between two groups of bars, in bars
+LEGEND_INCHES = 0.5
 
 
 class Bar(NamedTuple):
@@ -48,17 +49,19 @@ def draw_emulator(result: Row, out: Path) -> None:
     panels = [make(rows[part]) for part, make in PANELS.items() if rows[part]]
     if not panels:
         return
-    most_bars = max(sum(len(bars) + GAP_BARS for bars in panel.groups.values()) for panel in panels)
-    size = (max(5.2 * len(panels), 8.0), BAR_INCHES * most_bars + 2.0)
-    figure = Figure(figsize=size, dpi=120, layout="constrained", facecolor="white")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    bars_height = BAR_INCHES * max(sum(len(bars) + GAP_BARS for bars in panel.groups.values()) for panel in panels)
+    heights = [max(bars_height, 1.0) + 1.0, LEGEND_INCHES]
+    figure = Figure((5.2 * max(len(panels), 1.5), sum(heights)), dpi=120, layout="constrained", facecolor="white")
+    above, below = figure.subplots(2, len(panels), squeeze=False, height_ratios=heights)
+    for axes, legend_axes, panel in zip(above, below, panels, strict=True):
         _draw_panel(axes, panel)
-    machine = result["machine"]
-    figure.suptitle(
-        f"{machine['cpu']}, cores: {machine['cores']}; ale-py {machine['packages'].get('ale-py', '')}",
-        fontsize=9,
-        color="#666666",
-    )
+        legend_axes.axis("off")
+        legend_axes.legend(
+            *axes.get_legend_handles_labels(), loc="upper center", ncols=2, frameon=False, fontsize=8, borderaxespad=0
+        )
+    machine, missing = result["machine"], ", ".join(result["missing_peers"])
+    versions = f"ale-py {machine['packages'].get('ale-py')}" + (f"; not installed: {missing}" if missing else "")
+    figure.suptitle(f"{machine['cpu']}, cores: {machine['cores']}; {versions}", fontsize=8, color="#666666")
     figure.savefig(out)
 
 
@@ -81,11 +84,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel(panel.unit)
+    axes.set_xlabel(panel.unit, fontsize=8)
+    axes.tick_params(labelsize=8)
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.9 / (BAR_INCHES * y + 1)), ncols=2,
-                frameon=False, fontsize=8)  # fmt: skip
 
 
 def _raw_panel(rows: Sequence[Row]) -> Panel:
@@ -108,7 +109,7 @@ def _steps_panel(rows: Sequence[Row]) -> Panel:
             color = shades[sizes.index(row["frames"]) % len(shades)]
             bar = Bar(f"{name}, {row['frames']}", color, row["medians"][name], _note(row, f"{name} / ale"))
             groups.setdefault(row["game"], []).append(bar)
-    return Panel("Agent steps with preprocessing, one core", "steps per second (ratio to ale)", groups)
+    return Panel("Agent steps, ale and native, one core", "steps per second (ratio to ale)", groups)
 
 
 def _vector_panel(rows: Sequence[Row]) -> Panel:
@@ -121,7 +122,7 @@ def _vector_panel(rows: Sequence[Row]) -> Panel:
             if rates:
                 bars.append(Bar(label, color, max(rates), *notes))
         groups[f"{row['game']}\n{row['frames']}"] = bars
-    unit = "steps per second (sampler: ratio to the best peer; ours: to ale-py's)"
+    unit = "steps per second (our sampler: ratio to the best peer;\nour AtariVectorEnv: to ale-py's)"
     return Panel("Vector environments, all cores, random actions", unit, groups)
 
 
