@@ -147,7 +147,7 @@ class BatchSimulator:
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
         self._age: Any = [0] * self.num_envs  # of the newest row
-        self._native = self._guarded(0, lambda _: self._make_native())
+        self._native: NativeBatch | None = self._guarded(0, lambda _: self._make_native())
         self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
 
     def start(self) -> None:
@@ -335,7 +335,7 @@ class BatchSimulator:
         with contextlib.suppress(Exception):
             self.simulators[column].close()
         if self._native is not None:
-            self._guarded(column, lambda column: self._native.rebuild(column, self._seed(column, 0)))
+            self._native.rebuild(column, self._seed(column, 0))
         self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
         self._failed[column], self._waiting[column] = False, True

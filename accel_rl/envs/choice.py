@@ -11,7 +11,7 @@ import numpy as np
 
 from accel_rl import emulator
 from accel_rl.emulator.machine_code import check_numba
-from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, make_options
+from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
 from accel_rl.envs.native import NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
@@ -80,6 +80,17 @@ def make_atari(
     reserve: it starts from prepared states. Raises UsageError for an unknown option."""
     make = make_native if is_native(config) else AtariSimulator
     return make(str(game_name(config.env_id)), make_options(config.preset, config.options), seed, reserve)
+
+
+def describe_native() -> str:
+    """Returns whether the native simulator works here; where it was never compiled, that happens now."""
+    try:
+        version = check_numba()
+        make_native("pong", AtariOptions(), np.random.SeedSequence(0))
+    except UsageError as error:
+        return f"--simulator native is not available: {error}"
+    num_exact = sum(find_difference(game) is None for game in games())
+    return f"--simulator native is ready (Numba {version}); it is exact in {num_exact} of {len(games())} games"
 
 
 def find_difference(game: str) -> str | None:

@@ -85,7 +85,7 @@ class NativeBatch(BatchAtari):
         self._memories = np.zeros((self.num_envs, 1), np.uint8)
         self._own_rewards, self._own_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
         self._own_step = self.bind_step(self._frames, self._own_rewards, self._own_ages)
-        self.simulators = [NativeSimulator(self, env) for env in range(self.num_envs)]
+        self.simulators: list[NativeSimulator] = [NativeSimulator(self, env) for env in range(self.num_envs)]
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
         """Returns a call that plays a step in each environment of `stepping`, with the actions of `set_actions`.

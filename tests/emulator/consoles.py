@@ -7,6 +7,7 @@ import numpy as np
 
 from accel_rl.emulator import console, core, state
 from accel_rl.emulator.ale_states import AleState, copy_to_ale
+from accel_rl.emulator.batch import NO_AGENT
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from tests.emulator.roms import save_state
 
