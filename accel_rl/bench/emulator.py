@@ -36,6 +36,7 @@ from accel_rl.bench.output import create_parents, describe_run, figure_path, fir
 from accel_rl.bench.peers import own_builders, peer_builders
 from accel_rl.bench.timing import Contestant, Repeated, Schedule, compare
 from accel_rl.emulator import BatchAtari
+from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs import EnvConfig, EnvSpec, make_simulator
 from accel_rl.envs.atari import PRESETS, games
 from accel_rl.errors import unknown
@@ -89,6 +90,7 @@ class Benchmark:
         for game in options.games or ():
             if game not in games():
                 raise unknown("game", game, games(), "(`accel-rl list envs`)")
+        check_numba()
         self.options = options
         self.cores = first_cores(options.cores)
         self.all_cpus = tuple(cpu for core in self.cores for cpu in core)
