@@ -15,8 +15,8 @@ class RunSettings:
     env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))
     simulator: str = setting(
         "auto",
-        "Atari: the emulator: native, the project's own, steps all environments of a process in one compiled call; ale: "
-        "ale-py's; auto: native where it is exact and Numba is installed, else ale",
+        "Atari: the emulator: native, the project's own, steps all environments of a process in one compiled call; "
+        "ale: ale-py's; auto: native where it is exact and Numba is installed, else ale",
         choices=("auto", "native", "ale"),
     )
     env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]

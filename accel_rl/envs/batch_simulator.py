@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import game_name, make_options
-from accel_rl.envs.choice import is_native, make_atari
+from accel_rl.envs.atari import game_name
+from accel_rl.envs.choice import is_native, make_atari, make_native_batch
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.native import NativeBatch
 from accel_rl.envs.spaces import from_env_action
@@ -147,8 +147,12 @@ class BatchSimulator:
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
         self._age: Any = [0] * self.num_envs  # of the newest row
-        self._native: NativeBatch | None = self._guarded(0, lambda _: self._make_native())
-        self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
+        self._native = self._make_native() if is_native(config.env) else None
+        self.simulators: list[Simulator] = (
+            [*self._native.simulators]
+            if self._native is not None
+            else [self._guarded(column, self._build) for column in range(self.num_envs)]
+        )
 
     def start(self) -> None:
         """Starts every game and plays its random number of random actions."""
@@ -200,14 +204,12 @@ class BatchSimulator:
             if self._failed[column]:
                 self._replace(column)
 
-    def _make_native(self) -> NativeBatch | None:
-        """Returns all environments in one, which a compiled call steps; None if they are not native ones."""
-        env = self.config.env
-        game = game_name(env.env_id)
-        if game is None or not is_native(env):
-            return None
+    def _make_native(self) -> NativeBatch:
+        """Returns all environments in one, which a compiled call steps."""
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]
-        native = NativeBatch(game, make_options(env.preset, env.options), seeds, self.config.reset_mode == "reserve")
+        native: NativeBatch = self._guarded(
+            0, lambda _: make_native_batch(self.config.env, seeds, self.config.reset_mode == "reserve")
+        )
         self._waiting = np.ones(self.num_envs, np.bool_)
         self._score, self._length, self._age = native.counters
         observation = self.arrays["observation"][self._history :]
@@ -217,8 +219,6 @@ class BatchSimulator:
         return native
 
     def _build(self, column: int) -> Simulator:
-        if self._native is not None:
-            return self._native.simulators[column]
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
@@ -336,7 +336,8 @@ class BatchSimulator:
             self.simulators[column].close()
         if self._native is not None:
             self._native.rebuild(column, self._seed(column, 0))
-        self.simulators[column] = self._guarded(column, self._build)
+        else:
+            self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
         self._failed[column], self._waiting[column] = False, True
 

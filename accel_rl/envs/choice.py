@@ -5,6 +5,7 @@ Where the table of `accel_rl.emulator.verify` shows no difference between the tw
 import csv
 import functools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from accel_rl import emulator
 from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
-from accel_rl.envs.native import NativeSimulator, make_native
+from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
 
@@ -80,6 +81,11 @@ def make_atari(
     reserve: it starts from prepared states. Raises UsageError for an unknown option."""
     make = make_native if is_native(config) else AtariSimulator
     return make(str(game_name(config.env_id)), make_options(config.preset, config.options), seed, reserve)
+
+
+def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence], reserve: bool) -> NativeBatch:
+    """Returns environments of an Atari game, one for each seed, that the native simulator steps together."""
+    return NativeBatch(str(game_name(config.env_id)), make_options(config.preset, config.options), seeds, reserve)
 
 
 def describe_native() -> str:
