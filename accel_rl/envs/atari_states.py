@@ -69,16 +69,17 @@ def to_native(state: State) -> State:
     return pack(rom, consoles[0], pictures[0])
 
 
-def to_ale(state: State) -> State:
+def to_ale(state: State, unseen_frames: int = 0) -> State:
     """Returns a state of the native simulator's as one of AtariSimulator's.
 
-    Raises UsageError if it does not continue exactly."""
+    unseen_frames: how many frames nobody will look at, after the state (frame_skip - 2): ale-py needs up to two until
+    its screens are whole again. Raises UsageError if it does not continue exactly."""
     rom, s, pictures = unpack(state)
     game = rules_for(rom).name
     atari = _new_console(game)
     atari.set_state((rom, s[np.newaxis], pictures[np.newaxis]))
-    saved = atari.save_ale_state(0, bytes(_open_ale(game).cloneState(include_rng=True).__getstate__()))  # type: ignore[arg-type]
-    if not (_remembers(game, saved, s) and _plays_equally(game, saved, atari)):
+    saved = atari.save_ale_state(0, _any_ale_state(game))
+    if not (_remembers(game, saved, s) and _plays_equally(game, saved, atari, unseen_frames)):
         raise _inexact(game, "native", "ale")
     converted: State = {name: int(s[word]) for word, name in _AGENT.items()}
     return converted | {"emulator": _ale_state(saved), "rng": to_numpy_state(s[_GENERATOR])}
@@ -100,7 +101,7 @@ def _remembers(game: str, saved: bytes, s: Array) -> bool:
     return bool((atari.words(0)[_REMEMBERED] == s[_REMEMBERED]).all())
 
 
-def _plays_equally(game: str, saved: bytes, atari: BatchAtari) -> bool:
+def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: int = 0) -> bool:
     """Returns whether ale-py, in a new process, plays as atari does; both take the same random actions."""
     if not game_of(game).saved:
         return False
@@ -111,14 +112,15 @@ def _plays_equally(game: str, saved: bytes, atari: BatchAtari) -> bool:
         if trial:
             ale.reset_game()
             atari.reset()
-        for _ in range(TRIAL_FRAMES):
+        for frame in range(TRIAL_FRAMES):
             action = int(rng.integers(len(atari.actions)))
             reward = ale.act(ale_py.Action(atari.actions[action]))
             arrays = atari.step([action])
             ours = int(arrays.rewards[0]), bool(arrays.terminated[0]), int(arrays.lives[0])
             if (reward, ale.game_over(with_truncation=False), ale.lives()) != ours:
                 return False
-            if (ale.getRAM() != atari.ram[0]).any() or (ale.getScreen() != arrays.frames[0]).any():
+            is_seen = trial or frame >= unseen_frames
+            if (ale.getRAM() != atari.ram[0]).any() or (is_seen and (ale.getScreen() != arrays.frames[0]).any()):
                 return False
     return True
 
@@ -134,6 +136,11 @@ def _new_console(game: str) -> BatchAtari:
 def _consoles(game: str) -> tuple[BatchAtari, Any]:
     atari = BatchAtari(game, 1)
     return atari, atari.get_state()
+
+
+@functools.cache
+def _any_ale_state(game: str) -> bytes:
+    return bytes(_open_ale(game).cloneState(include_rng=True).__getstate__())
 
 
 def _open_ale(game: str) -> ale_py.ALEInterface:
