@@ -136,7 +136,7 @@ class BatchAtari:
         self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
         self._screens = np.zeros((num_envs, 3 * PICTURE), np.uint8)  # the third one for steps.py
         self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
-        self._calls: dict[tuple[int, int, bool], Callable[[], Any]] = {}
+        self._calls: dict[tuple[int, int, bool], Callable[[], int]] = {}
         self._settings = self._make_settings(kind, repeat_action_probability, max_episode_frames)
         self.set_mode()
         self._power_on(None, seeds)
@@ -325,7 +325,7 @@ class BatchAtari:
         key = order, count, draw
         if key not in self._calls:
             self._calls[key] = self._bind(*key, self.arrays.frames, NO_AGENT)
-        return int(self._calls[key]())
+        return self._calls[key]()
 
     def _bind(
         self, order: int, count: int, draw: bool, frames: Bytes, agent_arrays: tuple[npt.NDArray[Any], ...]
@@ -336,7 +336,8 @@ class BatchAtari:
         held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
         arrays = self.arrays
         results = (frames.reshape(self.num_envs, -1), arrays.rewards, arrays.ends, arrays.lives)
-        return command.bind(order, count, draw, *held, *results, *agent_arrays)
+        call: Callable[[], int] = command.bind(order, count, draw, *held, *results, *agent_arrays)
+        return call
 
 
 def _read_rom(game: str | Path) -> bytes:

@@ -1,5 +1,6 @@
 """Stub until the real thing is merged."""
-from accel_rl.emulator.compiled import i32, jit
+
+from accel_rl.emulator.compiled import jit
 
 
 @jit

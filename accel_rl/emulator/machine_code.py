@@ -1,7 +1,8 @@
 """Keeps compiled functions on the disk as object files, and runs them without Numba.
 
-Numba compiles a function and everything that it calls into one module of LLVM. Its machine code is stored under a hash
-of all that it depends on; a later process loads it with llvmlite in milliseconds."""
+Numba compiles a function and everything that it calls into one module of LLVM, in a process of its own
+(compilation.py). Its machine code is stored under a hash of all that it depends on; a later process loads it with
+llvmlite in milliseconds."""
 
 import contextlib
 import ctypes
@@ -10,7 +11,10 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import pickle
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,36 +31,40 @@ if TYPE_CHECKING:
 ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
 OLDEST_NUMBA = (0, 61)
 KEPT_S = 30 * 86_400.0  # machine code that was compiled longer ago may be removed when more is written
+SYMBOL = "call_with_arguments_in_memory"  # the function in an object file that Python calls
 INSTALL = "pip install 'accel-rl[native]'"
+COMPILATION = "accel_rl.emulator.compilation"
 
 
 class MachineCode:
     """One compiled function in memory.
 
-    image: the object file. symbol: the function's name in it. returns_int: whether it returns a number or None."""
+    image: the object file. returns_int: whether the function returns a number or None."""
 
-    def __init__(self, image: bytes, symbol: str, returns_int: bool):
+    def __init__(self, image: bytes, returns_int: bool):
         self._engine = _link(image)
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int)
-        self._function = prototype(self._engine.get_function_address(symbol))
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        self._function = prototype(self._engine.get_function_address(SYMBOL))
         self._returns_int = returns_int
 
     def bind(self, arguments: tuple[Any, ...]) -> Callable[[], Any]:
         """Returns a function without arguments that calls this one."""
         # Numba passes an array by its fields: two that are unused here, the number of elements, their size, the
-        # address, shape and strides. The result goes to the first argument's address.
+        # address, shape and strides. The result goes to the first argument's address, and what the second one is for
+        # is never used.
         result = ctypes.c_int64()
-        flat: list[Any] = [ctypes.byref(result), ctypes.byref(ctypes.c_void_p())]
+        flat = [ctypes.addressof(result), ctypes.addressof(result)]
         for argument in arguments:
             if isinstance(argument, np.ndarray):
-                fields = (argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides)
-                flat += [ctypes.c_void_p(), ctypes.c_void_p(), *map(ctypes.c_int64, fields)]
+                flat += [0, 0, argument.size, argument.itemsize, argument.ctypes.data]
+                flat += [*argument.shape, *argument.strides]
             else:
-                flat.append(ctypes.c_int32(argument))
-        function, returns_int = self._function, self._returns_int
+                flat.append(int(argument))
+        words = np.array(flat, np.int64)
+        function, address, returns_int = self._function, words.ctypes.data, self._returns_int
 
-        def call(_held: Any = arguments) -> Any:
-            function(*flat)
+        def call(_held: Any = (arguments, words)) -> Any:
+            function(address)
             return ctypes.c_int32(result.value).value if returns_int else None
 
         return call
@@ -73,9 +81,9 @@ def load(function: "EntryFunction", types: ArgumentTypes) -> MachineCode:
         with _lock(path.with_suffix(".lock")) as has_waited:
             code = _read(path) if has_waited else None  # another process has compiled it meanwhile
             if code is None:
-                image, symbol, returns_int = _compile(function, types)
-                _write(path, json.dumps({"symbol": symbol, "returns_int": returns_int}).encode() + b"\n" + image)
-                code = MachineCode(image, symbol, returns_int)
+                image, returns_int = _compile(function, types)
+                _write(path, json.dumps({"returns_int": returns_int}).encode() + b"\n" + image)
+                code = MachineCode(image, returns_int)
     return code
 
 
@@ -92,7 +100,7 @@ def _read(path: Path) -> MachineCode | None:
         return None
     header, image = data.split(b"\n", 1)
     facts = json.loads(header)
-    return MachineCode(image, facts["symbol"], facts["returns_int"])
+    return MachineCode(image, facts["returns_int"])
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -128,26 +136,35 @@ def _lock(path: Path) -> Iterator[bool]:
         yield has_waited
 
 
-def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, str, bool]:
-    _check_numba()
-    import llvmlite.binding as llvm
-    import numba
-    from numba.core import sigutils
+def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
+    """Returns what `compilation.compile_function` returns, from a process of its own.
 
+    So Numba and the 300 MB that it compiles with are gone afterwards. Raises UsageError if that process fails."""
+    version = check_numba()
     _say(f"compiling {function.__name__} for this processor, once (about 20 s) ...")
     start = time.perf_counter()
-    dispatcher = function._numba_type_.dispatcher
-    arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
-    dispatcher.compile(arguments)
-    compiled = dispatcher.overloads[arguments]
-    returns_int = compiled.signature.return_type != numba.types.none
-    module = llvm.parse_assembly(compiled.library.get_llvm_str())
-    image: bytes = _target_machine().emit_object(module)
+    module, name = function.__wrapped__.__module__, function.__name__
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    with tempfile.TemporaryFile() as answer:
+        command = [sys.executable, "-m", COMPILATION, str(answer.fileno()), module, name, *types]
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[answer.fileno()], env=environment
+        )
+        answer.seek(0)
+        data = answer.read()
+    if process.returncode or not data:
+        reasons = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
+        raise UsageError(
+            f"Numba {version} cannot compile {name}: {reasons[-1]}; mend it with {INSTALL}, or do without it by "
+            "simulator=ale (--simulator ale)"
+        )
+    image, returns_int = pickle.loads(data)
     _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
-    return image, compiled.fndesc.mangled_name, returns_int
+    return image, returns_int
 
 
-def _check_numba() -> None:
+def check_numba() -> str:
+    """Returns Numba's version, without importing it. Raises UsageError if it is missing or too old."""
     try:
         version = importlib.metadata.version("numba")
     except importlib.metadata.PackageNotFoundError:
@@ -155,9 +172,10 @@ def _check_numba() -> None:
     if tuple(map(int, version.split(".")[:2])) < OLDEST_NUMBA:
         oldest = ".".join(map(str, OLDEST_NUMBA))
         raise UsageError(f"the emulator needs Numba {oldest} or newer, this is {version}: {INSTALL}")
+    return version
 
 
-def _target_machine() -> Any:
+def target_machine() -> Any:
     """Returns this processor as a target; an engine takes it over, so each needs its own."""
     import llvmlite.binding as llvm
 
@@ -171,7 +189,7 @@ def _target_machine() -> Any:
 def _link(image: bytes) -> Any:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(image))
     engine.finalize_object()
     return engine
@@ -187,10 +205,10 @@ def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
 @cache
 def _build_key() -> str:
     """Returns a hash of what all machine code depends on: the sources, the compilers' versions, the processor."""
-    _check_numba()
+    version = check_numba()
     import llvmlite.binding as llvm
 
-    parts = [importlib.metadata.version("numba"), importlib.metadata.version("llvmlite"), sys.version]
+    parts = [version, importlib.metadata.version("llvmlite"), sys.version]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     digest = hashlib.sha256("\n".join(parts).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
