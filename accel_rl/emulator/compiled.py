@@ -8,7 +8,7 @@ One convention for all of them, so that a CPU and later a GPU run the same sourc
 * Pictures are flat there: `screen[160 * line + pixel]`.
 * No objects, exceptions, allocations or floats.
 
-Numba itself is imported only where something has to be compiled: later starts load machine code from the disk.
+Numba itself is imported only by the short-lived process that compiles; all others load machine code from the disk.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.emulator.intrinsics import teach_numba_intrinsics
 from accel_rl.emulator.machine_code import ArgumentTypes, MachineCode, load
 
 i32 = np.int32
@@ -35,13 +36,16 @@ class JitFunction:
         import numba
 
         _teach_numba_address()
+        teach_numba_intrinsics()
         if self._dispatcher is None:
             self._dispatcher = numba.njit(**OPTIONS)(self.__wrapped__)
         return numba.typeof(self._dispatcher)
 
 
 class EntryFunction(JitFunction):
-    """A function that Python calls: with arrays (C-contiguous), ints and nothing else; it returns None or an int."""
+    """A function that Python calls: with arrays (C-contiguous), ints and nothing else; it returns None or an int.
+
+    It stands at the top of a module that can be imported."""
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
