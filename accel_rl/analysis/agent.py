@@ -28,7 +28,7 @@ def load(run_dir: str | Path, best: bool = False) -> "Agent":
     folder = Path(run_dir)
     saved = read_settings(folder)
     state = checkpoint.load(folder / (checkpoint.BEST if best else checkpoint.CHECKPOINT))
-    return Agent(resolve(saved | ANY_MACHINE, spec=state["spec"]), state)
+    return Agent(resolve(saved | ANY_MACHINE | {"simulator": "auto"}, spec=state["spec"]), state)
 
 
 class Agent:
@@ -123,4 +123,4 @@ class Agent:
     def make_env(self) -> gymnasium.Env[Any, Any]:
         """Makes the environment that the policy was trained in, with rendering."""
         env = self.config.env
-        return make_env(env.env_id, env.preset, render_mode="rgb_array", **env.options)
+        return make_env(env.env_id, env.preset, "rgb_array", env.simulator, **env.options)

@@ -13,6 +13,12 @@ class RunSettings:
     env: str = setting("pong", "an Atari game, a gymnasium id, or package.module:factory (`accel-rl list envs`)")
     preset: str | None = setting(None, "a variant of the algorithm, by name (`accel-rl list presets`)")
     env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))
+    simulator: str = setting(
+        "auto",
+        "Atari: the emulator: native, the project's own, steps all environments of a process in one compiled call; "
+        "ale: ale-py's; auto: native where it is exact and Numba is installed, else ale",
+        choices=("auto", "native", "ale"),
+    )
     env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     network: str | None = setting(
         None,

@@ -27,12 +27,14 @@ def run(gpu: bool) -> None:
 
 def describe() -> None:
     """Prints the machine, versions, and which devices can be used."""
+    from accel_rl.envs.choice import describe_native
     from accel_rl.hardware.description import describe_machine, format_machine
     from accel_rl.hardware.devices import find_device, num_gpus
     from accel_rl.hardware.topology import read_topology
 
     print(f"machine       {format_machine(describe_machine())}")
     print(f"logical CPUs  {read_topology()}")
+    print(f"Atari         {describe_native()}", flush=True)
     print(f"devices       {', '.join(['cpu', *(f'cuda:{gpu}' for gpu in range(num_gpus()))])}")
     print(f"--device auto {find_device('auto')}")
     if num_gpus():

@@ -3,23 +3,13 @@
 from accel_rl.emulator.compiled import address, entry, i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, SYSTEM_SEED, begin_action, begin_reset, power_on, run_due_frames
 from accel_rl.emulator.frame_making import make_frame
-from accel_rl.emulator.picture import PICTURE_LINES
-from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.rule_code import update_rules
-from accel_rl.emulator.state import FRAME_BUFFER, INSTRUCTIONS_LEFT, LIVES, PAINT, REWARD, TERMINAL, TRUNCATED
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, LIVES, PAINT, REWARD, TERMINAL, TRUNCATED
 from accel_rl.emulator.steps import (
-    ACTIONS,
-    BAD_ACTION,
-    CLIP_REWARD,
-    LIFE_ENDED,
     NO_PICTURE,
-    NUM_ACTIONS,
-    TERMINATED,
-    judge_step,
     newest_picture,
-    play_frames,
+    play_step,
     start_game,
-    start_life,
 )
 
 POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, EVALUATE_RULES, LOOK, START_GAME, AGENT_STEP = range(8)
@@ -46,20 +36,23 @@ def command(
             continue
         s, screen = address(states[env]), address(screens[env])
         if order == AGENT_STEP:
-            events[env] = _agent_step(
-                s, address(rom), screen, rules, program, options, actions[env], address(palette), address(maker),
-                address(memories[env]), address(frames[env]), address(last_frames[env]), env, rewards,
-                agent_rewards, ages, counters, lives
-            )  # fmt: skip
+            rewards[env], agent_rewards[env], events[env] = play_step(
+                *(s, address(rom), screen, rules, program, options, actions[env]),
+                *(address(palette), address(maker), address(memories[env]), address(frames[env])),
+                address(last_frames[env]),
+            )
+            counters[SCORE, env] += rewards[env]
+            counters[LENGTH, env] += 1
+            counters[AGE, env] += 1
+            ages[env] = counters[AGE, env]
+            lives[env] = s[LIVES]
             num_events += i32(events[env] != 0)
         elif order == START_GAME:
             if not start_game(s, address(rom), screen, rules, program, options, count) and failed < 0:
                 failed = i32(env)
             newest = newest_picture(s, address(rom), screen)
-            make_frame(
-                screen, newest, i32(NO_PICTURE), address(palette), address(maker), address(memories[env]),
-                address(frames[env])
-            )  # fmt: skip
+            maker_arrays = address(palette), address(maker), address(memories[env])
+            make_frame(screen, newest, i32(NO_PICTURE), *maker_arrays, address(frames[env]))
             lives[env] = s[LIVES]
         elif _console_command(order, count, draw, s, address(rom), screen, rules, program, actions[env], env, frames,
                               rewards, ends, lives) != DONE and failed < 0:  # fmt: skip
@@ -106,38 +99,3 @@ def _console_command(order, count, draw, s, rom, screen, rules, program, action,
     ends[1, env] = s[TRUNCATED] != 0
     lives[env] = s[LIVES]
     return result
-
-
-@jit
-def _agent_step(
-    s, rom, screen, rules, program, options, action, palette, maker, memory, frame, last_frame, env, scores,
-    rewards, ages, counters, lives
-):  # fmt: skip
-    """Plays an agent's step; returns what it has ended, as bits (steps.py)."""
-    if action < 0 or action >= options[NUM_ACTIONS]:
-        return i32(BAD_ACTION)
-    score, before = play_frames(s, rom, screen, rules, program, options, options[ACTIONS + action])
-    newest = newest_picture(s, rom, screen)
-    ended = judge_step(s, options)
-    reward = score
-    starts_episode = ended & LIFE_ENDED and ended & TERMINATED
-    make_frame(screen, newest, before, palette, maker, memory, last_frame if starts_episode else frame)
-    if ended & LIFE_ENDED:
-        more, lost = start_life(s, rom, screen, rules, program, options)
-        score += more
-        ended = i32(ended | lost)
-        if starts_episode:  # the maximum with the picture before would mix two episodes
-            newest = newest_picture(s, rom, screen)
-            make_frame(screen, newest, i32(NO_PICTURE), palette, maker, memory, frame)
-        else:
-            ended = i32(ended & ~LIFE_ENDED)
-    if options[CLIP_REWARD]:
-        reward = i32((reward > 0) - (reward < 0))
-    rewards[env] = reward
-    counters[SCORE, env] += score
-    counters[LENGTH, env] += 1
-    counters[AGE, env] += 1
-    ages[env] = counters[AGE, env]
-    lives[env] = s[LIVES]
-    scores[env] = score
-    return ended

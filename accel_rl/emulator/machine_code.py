@@ -1,7 +1,8 @@
 """Keeps compiled functions on the disk as object files, and runs them without Numba.
 
-Numba compiles a function and everything that it calls into one module of LLVM. Its machine code is stored under a hash
-of all that it depends on; a later process loads it with llvmlite in milliseconds."""
+Numba compiles a function and everything that it calls into one module of LLVM, in a process of its own
+(compilation.py). Its machine code is stored under a hash of all that it depends on; a later process loads it with
+llvmlite in milliseconds."""
 
 import contextlib
 import ctypes
@@ -10,7 +11,10 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import pickle
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,8 +31,9 @@ if TYPE_CHECKING:
 ArgumentTypes = tuple[str, ...]  # as Numba writes them: int32[:, ::1], int32
 OLDEST_NUMBA = (0, 61)
 KEPT_S = 30 * 86_400.0  # machine code that was compiled longer ago may be removed when more is written
-SYMBOL = "call_with_arguments_in_memory"
+SYMBOL = "call_with_arguments_in_memory"  # the function in an object file that Python calls
 INSTALL = "pip install 'accel-rl[native]'"
+COMPILATION = "accel_rl.emulator.compilation"
 
 
 class MachineCode:
@@ -132,50 +137,34 @@ def _lock(path: Path) -> Iterator[bool]:
 
 
 def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
-    _check_numba()
-    import llvmlite.binding as llvm
-    import numba
-    from numba.core import sigutils
+    """Returns what `compilation.compile_function` returns, from a process of its own.
 
+    So Numba and the 300 MB that it compiles with are gone afterwards. Raises UsageError if that process fails."""
+    version = check_numba()
     _say(f"compiling {function.__name__} for this processor, once (about 20 s) ...")
     start = time.perf_counter()
-    dispatcher = function._numba_type_.dispatcher
-    arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
-    dispatcher.compile(arguments)
-    compiled = dispatcher.overloads[arguments]
-    returns_int = compiled.signature.return_type != numba.types.none
-    module = llvm.parse_assembly(compiled.library.get_llvm_str())
-    _add_caller(module, compiled.fndesc.mangled_name)
-    image: bytes = _target_machine().emit_object(module)
+    module, name = function.__wrapped__.__module__, function.__name__
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    with tempfile.TemporaryFile() as answer:
+        command = [sys.executable, "-m", COMPILATION, str(answer.fileno()), module, name, *types]
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[answer.fileno()], env=environment
+        )
+        answer.seek(0)
+        data = answer.read()
+    if process.returncode or not data:
+        reasons = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
+        raise UsageError(
+            f"Numba {version} cannot compile {name}: {reasons[-1]}; mend it with {INSTALL}, or do without it by "
+            "simulator=ale (--simulator ale)"
+        )
+    image, returns_int = pickle.loads(data)
     _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
     return image, returns_int
 
 
-def _add_caller(module: Any, name: str) -> None:
-    """Adds a function that calls another one with arguments that lie in memory, eight bytes each.
-
-    Handing on a hundred arguments one by one would cost Python six microseconds a call."""
-    import llvmlite.binding as llvm
-
-    types = [str(argument.type) for argument in module.get_function(name).arguments]
-    lines = []
-    for i, kind in enumerate(types):
-        lines.append(f"%a{i} = getelementptr i64, i64* %arguments, i64 {i}")
-        lines.append(f"%w{i} = load i64, i64* %a{i}")
-        change = "bitcast" if kind == "i64" else "trunc" if kind.startswith("i") and "*" not in kind else "inttoptr"
-        lines.append(f"%v{i} = {change} i64 %w{i} to {kind}")
-    values = ", ".join(f"{kind} %v{i}" for i, kind in enumerate(types))
-    text = f"""
-        declare i32 @"{name}"({", ".join(types)})
-        define i32 @"{SYMBOL}"(i64* %arguments) {{
-            {chr(10).join(lines)}
-            %status = call i32 @"{name}"({values})
-            ret i32 %status
-        }}"""
-    module.link_in(llvm.parse_assembly(text))
-
-
-def _check_numba() -> None:
+def check_numba() -> str:
+    """Returns Numba's version, without importing it. Raises UsageError if it is missing or too old."""
     try:
         version = importlib.metadata.version("numba")
     except importlib.metadata.PackageNotFoundError:
@@ -183,9 +172,10 @@ def _check_numba() -> None:
     if tuple(map(int, version.split(".")[:2])) < OLDEST_NUMBA:
         oldest = ".".join(map(str, OLDEST_NUMBA))
         raise UsageError(f"the emulator needs Numba {oldest} or newer, this is {version}: {INSTALL}")
+    return version
 
 
-def _target_machine() -> Any:
+def target_machine() -> Any:
     """Returns this processor as a target; an engine takes it over, so each needs its own."""
     import llvmlite.binding as llvm
 
@@ -199,7 +189,7 @@ def _target_machine() -> Any:
 def _link(image: bytes) -> Any:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(image))
     engine.finalize_object()
     return engine
@@ -215,10 +205,10 @@ def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
 @cache
 def _build_key() -> str:
     """Returns a hash of what all machine code depends on: the sources, the compilers' versions, the processor."""
-    _check_numba()
+    version = check_numba()
     import llvmlite.binding as llvm
 
-    parts = [importlib.metadata.version("numba"), importlib.metadata.version("llvmlite"), sys.version]
+    parts = [version, importlib.metadata.version("llvmlite"), sys.version]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     digest = hashlib.sha256("\n".join(parts).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):

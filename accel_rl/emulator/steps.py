@@ -6,6 +6,7 @@ same order.
 
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, begin_action, begin_reset, run_due_frames
+from accel_rl.emulator.frame_making import make_frame
 from accel_rl.emulator.frames import run_frame
 from accel_rl.emulator.pcg64 import draw_53, draw_below, u64
 from accel_rl.emulator.picture import PICTURE_LINES
@@ -48,13 +49,40 @@ KEPT_PICTURE = 2 * PICTURE  # behind the two that take turns: a copy, where the 
 
 
 @jit
-def play_frames(s, rom, screen, rules, program, options, press):
+def play_step(s, rom, screen, rules, program, options, action, palette, maker, memory, frame, last_frame):
+    """Plays a step; action: an index. Writes the frame and, where the step has ended a life that is an episode of its
+    own, that episode's true last frame.
+
+    Returns the score, the learner's reward and what has ended, as bits."""
+    if action < 0 or action >= options[NUM_ACTIONS]:
+        return i32(0), i32(0), i32(BAD_ACTION)
+    score, before = _play_frames(s, rom, screen, rules, program, options, options[ACTIONS + action])
+    newest = newest_picture(s, rom, screen)
+    ended = _judge_step(s, options)
+    reward = i32((score > 0) - (score < 0)) if options[CLIP_REWARD] else score
+    starts_episode = ended & LIFE_ENDED and ended & TERMINATED
+    make_frame(screen, newest, before, palette, maker, memory, last_frame if starts_episode else frame)
+    if ended & LIFE_ENDED:
+        score += _press_start(s, rom, screen, rules, program, options)
+        s[AGENT_LIVES] = s[LIVES]
+        if s[TERMINAL]:  # the presses can lose a game, too
+            ended = i32(ended | TERMINATED | GAME_OVER)
+        if starts_episode:  # the maximum with the picture before would mix two episodes
+            newest = newest_picture(s, rom, screen)
+            make_frame(screen, newest, i32(NO_PICTURE), palette, maker, memory, frame)
+        else:
+            ended = i32(ended & ~LIFE_ENDED)
+    return score, reward, ended
+
+
+@jit
+def _play_frames(s, rom, screen, rules, program, options, press):
     """Plays a step's frames; returns their reward, and where the picture before the newest one begins."""
     reward, before = i32(0), i32(NO_PICTURE)
     frame_skip = options[FRAME_SKIP]
     for frame in range(frame_skip):
         s[PAINT] = i32(frame >= frame_skip - 2)
-        reward += act(s, rom, screen, rules, program, options, press)
+        reward += _act(s, rom, screen, rules, program, options, press)
         if frame == frame_skip - 2:
             before = _keep_picture(s, rom, screen)
     s[PAINT] = 0
@@ -63,7 +91,7 @@ def play_frames(s, rom, screen, rules, program, options, press):
 
 
 @jit
-def judge_step(s, options):
+def _judge_step(s, options):
     """Returns what the step's frames have ended, as bits; LIFE_ENDED: the next life has not been started yet."""
     life_lost = 0 < s[LIVES] < s[AGENT_LIVES]
     s[AGENT_LIVES] = s[LIVES]  # also if it grew: a bonus life that is lost again counts as lost
@@ -75,14 +103,6 @@ def judge_step(s, options):
     elif life_lost:
         ended = i32(LIFE_ENDED | (TERMINATED if options[EPISODIC_LIVES] else 0))
     return ended
-
-
-@jit
-def start_life(s, rom, screen, rules, program, options):
-    """Presses the buttons that start the next life; returns their reward and what they have ended, as bits."""
-    reward = press_start(s, rom, screen, rules, program, options)
-    s[AGENT_LIVES] = s[LIVES]
-    return reward, i32(TERMINATED | GAME_OVER if s[TERMINAL] else 0)  # the presses can lose a game, too
 
 
 @jit
@@ -98,9 +118,9 @@ def start_game(s, rom, screen, rules, program, options, noops):
         begin_reset(s, rom, screen)
         if run_due_frames(s, rom, screen, rules, program, i32(NO_LIMIT)) != DONE:
             return False
-        press_start(s, rom, screen, rules, program, options)
+        _press_start(s, rom, screen, rules, program, options)
         for _ in range(noops):
-            act(s, rom, screen, rules, program, options, i32(0))
+            _act(s, rom, screen, rules, program, options, i32(0))
         if not s[TERMINAL]:
             break
         noops = i32(0)  # a game that no-ops can lose
@@ -111,16 +131,16 @@ def start_game(s, rom, screen, rules, program, options, noops):
 
 
 @jit
-def press_start(s, rom, screen, rules, program, options):
+def _press_start(s, rom, screen, rules, program, options):
     """Presses each button that starts a game or a life for one frame; returns the reward of these frames."""
     reward = i32(0)
     for press in range(options[NUM_PRESSES]):
-        reward += act(s, rom, screen, rules, program, options, options[PRESSES + press])
+        reward += _act(s, rom, screen, rules, program, options, options[PRESSES + press])
     return reward
 
 
 @jit
-def act(s, rom, screen, rules, program, options, press):
+def _act(s, rom, screen, rules, program, options, press):
     """Plays one frame, whose action may be the last frame's instead (sticky actions); returns its reward."""
     limit = u64(u64(options[STICKY]) & u64(0xFFFFFFFF) | u64(options[STICKY + 1]) << u64(32))
     if limit == 0 or draw_53(s, AGENT_GENERATOR) >= limit:

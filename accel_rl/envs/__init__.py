@@ -4,8 +4,10 @@ from typing import Any
 
 import gymnasium
 
-from accel_rl.envs.atari import AtariEnv, game_name, make_options
+from accel_rl.envs.atari import game_name
+from accel_rl.envs.atari_env import AtariEnv
 from accel_rl.envs.batch_simulator import BatchSimulator, make_simulator
+from accel_rl.envs.choice import check_simulator
 from accel_rl.envs.gym import make_gym_env
 from accel_rl.envs.spec import EnvConfig, EnvSpec, Simulator
 
@@ -13,15 +15,16 @@ __all__ = ["BatchSimulator", "EnvConfig", "EnvSpec", "Simulator", "make_env", "m
 
 
 def make_env(
-    env_id: str, preset: str = "stooke", render_mode: str | None = None, **options: Any
+    env_id: str, preset: str = "stooke", render_mode: str | None = None, simulator: str = "auto", **options: Any
 ) -> gymnasium.Env[Any, Any]:
     """Returns one environment: an Atari game ("pong" or "ALE/Pong-v5"), any gymnasium id, or "package.module:factory".
 
-    For Atari games, preset is stooke | dqn84 | v5, options are fields of AtariOptions, and observations are stacks
-    [S, H, W] uint8, oldest frame first (with color=True and frame_stack=1 single frames [3, H, W]). Raises UsageError
-    for an unknown name or option.
+    For Atari games, preset is stooke | dqn84 | v5, simulator auto | native | ale (docs/configuration.md), options are
+    fields of AtariOptions, and observations are stacks [S, H, W] uint8, oldest frame first (with color=True and
+    frame_stack=1 single frames [3, H, W]). Raises UsageError for an unknown name or option.
     """
-    game = game_name(env_id)
-    if game is not None:
-        return AtariEnv(game, make_options(preset, options), render_mode)
-    return make_gym_env(EnvConfig(env_id, preset, options), render_mode=render_mode)
+    config = EnvConfig(env_id, preset, options, simulator)
+    if game_name(env_id) is not None:
+        return AtariEnv(config, render_mode)
+    check_simulator(config)
+    return make_gym_env(config, render_mode=render_mode)

@@ -187,6 +187,11 @@ class AtariSimulator:
         self._resets = 0
         self._starts = start_states(game, options) if reserve and not why_no_reserve(game, options) else None
 
+    @property
+    def lives(self) -> int:
+        """Returns the lives that are left."""
+        return int(self.ale.lives())
+
     def reset(self, row: Array) -> None:
         noops = int(self._rng.integers(self.options.noop_max + 1))
         if self._starts:
@@ -273,6 +278,10 @@ class AtariSimulator:
         }
 
     def set_state(self, state: Any) -> None:
+        from accel_rl.envs.atari_states import is_native, to_ale  # not at the top: it imports the native emulator
+
+        if is_native(state):
+            state = to_ale(state, unseen_frames=self.options.frame_skip - 2)
         # The emulator's screen stays stale until its next frame, but each step draws its screens anew.
         self.ale.restoreState(state["emulator"])
         self._rng.bit_generator.state = state["rng"]
@@ -281,56 +290,3 @@ class AtariSimulator:
 
     def close(self) -> None:
         pass
-
-
-class AtariEnv(gymnasium.Env[Array, int]):
-    """Presents the same simulator as a gymnasium environment.
-
-    Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W].
-    `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.
-    info: "score" (raw reward of the step), "lives", "game_over".
-    """
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
-
-    def __init__(self, game: str, options: AtariOptions, render_mode: str | None = "rgb_array"):
-        self._game, self._options = game, options
-        self.render_mode = render_mode
-        self._simulator = AtariSimulator(game, options, np.random.SeedSequence())
-        spec = self._simulator.spec
-        self.observation_space = gymnasium.spaces.Box(0, 255, spec.observation_shape, np.uint8)
-        self.action_space = spec.action_space
-        self._observation = np.zeros(spec.observation_shape, np.uint8)
-        self._frame = np.zeros(spec.row_shape, np.uint8)
-        self._life_lost = False
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        if seed is not None:
-            self._simulator = AtariSimulator(self._game, self._options, np.random.SeedSequence(seed))
-            self._life_lost = False
-        if not self._life_lost:
-            self._simulator.reset(self._frame)
-        self._life_lost = False
-        self._observation[:] = 0
-        self._show(self._frame)
-        return self._observation.copy(), {"lives": self._simulator.ale.lives()}
-
-    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        outcome = self._simulator.step(action, self._frame)
-        if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
-            self._show(self._frame)
-        self._life_lost = outcome.terminated and not outcome.game_over
-        info = {"score": outcome.score, "lives": self._simulator.ale.lives(), "game_over": outcome.game_over}
-        return self._observation.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
-
-    def _show(self, frame: Array) -> None:
-        """Takes the newest frame into the observation."""
-        if self._simulator.spec.frame_stack:
-            self._observation[:-1] = self._observation[1:]
-            self._observation[-1] = frame
-        else:
-            np.copyto(self._observation, frame)
-
-    def render(self) -> Any:
-        return self._simulator.render()

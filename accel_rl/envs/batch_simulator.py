@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.atari import AtariSimulator, game_name, make_options, start_states, why_no_reserve
+from accel_rl.envs.atari import game_name
+from accel_rl.envs.choice import is_native, make_atari, make_native_batch
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.native import NativeBatch, make_native
+from accel_rl.envs.native import NativeBatch
 from accel_rl.envs.spaces import from_env_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
@@ -70,19 +71,16 @@ def make_simulator(config: EnvConfig, seed: np.random.SeedSequence, reserve: boo
     """Returns the simulator that a worker steps. Raises UsageError for an unknown name or option.
 
     reserve: Atari games start from prepared states."""
-    game = game_name(config.env_id)
-    if game is not None:
-        make = make_native if config.simulator == "native" else AtariSimulator
-        return make(game, make_options(config.preset, config.options), seed, reserve)
-    return GymSimulator(config, seed)
+    return make_atari(config, seed, reserve) if game_name(config.env_id) else GymSimulator(config, seed)
 
 
 def prepare(config: "BatchConfig") -> None:
-    """Prepares once what all simulators need, so that processes forked from this one share it."""
-    game = game_name(config.env.env_id)
-    options = make_options(config.env.preset, config.env.options) if game else None
-    if game and options and config.reset_mode == "reserve" and not why_no_reserve(game, options):
-        start_states(game, options)
+    """Prepares once what all simulators need, so that processes forked from this one share it.
+
+    Machine code of the native simulator, which is compiled here where that was never done, and start states."""
+    reserve = config.reset_mode == "reserve"
+    if game_name(config.env.env_id) and (reserve or is_native(config.env)):
+        make_atari(config.env, np.random.SeedSequence(0), reserve).close()
 
 
 @dataclass(frozen=True)
@@ -149,8 +147,12 @@ class BatchSimulator:
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
         self._age: Any = [0] * self.num_envs  # of the newest row
-        self._native = self._guarded(0, lambda _: self._make_native())
-        self.simulators: list[Simulator] = [self._guarded(column, self._build) for column in range(self.num_envs)]
+        self._native = self._make_native() if is_native(config.env) else None
+        self.simulators: list[Simulator] = (
+            [*self._native.simulators]
+            if self._native is not None
+            else [self._guarded(column, self._build) for column in range(self.num_envs)]
+        )
 
     def start(self) -> None:
         """Starts every game and plays its random number of random actions."""
@@ -202,14 +204,12 @@ class BatchSimulator:
             if self._failed[column]:
                 self._replace(column)
 
-    def _make_native(self) -> NativeBatch | None:
-        """Returns all environments in one, which a compiled call steps; None if they are not native ones."""
-        env = self.config.env
-        game = game_name(env.env_id)
-        if game is None or env.simulator != "native":
-            return None
+    def _make_native(self) -> NativeBatch:
+        """Returns all environments in one, which a compiled call steps."""
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]
-        native = NativeBatch(game, make_options(env.preset, env.options), seeds, self.config.reset_mode == "reserve")
+        native: NativeBatch = self._guarded(
+            0, lambda _: make_native_batch(self.config.env, seeds, self.config.reset_mode == "reserve")
+        )
         self._waiting = np.ones(self.num_envs, np.bool_)
         self._score, self._length, self._age = native.counters
         observation = self.arrays["observation"][self._history :]
@@ -219,8 +219,6 @@ class BatchSimulator:
         return native
 
     def _build(self, column: int) -> Simulator:
-        if self._native is not None:
-            return self._native.simulators[column]
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
 
     def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
@@ -337,8 +335,9 @@ class BatchSimulator:
         with contextlib.suppress(Exception):
             self.simulators[column].close()
         if self._native is not None:
-            self._guarded(column, lambda column: self._native.rebuild(column, self._seed(column, 0)))
-        self.simulators[column] = self._guarded(column, self._build)
+            self._native.rebuild(column, self._seed(column, 0))
+        else:
+            self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
         self._failed[column], self._waiting[column] = False, True
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +26,8 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
     Raises UsageError for unknown names and unsupported spaces, RunError if building the environment fails or takes
     longer than timeout_s."""
     if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
-        return make_simulator(config, np.random.SeedSequence(0)).spec
+        # Both simulators have the same spec, and that of ale-py needs no machine code.
+        return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with tempfile.TemporaryFile() as answer:  # a pipe would be full before the bounds of a picture are written
         command = [sys.executable, "-m", "accel_rl.envs.probe", str(answer.fileno())]

@@ -20,7 +20,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Protocol
 
 from accel_rl.envs.batch_simulator import BatchConfig, prepare
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.signals import leave_signals_to_parent
 
 EXIT_PATIENCE_S = 2.0
@@ -63,10 +63,14 @@ class Launcher:
             process_group=0,  # a terminal's Ctrl-C is for this process only
         )
         theirs.close()
+        self._is_prepared = False
         self._control.send(batch)
 
     def launch(self, setup: ProcessSetup) -> WorkerProcess:
-        """Starts a worker, which builds its environments and then sends ("done", None)."""
+        """Starts a worker, which builds its environments and then sends ("done", None).
+
+        It first waits, however long that takes, until what all of them share is prepared: the native simulator may have
+        to be compiled. Raises UsageError if it cannot be."""
         ours, theirs = Pipe()
         try:
             self._control.send(("launch", setup))
@@ -99,6 +103,8 @@ class Launcher:
         """Hangs up on all workers; those that have not ended after patience_s are killed."""
         for process in processes:
             process.control.close()
+        if not self._is_prepared:  # interrupted: it may be compiling, and has no workers yet
+            self._popen.kill()
         with contextlib.suppress(RunError):
             self._ask("close", patience_s)
         self._control.close()
@@ -113,9 +119,13 @@ class Launcher:
 
     def _answer(self) -> Any:
         try:
-            return self._control.recv()
+            answer = self._control.recv()
         except (EOFError, OSError):
             raise RunError(self._exit_message()) from None
+        self._is_prepared = True
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
 
     def _exit_message(self) -> str:
         return f"the process that starts the workers has ended with status {self._popen.wait()}"
@@ -128,13 +138,21 @@ def main() -> None:
     control: Connection[Any, Any] = Connection(int(sys.argv[1]))
     children: dict[int, int | None] = {}  # pid -> exit status
     patience_s = EXIT_PATIENCE_S
+    failure: UsageError | None = None
     with contextlib.suppress(EOFError, OSError):
-        prepare(control.recv())
+        try:
+            prepare(control.recv())
+        except UsageError as error:
+            failure = error
         gc.freeze()  # or a worker's garbage collection would copy the pages that it shares
         while True:
             request, *arguments = control.recv()
             if request == "launch":
                 connection = recv_handle(control)
+                if failure:
+                    os.close(connection)
+                    control.send(failure)
+                    continue
                 pid = os.fork()
                 if pid == 0:
                     control.close()

@@ -1,8 +1,11 @@
 """What a run says of itself before it starts: where its parts run, and what may surprise its user."""
 
+from dataclasses import replace
+
 from torch import nn
 
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
+from accel_rl.envs.choice import choose_simulator, warn_if_inexact
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
@@ -25,6 +28,9 @@ def log_description(config: Config, policy: nn.Module) -> None:
         ", ".join(config.devices),
     )
     game = game_name(config.env.env_id)
+    if game:
+        logger.info("simulator   %s: %s", *choose_simulator(replace(config.env, simulator=run.simulator)))
+        warn_if_inexact(config.env)
     if run.reset_mode == "reserve" and game:
         options = make_options(config.env.preset, config.env.options)
         if reason := why_no_reserve(game, options):

@@ -11,6 +11,7 @@ from accel_rl.config.queues import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
+from accel_rl.envs.choice import check_simulator, choose_simulator
 from accel_rl.envs.gym import import_name
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spec import EnvConfig, EnvSpec
@@ -201,19 +202,22 @@ def _kind(spec: EnvSpec) -> str:
 
 
 def _env_config(values: Values, chosen: Values) -> EnvConfig:
-    """Returns the environment that env, env_preset, env_options and the settings of Atari games name together.
+    """Returns the environment that env, env_preset, env_options and the settings of Atari games name together, with the
+    simulator that was chosen for a game.
 
     An environment that is not an Atari game ignores a preset's Atari settings; chosen ones are refused."""
     run = pick(RunSettings, values)
     atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
     game = game_name(run.env)
+    check_simulator(EnvConfig(run.env, simulator=run.simulator))
     if game is None:
         for name in atari.keys() & chosen.keys():
             raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
         return EnvConfig(run.env, run.env_preset, run.env_options)
     if run.env_options:
         raise UsageError(f"{game} takes no env_options; Atari games have settings of their own, as in frame_skip=4")
-    return EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)))
+    env = EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)), run.simulator)
+    return replace(env, simulator=choose_simulator(env)[0])
 
 
 def _reset_mode(name: str, env: EnvConfig) -> str:

@@ -23,6 +23,7 @@ from accel_rl.training.resolve import Config, resolve
 # Settings that a resumed run may change: how far it goes, and what it runs on.
 CHANGEABLE = (
     "steps",
+    "simulator",
     "device",
     "devices",
     "learners_per_gpu",

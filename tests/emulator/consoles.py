@@ -7,6 +7,7 @@ import numpy as np
 
 from accel_rl.emulator import console, core, state
 from accel_rl.emulator.ale_states import AleState, copy_to_ale
+from accel_rl.emulator.batch import NO_AGENT
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from tests.emulator.roms import save_state
 
@@ -55,7 +56,7 @@ class Console:
         numbers, flags, frames = np.array([action], np.int32), np.zeros((2, 1), np.bool_), self.frame.reshape(1, -1)
         states, screens = self.s[None], self.screen.reshape(1, -1)
         inputs = (np.ones(1, np.bool_), numbers, states, self._rom, screens, self._rules, self._program)
-        outputs = (frames, numbers.copy(), flags, numbers.copy())
+        outputs = (frames, numbers.copy(), flags, numbers.copy(), *NO_AGENT)
         return bool(core.command(order, count, draw, *inputs, *outputs) < 0)
 
     def reset(self, program: np.ndarray | None = None) -> None:

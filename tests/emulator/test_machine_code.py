@@ -113,12 +113,19 @@ def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatc
     machine_code._build_key.cache_clear()
 
 
-def test_later_starts_do_not_import_numba(cache: Path) -> None:
-    """Would catch start-up time and memory that only a compilation needs."""
+def test_numba_cannot_be_imported(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a traceback of Numba's, as with a NumPy that is too new for it, or an endless wait."""
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="cannot compile sum_rows: ImportError: Numba needs NumPy 2.2 .*simulator=ale"):
+        run_it()
+
+
+def test_no_process_that_uses_machine_code_imports_numba(cache: Path) -> None:
+    """Would catch start-up time and memory that only the process has to have that compiles."""
     code = "import tests.emulator.test_machine_code as t, sys; t.run_it(); print('numba' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["."] + sys.path)}
-    printed = [
-        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    ]
-    assert printed == ["True\n", "False\n"]
+    for compilations in (1, 0):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == "False\n" and done.stderr.count("compiled sum_rows in") == compilations

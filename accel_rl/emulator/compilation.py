@@ -1,0 +1,65 @@
+"""Compiles one function with Numba, in a process of its own: machine_code.py starts it."""
+
+import importlib
+import os
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+from accel_rl.emulator.machine_code import SYMBOL, ArgumentTypes, target_machine
+from accel_rl.hardware.signals import leave_signals_to_parent
+
+if TYPE_CHECKING:
+    from accel_rl.emulator.compiled import EntryFunction
+
+
+def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bool]:
+    """Returns the object file of a function with all that it calls, and whether it returns an int."""
+    import llvmlite.binding as llvm
+    import numba
+    from numba.core import sigutils
+
+    dispatcher = function._numba_type_.dispatcher
+    arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
+    dispatcher.compile(arguments)
+    compiled = dispatcher.overloads[arguments]
+    module = llvm.parse_assembly(compiled.library.get_llvm_str())
+    _add_caller(module, compiled.fndesc.mangled_name)
+    image: bytes = target_machine().emit_object(module)
+    return image, compiled.signature.return_type != numba.types.none
+
+
+def _add_caller(module: Any, name: str) -> None:
+    """Adds a function that calls another one with arguments that lie in memory, eight bytes each.
+
+    Handing on a hundred arguments one by one would cost Python six microseconds a call."""
+    import llvmlite.binding as llvm
+
+    types = [str(argument.type) for argument in module.get_function(name).arguments]
+    lines = []
+    for i, kind in enumerate(types):
+        lines.append(f"%a{i} = getelementptr i64, i64* %arguments, i64 {i}")
+        lines.append(f"%w{i} = load i64, i64* %a{i}")
+        change = "bitcast" if kind == "i64" else "trunc" if kind.startswith("i") and "*" not in kind else "inttoptr"
+        lines.append(f"%v{i} = {change} i64 %w{i} to {kind}")
+    values = ", ".join(f"{kind} %v{i}" for i, kind in enumerate(types))
+    text = f"""
+        declare i32 @"{name}"({", ".join(types)})
+        define i32 @"{SYMBOL}"(i64* %arguments) {{
+            {chr(10).join(lines)}
+            %status = call i32 @"{name}"({values})
+            ret i32 %status
+        }}"""
+    module.link_in(llvm.parse_assembly(text))
+
+
+def main() -> None:
+    leave_signals_to_parent()
+    answer, module, name, *types = sys.argv[1:]
+    result = compile_function(getattr(importlib.import_module(module), name), tuple(types))
+    with os.fdopen(int(answer), "wb") as file:
+        file.write(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Presents an Atari game to gymnasium, with the frames and rules that the framework's workers have."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from accel_rl.envs.choice import make_atari, warn_if_inexact
+from accel_rl.envs.spec import Array, EnvConfig
+
+
+class AtariEnv(gymnasium.Env[Array, int]):
+    """Presents one simulator as a gymnasium environment.
+
+    Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W].
+    `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.
+    info: "score" (raw reward of the step), "lives", "game_over".
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+
+    def __init__(self, config: EnvConfig, render_mode: str | None = "rgb_array"):
+        self._config, self.render_mode = config, render_mode
+        warn_if_inexact(config)
+        self._simulator = make_atari(config, np.random.SeedSequence())
+        spec = self._simulator.spec
+        self.observation_space = gymnasium.spaces.Box(0, 255, spec.observation_shape, np.uint8)
+        self.action_space = spec.action_space
+        self._observation = np.zeros(spec.observation_shape, np.uint8)
+        self._frame = np.zeros(spec.row_shape, np.uint8)
+        self._life_lost = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._simulator = make_atari(self._config, np.random.SeedSequence(seed))
+            self._life_lost = False
+        if not self._life_lost:
+            self._simulator.reset(self._frame)
+        self._life_lost = False
+        self._observation[:] = 0
+        self._show(self._frame)
+        return self._observation.copy(), {"lives": self._simulator.lives}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        outcome = self._simulator.step(action, self._frame)
+        if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
+            self._show(self._frame)
+        self._life_lost = outcome.terminated and not outcome.game_over
+        info = {"score": outcome.score, "lives": self._simulator.lives, "game_over": outcome.game_over}
+        return self._observation.copy(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def _show(self, frame: Array) -> None:
+        """Takes the newest frame into the observation."""
+        if self._simulator.spec.frame_stack:
+            self._observation[:-1] = self._observation[1:]
+            self._observation[-1] = frame
+        else:
+            np.copyto(self._observation, frame)
+
+    def render(self) -> Any:
+        return self._simulator.render()

@@ -1,0 +1,117 @@
+"""Chooses which emulator simulates an Atari game: the project's own (native) or ale-py's (ale).
+
+Where the table of `accel_rl.emulator.verify` shows no difference between the two, runs are equal bit by bit."""
+
+import csv
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from accel_rl import emulator
+from accel_rl.emulator.machine_code import check_numba
+from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
+from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import UsageError, unknown
+
+logger = logging.getLogger("accel_rl")
+
+SIMULATORS = ("auto", "native", "ale")
+TABLE = Path(str(emulator.__file__)).with_name("exactness.csv")
+MOST = 2**31 - 1  # the native simulator counts in 32 bits
+
+
+def check_simulator(config: EnvConfig) -> None:
+    """Raises UsageError for an unknown simulator, or for one that is asked for although this is no Atari game."""
+    if config.simulator not in SIMULATORS:
+        raise unknown("simulator", config.simulator, SIMULATORS)
+    if config.simulator != "auto" and game_name(config.env_id) is None:
+        raise UsageError(
+            f"simulator={config.simulator} is a setting of Atari games, but {config.env_id} is none "
+            "(`accel-rl list envs`); omit it"
+        )
+
+
+def choose_simulator(config: EnvConfig) -> tuple[str, str]:
+    """Returns the simulator of an Atari game, native or ale, and why it is that one.
+
+    auto is native where that is exact and Numba is installed, else ale. Raises UsageError for native where it cannot
+    be: without Numba, or with settings beyond its range."""
+    check_simulator(config)
+    if config.simulator == "ale":
+        return "ale", "as asked for"
+    game = str(game_name(config.env_id))
+    try:
+        check_numba()
+        _check_range(make_options(config.preset, config.options))
+    except UsageError as error:
+        if config.simulator == "auto":
+            return "ale", str(error)
+        raise UsageError(f"simulator=native: {error}, or use simulator=ale (--simulator ale)") from None
+    if config.simulator == "native":
+        return "native", "as asked for"
+    if difference := find_difference(game):
+        return "ale", f"native is not exact in {game}: {difference} (emulator/exactness.csv)"
+    return "native", f"{game} is exact by emulator/exactness.csv"
+
+
+def is_native(config: EnvConfig) -> bool:
+    """Returns whether this is an Atari game that the native simulator plays. Raises UsageError as choose_simulator."""
+    return game_name(config.env_id) is not None and choose_simulator(config)[0] == "native"
+
+
+def warn_if_inexact(config: EnvConfig) -> None:
+    """Logs a warning if the native simulator plays a game in which it is known to differ from ale-py."""
+    if is_native(config) and (difference := find_difference(str(game_name(config.env_id)))):
+        logger.warning(
+            "the native simulator is not exact in %s: %s (emulator/exactness.csv); --simulator ale is",
+            game_name(config.env_id),
+            difference,
+        )
+
+
+def make_atari(
+    config: EnvConfig, seed: np.random.SeedSequence, reserve: bool = False
+) -> AtariSimulator | NativeSimulator:
+    """Returns one environment of an Atari game, by the simulator that config asks for.
+
+    reserve: it starts from prepared states. Raises UsageError for an unknown option."""
+    make = make_native if is_native(config) else AtariSimulator
+    return make(str(game_name(config.env_id)), make_options(config.preset, config.options), seed, reserve)
+
+
+def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence], reserve: bool) -> NativeBatch:
+    """Returns environments of an Atari game, one for each seed, that the native simulator steps together."""
+    return NativeBatch(str(game_name(config.env_id)), make_options(config.preset, config.options), seeds, reserve)
+
+
+def describe_native() -> str:
+    """Returns whether the native simulator works here; where it was never compiled, that happens now."""
+    try:
+        version = check_numba()
+        make_native("pong", AtariOptions(), np.random.SeedSequence(0))
+    except UsageError as error:
+        return f"--simulator native is not available: {error}"
+    num_exact = sum(find_difference(game) is None for game in games())
+    return f"--simulator native is ready (Numba {version}); it is exact in {num_exact} of {len(games())} games"
+
+
+def find_difference(game: str) -> str | None:
+    """Returns where the native simulator is known to differ from ale-py in this game, or None if it is exact."""
+    return _differences().get(game, "it has not been compared") or None
+
+
+@functools.cache
+def _differences() -> dict[str, str]:
+    """Returns the first difference in each game that was compared, "" if there is none."""
+    with TABLE.open(newline="") as file:
+        return {row["game"]: row["difference"] for row in csv.DictReader(file)}
+
+
+def _check_range(options: AtariOptions) -> None:
+    for name in ("frame_skip", "noop_max", "max_episode_steps"):
+        if (value := getattr(options, name)) > MOST:
+            raise UsageError(f"{name}={value} is more than the native simulator can count, {MOST}: use less")
