@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.emulator.intrinsics import teach_numba_intrinsics
 from accel_rl.emulator.machine_code import ArgumentTypes, MachineCode, load
 
 i32 = np.int32
@@ -35,6 +36,7 @@ class JitFunction:
         import numba
 
         _teach_numba_address()
+        teach_numba_intrinsics()
         if self._dispatcher is None:
             self._dispatcher = numba.njit(**OPTIONS)(self.__wrapped__)
         return numba.typeof(self._dispatcher)

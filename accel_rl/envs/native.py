@@ -6,7 +6,6 @@ AtariSimulator (atari.py) with the same seed, so a run does not depend on which 
 
 import functools
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +16,13 @@ from accel_rl.emulator import state as words
 from accel_rl.emulator import steps
 from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.core import AGENT_STEP, START_GAME
+from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
-from accel_rl.emulator.rules import ACTIONS
+from accel_rl.emulator.rules import ACTIONS, rules_for
 from accel_rl.envs.atari import NUM_STARTS, AtariOptions, why_no_reserve
+from accel_rl.envs.atari_states import is_native, pack, to_native, unpack
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 
 GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
 RANDOM_NOOPS = -1
@@ -74,15 +75,18 @@ class NativeBatch(BatchAtari):
         )
         self.stepping, self.events = self._mask, np.zeros(self.num_envs, np.int32)
         self.counters = np.zeros((3, self.num_envs), np.int32)
-        self._frames, self._last_frames = np.zeros((2, self.num_envs, *self.spec.row_shape), np.uint8)
+        self._frames = np.zeros((self.num_envs, *self.spec.row_shape), np.uint8)
         self._rng = np.random.default_rng(0)
         self._starts = start_states(game, options) if reserve and not why_no_reserve(game, options) else None
         self._start_calls: dict[int, Callable[[], int]] = {}
         self._options = self._make_options()
-        channels = 3 if options.color else 1  # STUB
-        self._maker = np.array([self.rules.height * 160, channels], np.int32)
+        self._plan = FramePlan(self.rules.height, options.frame_shape, options.color)
         self._palette = np.ascontiguousarray(self.palette().T).reshape(-1) if options.color else self.grey_palette()
-        self._memories = np.zeros((self.num_envs, 1), np.uint8)
+        self._memories = np.zeros((self.num_envs, self._plan.memory_size), np.uint8)
+        self._last_frames = np.zeros_like(self._frames)
+        self._made_last = self._last_frames
+        if self._plan.enlarges:
+            self._made_last = np.zeros((self.num_envs, *self._plan.made_shape), np.uint8)
         self._own_rewards, self._own_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
         self._own_step = self.bind_step(self._frames, self._own_rewards, self._own_ages)
         self.simulators: list[NativeSimulator] = [NativeSimulator(self, env) for env in range(self.num_envs)]
@@ -92,7 +96,7 @@ class NativeBatch(BatchAtari):
 
         It writes the new observation frames [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous, and
         returns how many environments have events."""
-        return self._bind(AGENT_STEP, 0, False, frames, self._agent_arrays(rewards, ages))
+        return self._bind_frames(AGENT_STEP, 0, frames, rewards, ages)
 
     def set_actions(self, actions: Array) -> None:
         """Takes the actions of the next step, integers [k]."""
@@ -109,8 +113,13 @@ class NativeBatch(BatchAtari):
             bool(event & steps.TERMINATED),
             bool(event & steps.TRUNCATED),
             bool(event & steps.GAME_OVER),
-            self._last_frames[env] if event & steps.LIFE_ENDED else None,
+            self._last_frame(env) if event & steps.LIFE_ENDED else None,
         )
+
+    def _last_frame(self, env: int) -> Array:
+        if self._plan.enlarges:
+            self._plan.finish(self._made_last[env], self._last_frames[env])
+        return np.asarray(self._last_frames[env])
 
     def step_one(self, env: int, action: Any, row: Array) -> Outcome:
         """Plays a step in one environment."""
@@ -157,20 +166,23 @@ class NativeBatch(BatchAtari):
 
     def get_env_state(self, env: int) -> dict[str, Any]:
         """Returns all that decides an environment's future."""
-        pictures = self._screens[env, : 2 * steps.PICTURE]
-        return {"rom": self.rules.md5, "words": _pack(self._states[env]), "pictures": _pack(pictures)}
+        return pack(self.rules.md5, self._states[env], self._screens[env, : 2 * steps.PICTURE])
 
     def set_env_state(self, env: int, state: dict[str, Any]) -> None:
-        """Continues where get_env_state was called."""
-        self._states[env] = np.frombuffer(zlib.decompress(state["words"]), np.int32)
-        self._screens[env, : 2 * steps.PICTURE] = np.frombuffer(zlib.decompress(state["pictures"]), np.uint8)
+        """Continues where get_env_state was called, or AtariSimulator's get_state.
+
+        Raises UsageError if that is of another game, or AtariSimulator's does not continue exactly here."""
+        rom, console, pictures = unpack(state if is_native(state) else to_native(state))
+        if rom != self.rules.md5:
+            raise UsageError(f"a state of {rules_for(rom).name} does not fit {self.rules.name}")
+        self._states[env], self._screens[env, : 2 * steps.PICTURE] = console, pictures
 
     def _start_game(self, env: int, noops: int) -> Array:
         """Resets one environment; returns its frame."""
         self._choose(env)
         if noops not in self._start_calls:
-            arrays = self._agent_arrays(self._own_rewards, self._own_ages)
-            self._start_calls[noops] = self._bind(START_GAME, noops, False, self._frames, arrays)
+            own = self._frames, self._own_rewards, self._own_ages
+            self._start_calls[noops] = self._bind_frames(START_GAME, noops, *own)
         if self._start_calls[noops]() >= 0:
             raise RunError(f"{self.rules.name} did not get ready within its reset")
         return np.asarray(self._frames[env])
@@ -179,11 +191,23 @@ class NativeBatch(BatchAtari):
         self.stepping[:] = False
         self.stepping[env] = True
 
-    def _agent_arrays(self, rewards: Array, ages: Array) -> tuple[Array, ...]:
-        """Returns what core.py's orders of an agent's game take."""
-        last_frames = self._last_frames.reshape(self.num_envs, -1)
-        arrays = self._options, self._palette, self._maker, self._memories, last_frames
-        return *arrays, rewards, ages, self.counters, self.events
+    def _bind_frames(self, order: int, count: int, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
+        """Returns one of core.py's orders of an agent's game, which writes frames [k, ...]."""
+        plan = self._plan
+        made = np.zeros((self.num_envs, *plan.made_shape), np.uint8) if plan.enlarges else frames
+        last = self._made_last.reshape(self.num_envs, -1)
+        arrays = self._options, self._palette, plan.maker, self._memories, last, rewards, ages
+        command = self._bind(order, count, False, made, (*arrays, self.counters, self.events))
+        if not plan.enlarges:
+            return command
+
+        def call() -> int:
+            result = command()
+            for env in np.flatnonzero(self.stepping):
+                plan.finish(made[env], frames[env])
+            return result
+
+        return call
 
     def _make_options(self) -> Array:
         """Returns the rules of a step as steps.py reads them."""
@@ -242,7 +266,3 @@ def make_native(
 ) -> NativeSimulator:
     """Returns a single environment, as AtariSimulator(...) does on ale-py."""
     return NativeBatch(game, options, [seed], reserve).simulators[0]
-
-
-def _pack(array: Array) -> bytes:
-    return zlib.compress(array.tobytes(), 1)
