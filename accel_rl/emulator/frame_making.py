@@ -171,7 +171,9 @@ def _make_pixels(memory, source, target, maker, line_weights, sums, begin, end):
             rest = i32((2 * weighted[column] + total) % i32(2 * total))
             if min(rest, i32(2 * total - rest)) <= maker[NEAR]:
                 weights, first = maker[COLUMN_WEIGHTS] + taps * column, maker[maker[FIRST_COLUMNS] + column]
-                memory[target + column] = _mean_as_cv2(memory, source + first, maker, line_weights, weights, weighted[column])
+                memory[target + column] = _mean_as_cv2(
+                    memory, source + first, maker, line_weights, weights, weighted[column]
+                )
 
 
 @jit
