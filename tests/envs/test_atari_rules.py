@@ -252,7 +252,7 @@ def test_limit_meets_other_ends():
 
 def test_last_observation_of_a_game():
     """Catches a stack of AtariEnv that lacks the last frame of a game, or has the first one of the next life."""
-    env = make_env("seaquest", noop_max=0)
+    env = make_env("seaquest", noop_max=0, simulator="ale")
     env._simulator.ale = Script(lives={0: 3, 9: 2}, over=[18])
     stacks = [env.reset()[0]] + [env.step(0)[0] for _ in range(2)]
     assert [[shown(frame) for frame in stack[-2:]] for stack in stacks] == [[200, 3], [3, 6], [3, 6]]
