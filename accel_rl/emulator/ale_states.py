@@ -1,18 +1,31 @@
 """Reads, writes and converts ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
 They are sequences of 32-bit words and of strings that begin with their length; each part of the console begins with
-its name. That makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare.
+its name. That makes ale-py an oracle for every register: change a word, restore the state, run a frame, compare. Behind
+the cartridge is what the game's rules remember. Generators of random numbers are texts: the system's among its words,
+that of actions behind the rules, if the state was saved with it.
 """
 
+import re
 import struct
 
 import numpy as np
 
 from accel_rl.emulator import dpc
 from accel_rl.emulator import state as words
+from accel_rl.emulator.mt19937 import GENERATOR_WORDS
 from accel_rl.emulator.objects import MIRRORED
 from accel_rl.emulator.registers import ALL_OBJECTS
-from accel_rl.emulator.state import CYCLES, LEFT_OVER, RAM, REGISTER, SLICE, VSYNC_CLOCK
+from accel_rl.emulator.state import (
+    ACTION_GENERATOR,
+    CYCLES,
+    LEFT_OVER,
+    RAM,
+    REGISTER,
+    SLICE,
+    SYSTEM_GENERATOR,
+    VSYNC_CLOCK,
+)
 
 _TRUE, _FALSE = 0xFAB1FAB2, 0xBAD1BAD2
 
@@ -58,7 +71,10 @@ _REGISTERS |= {name: (0x25 + i, 0) for i, name in enumerate(("VDELP0", "VDELP1",
 _DPC_WORDS = ("TOP", "BOTTOM", "COUNTER", "FLAG", "IS_MUSIC")  # eight of each
 _DPC = {f"{name}{i}": getattr(dpc, name) + i for name in _DPC_WORDS for i in range(8)}
 _DPC["RANDOM"] = dpc.RANDOM
+_BESIDES_HARDWARE = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
 _FRACTION_UNIT = 10**8  # of ale-py's MUSIC_FRACTION
+_GENERATOR = re.compile(rb"\d+( \d+){%d}" % (GENERATOR_WORDS - 1))
+_LENGTH = 24  # where the length of all that follows is, but for the paddles at the end
 _LATCHES = (1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 15, 14)  # bits of COLLISIONS, in ale-py's order
 _PF0, _PF1, _PF2 = 0x0D, 0x0E, 0x0F
 _NEVER = 2**31 - 1
@@ -72,8 +88,10 @@ class AleState:
         self._offsets: dict[str, int] = {}
         self._flags: set[str] = set()
         self._add(_HEAD, 0)
-        at = self._add(_SYSTEM, self._find("System", 0))
-        at = self._add(_CPU, self._find("M6502Low", at))
+        self.md5 = self._data[_LENGTH + 8 : _LENGTH + 40].decode("ascii")
+        """Of the ROM."""
+        self._system_text = self._add(_SYSTEM, self._find("System", 0)) + 4
+        at = self._add(_CPU, self._find("M6502Low", self._system_text))
         self._ram = self._find("M6532", at) + 4
         at = self._add(_RIOT, self._ram + 4 * 128)
         at = self._add(_TIA, self._find("TIA", at))
@@ -86,7 +104,16 @@ class AleState:
         self._cartridge_ram = self._cartridge_words + 8 if "*" in names else None
         for part in ("TOP", "BOTTOM", "COUNTER", "FLAG"):
             names = names.replace(f"{{{part}}}", " ".join(f"{part}{i}" for i in range(8)))
-        self._add(names.partition("*")[0], self._cartridge_words)
+        at = self._add(names.partition("*")[0], self._cartridge_words)
+        self._saved = at if self._cartridge_ram is None else at + 4 * 128
+        (length,) = struct.unpack_from("<I", self._data, self._system_text - 4)
+        self._texts = {SYSTEM_GENERATOR: slice(self._system_text, self._system_text + length)}
+        (length,) = struct.unpack_from("<I", self._data, _LENGTH)
+        self._saved_end = _LENGTH + length  # a flag behind it says whether a generator follows
+        text = _GENERATOR.search(self._data, self._saved, _LENGTH + 4 + length)
+        if text:
+            self._texts[ACTION_GENERATOR] = slice(*text.span())
+            self._saved_end = text.start() - 8
 
     def _find(self, name: str, start: int) -> int:
         key = struct.pack("<I", len(name)) + name.encode()
@@ -110,6 +137,34 @@ class AleState:
 
     def __contains__(self, name: str) -> bool:
         return name in self._offsets
+
+    @property
+    def saved(self) -> list[int]:
+        """The values that the game's rules have saved; those that are true or false are 1 or 0."""
+        values = struct.unpack(f"<{(self._saved_end - self._saved) // 4}i", self._data[self._saved : self._saved_end])
+        return [{_TRUE - 2**32: 1, _FALSE - 2**32: 0}.get(value, value) for value in values]
+
+    def save(self, index: int, value: int) -> None:
+        """Changes one of these."""
+        at = self._saved + 4 * index
+        is_flag = struct.unpack_from("<I", self._data, at)[0] in (_TRUE, _FALSE)
+        word = (_TRUE if value else _FALSE) if is_flag else int(value) & 0xFFFFFFFF
+        struct.pack_into("<I", self._data, at, word)
+
+    def generator(self, words: int) -> np.ndarray | None:
+        """Returns the generator that a console has in these words (SYSTEM_GENERATOR or ACTION_GENERATOR), or None."""
+        if words not in self._texts:
+            return None
+        return np.array([int(number) for number in self._data[self._texts[words]].split()], np.uint32).view(np.int32)
+
+    def set_generator(self, words: int, generator: np.ndarray) -> None:
+        """Changes a generator that the state has."""
+        at = self._texts[words]
+        text = " ".join(map(str, generator.view(np.uint32))).encode()
+        self._data[at.start - 4 : at.stop] = struct.pack("<I", len(text)) + text
+        (length,) = struct.unpack_from("<I", self._data, _LENGTH)
+        struct.pack_into("<I", self._data, _LENGTH, length + len(text) - (at.stop - at.start))
+        AleState.__init__(self, bytes(self._data))
 
     def is_flag(self, name: str) -> bool:
         """Returns whether a word is true or false."""
@@ -215,3 +270,30 @@ def copy_to_ale(s: np.ndarray, state: AleState) -> None:
     enabled = (state["CURRENT_GRP0"], missiles[0], state["CURRENT_GRP1"], missiles[1], ball, state["PF"])
     state["ENABLED_OBJECTS"] = sum((value != 0) << bit for bit, value in enumerate(enabled))
     state["COLLISIONS"] = sum((int(s[words.COLLISIONS]) >> ours & 1) << theirs for theirs, ours in enumerate(_LATCHES))
+
+
+def copy_game_from_ale(s: np.ndarray, state: AleState, saved: tuple[int | None, ...]) -> None:
+    """Sets the words that are no hardware: paddles, counters, generators, and what the rules remember.
+
+    saved: see GameRules. A generator that the state does not hold stays as it is."""
+    for name in _BESIDES_HARDWARE:
+        s[getattr(words, name)] = state[name]
+    for generator in (SYSTEM_GENERATOR, ACTION_GENERATOR):
+        numbers = state.generator(generator)
+        if numbers is not None:
+            s[generator : generator + GENERATOR_WORDS] = numbers
+    for word, value in zip(saved, state.saved, strict=False):
+        if word is not None:
+            s[word] = value
+
+
+def copy_game_to_ale(s: np.ndarray, state: AleState, saved: tuple[int | None, ...]) -> None:
+    """Sets the same words of one of ale-py's states."""
+    for name in _BESIDES_HARDWARE:
+        state[name] = int(s[getattr(words, name)])
+    for generator in (SYSTEM_GENERATOR, ACTION_GENERATOR):
+        if state.generator(generator) is not None:
+            state.set_generator(generator, s[generator : generator + GENERATOR_WORDS])
+    for index, word in enumerate(saved[: len(state.saved)]):
+        if word is not None:
+            state.save(index, int(s[word]))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.emulator import state as words
-from accel_rl.emulator.ale_states import AleState, copy_from_ale, copy_to_ale
+from accel_rl.emulator.ale_states import AleState, copy_from_ale, copy_game_from_ale, copy_game_to_ale, copy_to_ale
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from accel_rl.emulator.controllers import NUM_ACTIONS
 from accel_rl.emulator.core import EVALUATE_RULES, LOOK, POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, command
@@ -21,7 +21,7 @@ from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.resets import reset_program
 from accel_rl.emulator.rules import known_games, rules_for
-from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TERMINAL, TRUNCATED
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TRUNCATED
 from accel_rl.emulator.steps import PICTURE
 from accel_rl.errors import RunError, UsageError, unknown
 
@@ -35,9 +35,6 @@ NO_AGENT = (
     *(np.zeros(1, np.float32), np.zeros(1, np.int64), _INTS[None], _INTS),
 )
 """In place of the arrays of an agent's game, for orders that have no use for them."""
-
-# What ale-py's states and ours hold besides the hardware: paddles and counters.
-BESIDES_HARDWARE = ("LEFT_PADDLE", "RIGHT_PADDLE", "FRAME", "EPISODE_FRAME")
 
 
 @dataclass
@@ -225,31 +222,45 @@ class BatchAtari:
     def load_ale_state(self, env: int, state: bytes, screen: Bytes | None = None) -> None:
         """Continues an environment from one of ale-py's saved states, `ALEInterface.cloneState().__getstate__()`.
 
-        These hold no picture: lines that a short frame does not reach show those of `screen` [height, 160]. What some
-        games' rules remember of earlier frames stays as it is, and so do the generators of random numbers. ale-py's
-        states of Q*bert, Tetris and 3-D Tic-Tac-Toe lack the frame that these leave half-drawn. Raises UsageError if
-        it is no state of a game on this kind of cartridge."""
+        These hold no picture: lines that a short frame does not reach show those of `screen` [height, 160], or of the
+        frames before. If it was saved without `include_rng`, the generator of sticky actions stays as it is, and so
+        does what some games' rules remember, but ale-py does not save. ale-py's states of Q*bert, Tetris and 3-D
+        Tic-Tac-Toe lack the frame that these leave half-drawn. Raises UsageError if it is no state of a game on this
+        kind of cartridge."""
         s, ale_state = self._states[env], self._read_ale_state(state)
+        self._paint_both(env)
         copy_from_ale(s, ale_state)
-        for name in BESIDES_HARDWARE:
-            s[getattr(words, name)] = ale_state[name]
-        s[[TERMINAL, TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
+        copy_game_from_ale(s, ale_state, self.rules.saved)
+        s[[TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
         self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
-        pictures = self._screens[env].reshape(3, PICTURE_LINES, LINE_PIXELS)[:2]
+        lives = int(s[words.LIVES])
+        copy_game_from_ale(s, ale_state, self.rules.saved)  # some values can't be worked out a second time
+        if s[words.TERMINAL]:
+            s[words.LIVES] = lives  # ale-py saves those that are left, but shows none
+        s[TRUNCATED] = 0 < s[words.MAX_EPISODE_FRAMES] <= s[words.EPISODE_FRAME]
         if screen is not None:
-            pictures[:, : len(screen)] = screen
-        s[[words.PAINTED, words.PAINTED + 1]] = 1
+            self._screens[env].reshape(3, PICTURE_LINES, LINE_PIXELS)[:2, : len(screen)] = screen
 
     def save_ale_state(self, env: int, state: bytes) -> bytes:
         """Returns a saved state of ale-py's with the hardware of an environment, for `ALEState.__setstate__`.
 
-        state: one that ale-py has saved of the same game; what is no hardware (score, generators) stays as it is there.
-        Raises UsageError as `load_ale_state`."""
+        state: one that ale-py has saved of the same game. Pictures, the action that a sticky one would repeat, and what
+        ale-py does not save of the rules are lost. Raises UsageError as `load_ale_state`."""
         ale_state = self._read_ale_state(state)
+        copy_game_to_ale(self._states[env], ale_state, self.rules.saved)
         copy_to_ale(self._states[env], ale_state)
-        for name in BESIDES_HARDWARE:
-            ale_state[name] = int(self._states[env][getattr(words, name)])
         return bytes(ale_state)
+
+    def _paint_both(self, env: int) -> None:
+        """Paints the last frame and the one before it in their pictures, as ale-py has them."""
+        mask, s = np.arange(self.num_envs) == env, self._states[env]
+        self._command(LOOK, mask, draw=True)
+        last = s.copy()
+        s[words.FRAME_BUFFER] ^= 1
+        s[words.SLOT] = (s[words.SLOT] + 2) % 3
+        self._command(LOOK, mask, draw=True)
+        s[:] = last
+        s[[words.PAINTED, words.PAINTED + 1]] = 1
 
     def _read_ale_state(self, state: bytes) -> AleState:
         try:

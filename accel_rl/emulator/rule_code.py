@@ -37,7 +37,7 @@ def compile_rules(lines: dict[str, str], start: dict[str, int]) -> np.ndarray:
     """Returns the row [words] of a game: names get the values of expressions after each frame, in this order."""
     functions = {name.partition("(")[0]: line for name, line in lines.items() if "(" in name}
     assignments = {name: line for name, line in lines.items() if "(" not in name}
-    names = list(NAMES) + [name for name in assignments if name not in NAMES]
+    names = value_names(lines)
     if len(names) > _VALUES:
         raise ValueError(f"{len(names)} names, but a game has room for {_VALUES}: {names}")
     code: list[int] = []
@@ -48,6 +48,11 @@ def compile_rules(lines: dict[str, str], start: dict[str, int]) -> np.ndarray:
     for name, value in start.items():
         values[names.index(name)] = value
     return np.array([*values, len(code), *code], dtype=np.int64).astype(np.int32)
+
+
+def value_names(lines: dict[str, str]) -> list[str]:
+    """Returns the names that a game's lines assign, in the order of the state's words from SCORE on."""
+    return list(NAMES) + [name for name in lines if "(" not in name and name not in NAMES]
 
 
 class _Inline(ast.NodeTransformer):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from accel_rl.emulator.rule_code import compile_rules
+from accel_rl.emulator.rule_code import compile_rules, value_names
+from accel_rl.emulator.state import SCORE
 from accel_rl.errors import UsageError, unknown
 
 # ale-py's numbers of actions
@@ -20,10 +21,11 @@ ACTIONS = (
 )  # fmt: skip
 # Of a section's keys these are facts about the game, and the others its rules.
 _FACTS = {
-    *("md5", "actions", "legal_actions", "modes", "difficulties", "start"),
+    *("md5", "actions", "legal_actions", "modes", "difficulties", "start", "saved"),
     *("select_until", "select", "set_mode", "starting_actions"),
     *("height", "first_line", "comb", "paddles", "paddle_max", "swapped_ports"),
 }
+_SAVED = "reward score terminal lives"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,8 @@ class GameRules:
     paddle_max: int  # the largest resistance of a paddle, ohms
     swapped_ports: int  # 0 or 1: the player uses the right port
     code: np.ndarray  # int32: what reset_rules and update_rules read
+    # The state's words that ale-py's saved states hold, too, in their order; None: something else stands there
+    saved: tuple[int | None, ...]
 
 
 def rules_for(md5: str) -> GameRules:
@@ -68,6 +72,7 @@ def game_of(name: str) -> GameRules:
         lines["reward"] = "score - was_score"
     # Last, since nearly every game has no lives when it is over.
     lines["lives"] = lines.pop("lives_always", "") or f"0 if terminal else {lines.pop('lives')}"
+    names = value_names(lines)
     return GameRules(
         name=name,
         md5=game["md5"],
@@ -84,6 +89,7 @@ def game_of(name: str) -> GameRules:
         paddle_max=int(game.get("paddle_max", "790196")),
         swapped_ports=int(game.get("swapped_ports", "0")),
         code=compile_rules(lines, _values(game.get("start", ""))),
+        saved=tuple(None if name == "." else SCORE + names.index(name) for name in game.get("saved", _SAVED).split()),
     )
 
 

@@ -278,6 +278,10 @@ class AtariSimulator:
         }
 
     def set_state(self, state: Any) -> None:
+        from accel_rl.envs.atari_states import is_native, to_ale  # not at the top: it imports the native emulator
+
+        if is_native(state):
+            state = to_ale(state, unseen_frames=self.options.frame_skip - 2)
         # The emulator's screen stays stale until its next frame, but each step draws its screens anew.
         self.ale.restoreState(state["emulator"])
         self._rng.bit_generator.state = state["rng"]

@@ -6,7 +6,6 @@ AtariSimulator (atari.py) with the same seed, so a run does not depend on which 
 
 import functools
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +18,11 @@ from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
-from accel_rl.emulator.rules import ACTIONS
+from accel_rl.emulator.rules import ACTIONS, rules_for
 from accel_rl.envs.atari import NUM_STARTS, AtariOptions, why_no_reserve
+from accel_rl.envs.atari_states import is_native, pack, to_native, unpack
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 
 GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
 RANDOM_NOOPS = -1
@@ -166,13 +166,16 @@ class NativeBatch(BatchAtari):
 
     def get_env_state(self, env: int) -> dict[str, Any]:
         """Returns all that decides an environment's future."""
-        pictures = self._screens[env, : 2 * steps.PICTURE]
-        return {"rom": self.rules.md5, "words": _pack(self._states[env]), "pictures": _pack(pictures)}
+        return pack(self.rules.md5, self._states[env], self._screens[env, : 2 * steps.PICTURE])
 
     def set_env_state(self, env: int, state: dict[str, Any]) -> None:
-        """Continues where get_env_state was called."""
-        self._states[env] = np.frombuffer(zlib.decompress(state["words"]), np.int32)
-        self._screens[env, : 2 * steps.PICTURE] = np.frombuffer(zlib.decompress(state["pictures"]), np.uint8)
+        """Continues where get_env_state was called, or AtariSimulator's get_state.
+
+        Raises UsageError if that is of another game, or AtariSimulator's does not continue exactly here."""
+        rom, console, pictures = unpack(state if is_native(state) else to_native(state))
+        if rom != self.rules.md5:
+            raise UsageError(f"a state of {rules_for(rom).name} does not fit {self.rules.name}")
+        self._states[env], self._screens[env, : 2 * steps.PICTURE] = console, pictures
 
     def _start_game(self, env: int, noops: int) -> Array:
         """Resets one environment; returns its frame."""
@@ -263,7 +266,3 @@ def make_native(
 ) -> NativeSimulator:
     """Returns a single environment, as AtariSimulator(...) does on ale-py."""
     return NativeBatch(game, options, [seed], reserve).simulators[0]
-
-
-def _pack(array: Array) -> bytes:
-    return zlib.compress(array.tobytes(), 1)

@@ -6,6 +6,9 @@ import pytest
 from ale_py import roms as ale_roms
 
 from accel_rl.emulator.ale_states import AleState, copy_to_ale
+from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.rules import game_of, known_games
+from accel_rl.emulator.state import ACTION_GENERATOR, LIVES, SYSTEM_GENERATOR, TERMINAL
 from tests.emulator.machine import Lab, console_in, differences
 from tests.emulator.roms import assemble, open_ale, restore_state, save_state
 
@@ -82,3 +85,76 @@ def test_converted_there_and_back(game, tmp_path):
         other = AleState(bytes(lab.start))
         copy_to_ale(s, other)
         assert differences(s, other) == {} and all(other[name] == state[name] for name in ("A", "PF", "POSP0", "TIMER"))
+
+
+def open_game(game, seed=1, repeat_action_probability=0.0):
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", repeat_action_probability)
+    ale.loadROM(ale_roms.get_rom_path(game))
+    return ale
+
+
+# Games whose states hold something else than reward, score, end and lives
+OTHERS = ["adventure", "darkchambers", "skiing", "tennis"]
+REST = [game for game in known_games() if game_of(game).saved and game not in OTHERS]
+
+
+@pytest.mark.parametrize("game", OTHERS + [pytest.param(game, marks=pytest.mark.slow) for game in REST])
+def test_what_the_rules_remember(game):
+    """Would catch a value at the wrong place: changed, it leads to something else in ale-py, or comes back another."""
+    ale, atari = open_game(game), BatchAtari(game, 1, full_action_space=True, draw=False)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        for _ in range(30):
+            ale.act(ale_py.Action(rng.choice(atari.rules.actions)))
+        start = save_state(ale)
+        assert start.md5 == atari.rules.md5
+        for index, word in enumerate(atari.rules.saved[: len(start.saved)]):
+            if word is None:
+                continue
+            changed = AleState(bytes(start))
+            changed.save(index, start.saved[index] ^ 1)
+            restore_state(ale, changed)
+            atari.load_ale_state(0, bytes(changed))
+            assert AleState(atari.save_ale_state(0, bytes(start))).saved == changed.saved
+            assert word != LIVES or ale.lives() == atari.words(0)[LIVES]
+            for _ in range(2):
+                reward = ale.act(ale_py.Action.NOOP)
+                arrays = atari.step([0])
+                ours = (arrays.rewards[0], arrays.terminated[0])
+                assert ours == (reward, ale.game_over()), word
+                assert word == TERMINAL or arrays.lives[0] == ale.lives(), word
+        restore_state(ale, start)
+
+
+def test_generators():
+    """Would catch a generator that is read or written wrong, of actions or of the system: other sticky actions and
+    other timers after a reset."""
+    ale, atari = open_game("breakout", 3, 0.25), BatchAtari("breakout", 2, seed=[3, 4], full_action_space=True)
+    for frame in range(700):
+        ale.act(ale_py.Action.FIRE if frame % 10 else ale_py.Action.LEFT)
+        atari.step([1 if frame % 10 else 4] * 2)
+    ale.reset_game()
+    atari.reset()
+    saved = AleState(ale.cloneState(include_rng=True).__getstate__())
+    for words in (SYSTEM_GENERATOR, ACTION_GENERATOR):
+        generator = saved.generator(words)
+        assert (generator == atari.words(0)[words : words + len(generator)]).all()
+    assert save_state(ale).generator(ACTION_GENERATOR) is None
+
+    other = open_game("breakout", 5, 0.25)
+    template = other.cloneState(include_rng=True).__getstate__()
+    restore_state(other, AleState(atari.save_ale_state(0, template)))
+    atari.load_ale_state(1, bytes(saved))
+    for frame in range(20):
+        ale.act(ale_py.Action.RIGHT if frame % 2 else ale_py.Action.LEFT)
+        other.act(ale_py.Action.RIGHT if frame % 2 else ale_py.Action.LEFT)
+    ale.reset_game()
+    other.reset_game()
+    same = AleState(other.cloneState(include_rng=True).__getstate__())
+    expected = AleState(ale.cloneState(include_rng=True).__getstate__())
+    assert bytes(same) == bytes(expected)
+    for words in (SYSTEM_GENERATOR, ACTION_GENERATOR):
+        generator = saved.generator(words)
+        assert (generator == atari.words(1)[words : words + len(generator)]).all()

@@ -1,0 +1,156 @@
+"""Converts saved states of Atari games between the two simulators: ale-py's (atari.py) and the native one (native.py).
+
+ale-py's states hold no pictures: a converted state shows the lines that a short frame does not reach as ale-py does
+after it has restored the state in a new process. A conversion is tried before it is trusted: both emulators play some
+frames and resets from there, and must agree.
+"""
+
+import functools
+import zlib
+from pathlib import Path
+from typing import Any
+
+import ale_py
+import numpy as np
+
+from accel_rl.emulator import state as words
+from accel_rl.emulator.ale_states import AleState
+from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
+from accel_rl.emulator.rules import game_of, rules_for
+from accel_rl.envs.spec import Array
+from accel_rl.errors import UsageError
+
+State = dict[str, Any]
+
+TRIALS, TRIAL_FRAMES = 3, 20  # a reset before each trial but the first
+_GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
+# Words of the agent that plays, and their names in a state of AtariSimulator's
+_AGENT = {words.PRESSED: "pressed", words.AGENT_LIVES: "lives", words.AGENT_STEPS: "steps", words.NUM_STARTS: "resets"}
+_REMEMBERED = [words.SCORE, words.LIVES, words.TERMINAL, *range(words.MEMORY, words.BEFORE)]
+
+
+def is_native(state: State) -> bool:
+    """Returns whether a state is of the native simulator."""
+    return "words" in state
+
+
+def pack(rom: str, console: Array, pictures: Array) -> State:
+    """Returns the native simulator's state of an environment.
+
+    rom: its MD5. console: int32 [STATE_WORDS]. pictures: uint8, both one after the other."""
+    return {"rom": rom, "words": zlib.compress(console.tobytes(), 1), "pictures": zlib.compress(pictures.tobytes(), 1)}
+
+
+def unpack(state: State) -> tuple[str, Array, Array]:
+    """Returns what `pack` was given."""
+    console, pictures = zlib.decompress(state["words"]), zlib.decompress(state["pictures"])
+    return state["rom"], np.frombuffer(console, np.int32), np.frombuffer(pictures, np.uint8)
+
+
+def to_native(state: State) -> State:
+    """Returns a state of AtariSimulator's as one of the native simulator's.
+
+    Raises UsageError if it does not continue exactly."""
+    saved = bytes(state["emulator"].__getstate__())
+    game = rules_for(AleState(saved).md5).name
+    atari = _new_console(game)
+    atari.load_ale_state(0, saved)
+    s = atari.words(0)
+    for word, name in _AGENT.items():
+        s[word] = state[name]
+    s[words.LIVES] = state["lives"]
+    rng = np.random.default_rng(0)
+    rng.bit_generator.state = state["rng"]
+    s[_GENERATOR] = to_words(rng)
+    rom, consoles, pictures = atari.get_state()
+    if not _plays_equally(game, saved, atari):
+        raise _inexact(game, "ale", "native")
+    return pack(rom, consoles[0], pictures[0])
+
+
+def to_ale(state: State, unseen_frames: int = 0) -> State:
+    """Returns a state of the native simulator's as one of AtariSimulator's.
+
+    unseen_frames: how many frames nobody will look at, after the state (frame_skip - 2): ale-py needs up to two until
+    its screens are whole again. Raises UsageError if it does not continue exactly."""
+    rom, s, pictures = unpack(state)
+    game = rules_for(rom).name
+    atari = _new_console(game)
+    atari.set_state((rom, s[np.newaxis], pictures[np.newaxis]))
+    saved = atari.save_ale_state(0, _any_ale_state(game))
+    if not (_remembers(game, saved, s) and _plays_equally(game, saved, atari, unseen_frames)):
+        raise _inexact(game, "native", "ale")
+    converted: State = {name: int(s[word]) for word, name in _AGENT.items()}
+    return converted | {"emulator": _ale_state(saved), "rng": to_numpy_state(s[_GENERATOR])}
+
+
+def _inexact(game: str, written_by: str, wanted: str) -> UsageError:
+    return UsageError(
+        f"{game}: a state of the {written_by} simulator does not continue exactly on {wanted}; "
+        f"use the simulator that has written the checkpoint (--simulator {written_by})"
+    )
+
+
+def _remembers(game: str, saved: bytes, s: Array) -> bool:
+    """Returns whether ale-py's state holds all that our words do, besides the hardware."""
+    if s[words.FRAME_GOES_ON] or s[words.INSTRUCTIONS_LEFT]:
+        return False
+    atari = _new_console(game)
+    atari.load_ale_state(0, saved)
+    return bool((atari.words(0)[_REMEMBERED] == s[_REMEMBERED]).all())
+
+
+def _plays_equally(game: str, saved: bytes, atari: BatchAtari, unseen_frames: int = 0) -> bool:
+    """Returns whether ale-py, in a new process, plays as atari does; both take the same random actions."""
+    if not game_of(game).saved:
+        return False
+    ale = _open_ale(game)
+    ale.restoreState(_ale_state(saved))
+    rng = np.random.default_rng(0)
+    for trial in range(TRIALS):
+        if trial:
+            ale.reset_game()
+            atari.reset()
+        for frame in range(TRIAL_FRAMES):
+            action = int(rng.integers(len(atari.actions)))
+            reward = ale.act(ale_py.Action(atari.actions[action]))
+            arrays = atari.step([action])
+            ours = int(arrays.rewards[0]), bool(arrays.terminated[0]), int(arrays.lives[0])
+            if (reward, ale.game_over(with_truncation=False), ale.lives()) != ours:
+                return False
+            is_seen = trial or frame >= unseen_frames
+            if (ale.getRAM() != atari.ram[0]).any() or (is_seen and (ale.getScreen() != arrays.frames[0]).any()):
+                return False
+    return True
+
+
+def _new_console(game: str) -> BatchAtari:
+    """Returns a console that has been switched on."""
+    atari, state = _consoles(game)
+    atari.set_state(state)
+    return atari
+
+
+@functools.cache
+def _consoles(game: str) -> tuple[BatchAtari, Any]:
+    atari = BatchAtari(game, 1)
+    return atari, atari.get_state()
+
+
+@functools.cache
+def _any_ale_state(game: str) -> bytes:
+    return bytes(_open_ale(game).cloneState(include_rng=True).__getstate__())
+
+
+def _open_ale(game: str) -> ale_py.ALEInterface:
+    ale = ale_py.ALEInterface()
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(Path(str(ale_py.roms.get_rom_path(game))))
+    return ale
+
+
+def _ale_state(saved: bytes) -> ale_py.ALEState:
+    state = ale_py.ALEState.__new__(ale_py.ALEState)
+    state.__setstate__(saved)  # type: ignore[arg-type]
+    return state
