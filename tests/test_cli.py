@@ -369,6 +369,8 @@ BAD_ARGUMENTS = [
     ("train --frame-shape 84", "frame_shape=.* must be two positive integers"),
     ("train --frame-shape 84xa", "frame_shape=.* must be two positive integers"),
     ("train --frame-skip 2 --env CartPole-v1", "frame_skip is a setting of Atari games, but CartPole-v1 is none"),
+    ("train --simulator native --env CartPole-v1", "simulator=native is a setting of Atari games, but CartPole-v1 is"),
+    ("train --simulator stella", "(choose from auto, native, ale)"),
     ("train --env-options '{frame_skip: 2}'", "pong takes no env_options"),
     ("train --env CartPole-v1 --env-options '{gravty: 2}'", "unexpected keyword argument 'gravty'"),
     ("train --env CartPole-v1 --env-options 3", "env_options=3 must be of type dict"),

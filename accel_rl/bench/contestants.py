@@ -1,6 +1,5 @@
 """The contestants of the benchmark of sampling that are this package's own: its sampler, and the network alone."""
 
-import itertools
 import time
 from collections.abc import Callable
 
@@ -8,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accel_rl.bench.bare import NUM_DRAWN, bare_emulation, bare_steps
 from accel_rl.bench.timing import Repeated, Schedule, Shares, alternate
-from accel_rl.envs import EnvConfig, EnvSpec, make_simulator
-from accel_rl.envs.atari import AtariSimulator
+from accel_rl.envs import EnvConfig, EnvSpec
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, MAX_SAMPLING_THREADS, pinned
 from accel_rl.hardware.topology import Cpus, available_cpus
@@ -19,7 +18,7 @@ from accel_rl.rollout import Policy, PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
 
-NUM_DRAWN = 1000  # steps for which actions are drawn in advance; then they repeat
+PROBED_ENVS = 4  # of `resizing_share`: what a call costs counts less where it steps several
 
 
 class RandomPolicy:
@@ -49,8 +48,8 @@ class RandomPolicy:
 class SamplerContestant:
     """Collects rollouts with this package's sampler.
 
-    policy: None for random actions. resizing: what `resizing_share` returns. server_cpus: where the action server runs
-    (None: anywhere)."""
+    policy: None for random actions. resizing: what `resizing_share` returns, for the shares of time. server_cpus: where
+    the action server runs (None: anywhere)."""
 
     def __init__(
         self,
@@ -59,8 +58,8 @@ class SamplerContestant:
         spec: EnvSpec,
         config: SamplerConfig,
         policy: Policy | None,
-        device: str,
-        resizing: float,
+        device: str = "cpu",
+        resizing: float = 0.0,
         server_cpus: Cpus | None = None,
     ):
         self.name, self._resizing, self._server_cpus = name, resizing, server_cpus
@@ -122,29 +121,8 @@ def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Sha
 
 def resizing_share(env: EnvConfig, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Measures which part of a simulator's step is not emulation. Takes 12 turns of this many seconds."""
-    stepping, emulating = (make_simulator(env, np.random.SeedSequence(0), reserve=True) for _ in range(2))
-    assert isinstance(stepping, AtariSimulator) and isinstance(emulating, AtariSimulator)
-    row = np.zeros(stepping.spec.row_shape, stepping.spec.row_dtype)
-    actions = np.random.default_rng(0).integers(count_actions(stepping.spec), size=NUM_DRAWN).tolist()
-    stepping.reset(row)
-    emulating.reset(row)
-    ale, presses = emulating.ale, emulating.ale.getMinimalActionSet()
-    step_actions, emulate_actions = itertools.cycle(actions), itertools.cycle(actions)
-
-    def step() -> int:
-        if stepping.step(next(step_actions), row).game_over:
-            stepping.reset(row)
-        return 1
-
-    def emulate() -> int:
-        press = presses[next(emulate_actions)]
-        for _ in range(emulating.options.frame_skip):
-            ale.act(press)
-        if ale.game_over():
-            emulating.reset(row)
-        return 1
-
-    contestants = [Repeated("step", step, clock), Repeated("emulate", emulate, clock)]
+    works = {"step": bare_steps(env, PROBED_ENVS), "emulate": bare_emulation(env, PROBED_ENVS)}
+    contestants = [Repeated(name, work, clock) for name, work in works.items()]
     turns = alternate(contestants, Schedule(seconds, 5), "probe")
     return max(1 - turns["step"].median / turns["emulate"].median, 0.0)
 

@@ -11,22 +11,19 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-import numpy as np
-
+from accel_rl.bench.bare import bare_steps
 from accel_rl.bench.timing import Shares
-from accel_rl.envs import EnvConfig, make_simulator
+from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError
 from accel_rl.hardware.signals import leave_signals_to_parent
 from accel_rl.hardware.topology import available_cpus, physical_cores
-
-NUM_DRAWN = 1000  # steps for which actions are drawn in advance; then they repeat
 
 
 class SimulationLimit:
     """Steps environments with random actions in one bare process on each of the given logical CPUs (default: one per
     core), and does nothing else.
 
-    The simulator is the sampler's: emulation, frame processing and resets, but no other process to wait for.
+    The simulator is the sampler's: emulation, frame processing and resets (bare.py), but no other process to wait for.
     """
 
     def __init__(
@@ -76,17 +73,8 @@ def _main() -> None:
     if sys.platform == "linux":
         os.sched_setaffinity(0, {int(sys.argv[2])})
     env, num_envs = control.recv()
-    seeds = [np.random.SeedSequence([int(sys.argv[2]), index]) for index in range(num_envs)]
-    simulators = [make_simulator(env, seed, reserve=True) for seed in seeds]
-    spec = simulators[0].spec
-    memory = np.zeros((num_envs, *spec.row_shape), spec.row_dtype)
-    rows = [memory[column, ...] for column in range(num_envs)]  # the ellipsis makes a view, of scalar rows too
-    for simulator, row in zip(simulators, rows, strict=True):
-        simulator.reset(row)
-    space = spec.action_space
-    actions = [[space.sample() - getattr(space, "start", 0) for _ in range(num_envs)] for _ in range(NUM_DRAWN)]
+    step = bare_steps(env, num_envs, seed=int(sys.argv[2]))
     control.send(0.0)
-    step = 0
     while True:
         try:
             seconds = control.recv()
@@ -94,11 +82,7 @@ def _main() -> None:
             return
         start, steps = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
-            for simulator, row, action in zip(simulators, rows, actions[step % NUM_DRAWN], strict=True):
-                if simulator.step(action, row).game_over:
-                    simulator.reset(row)
-            step += 1
-            steps += num_envs
+            steps += step()
         control.send(steps / (time.perf_counter() - start))
 
 

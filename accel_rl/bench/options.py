@@ -14,6 +14,7 @@ class SamplingOptions:
 
     env: str = "pong"
     env_preset: str = "stooke"
+    simulator: str = "auto"
     cores: int | None = None
     envs_per_core: int = 8
     workers: int | None = None
@@ -39,6 +40,7 @@ class SamplingOptions:
 HELP: dict[str, str] = {
     "env": "Atari game",
     "env_preset": "frames and episodes: stooke, dqn84 or v5",
+    "simulator": "native, ale, or auto: native for games that it plays exactly",
     "cores": "use only the first N of this process's cores (all)",
     "envs_per_core": "environments per core in the comparison",
     "workers": "simulator processes, where the environments divide evenly (one per logical CPU)",
@@ -52,7 +54,8 @@ HELP: dict[str, str] = {
     "json": "write all figures to FILE",
     "figure": "draw the figure into FILE (results/sampling.png)",
 }
-TYPES: dict[str, Any] = {"seconds": float, "env": str, "env_preset": str, "device": str, "json": Path, "figure": Path}
+TYPES: dict[str, Any] = {"seconds": float, "json": Path, "figure": Path}
+TYPES |= dict.fromkeys(("env", "env_preset", "simulator", "device"), str)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,9 @@
-"""Which cores a benchmark uses, and what its JSON file holds."""
+"""Which cores a benchmark uses, where its figure goes, and what its JSON file holds."""
 
 import json
+import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,21 @@ def describe_run(benchmark: str, version: int, options: Any) -> dict[str, Any]:
     options: a dataclass; its paths are left out, since they belong to the machine that the file was written on."""
     public = {name: None if isinstance(value, Path) else value for name, value in asdict(options).items()}
     return {"benchmark": benchmark, "version": version, "machine": describe_machine(), "options": public}
+
+
+def figure_path(asked: Path | None, default: Path) -> Path | None:
+    """Returns where a benchmark's figure goes, or None without matplotlib.
+
+    Raises UsageError if a figure is asked for by name that cannot be drawn."""
+    if find_spec("matplotlib"):
+        path = asked or default
+        if path.suffix != ".png":
+            raise UsageError(f"figure={path} must end in .png")
+        return path
+    if asked:
+        raise UsageError('--figure needs matplotlib: pip install "accel-rl[bench]"')
+    print('no figure, since matplotlib is missing: pip install "accel-rl[bench]"', file=sys.stderr)
+    return None
 
 
 def create_parents(*files: Path | None) -> None:

@@ -6,6 +6,7 @@ step (gymnasium's NEXT_STEP mode): one step per episode, so a few percent of the
 0.1 % in Pong.
 """
 
+import importlib
 import importlib.util
 import multiprocessing
 import time
@@ -38,12 +39,18 @@ def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], di
     else:
         missing["envpool"] = 'pip install "accel-rl[bench]"'
     if importlib.util.find_spec("ale_py.vector_env"):
-        builders["ale-sync"] = partial(AleVector, "ale-sync", env, num_envs, num_envs)
-        builders["ale-async"] = partial(AleVector, "ale-async", env, num_envs, half)
+        builders["ale-sync"] = partial(AtariVector, "ale-sync", env, num_envs, num_envs)
+        builders["ale-async"] = partial(AtariVector, "ale-async", env, num_envs, half)
     else:
         missing["ale-py's AtariVectorEnv"] = 'pip install "ale-py>=0.11"'
     builders["gymnasium-async"] = partial(GymnasiumAsync, "gymnasium-async", env, num_envs)
     return builders, missing
+
+
+def own_builders(env: EnvConfig, num_envs: int) -> dict[str, Builder]:
+    """Returns what builds this project's AtariVectorEnv, by name."""
+    sizes = {"own-sync": num_envs, "own-async": num_envs // 2}
+    return {name: partial(AtariVector, name, env, num_envs, size, "accel_rl.emulator") for name, size in sizes.items()}
 
 
 def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
@@ -142,21 +149,19 @@ class EnvPool:
         self._pool.close()
 
 
-class AleVector:
-    """Steps ale-py's AtariVectorEnv; with batch_size < num_envs asynchronously, like EnvPool.
+class AtariVector:
+    """Steps ale-py's AtariVectorEnv, or that of another module; with batch_size < num_envs asynchronously, as EnvPool.
 
     Batches of half the environments were faster than quarters, and the mode in which a reset takes a step of its own
     was faster than the other one."""
 
-    def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
-        from ale_py.vector_env import AtariVectorEnv
-
+    def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int, module: str = "ale_py.vector_env"):
         options = _options(env)
         height, width = peer_frame_shape(options)
         self.name = name
         self.shares: Shares = {}
         self._batch_size, self._num_batches = batch_size, num_envs // batch_size
-        self._envs = AtariVectorEnv(
+        self._envs: Any = importlib.import_module(module).AtariVectorEnv(
             _game(env),
             num_envs,
             batch_size=batch_size,
@@ -210,7 +215,7 @@ class GymnasiumAsync:
 
         self.name = name
         self.shares: Shares = {}
-        make = partial(make_env, env.env_id, env.preset, **env.options)
+        make = partial(make_env, env.env_id, env.preset, simulator=env.simulator, **env.options)
         # Not forked from this process, which has threads, and pipes whose ends children must not inherit.
         multiprocessing.set_forkserver_preload(["accel_rl.envs"])
         self._envs = AsyncVectorEnv([make] * num_envs, copy=False, context="forkserver")

@@ -32,10 +32,9 @@ which a worker was ready while another process had its core. A sampler that does
 """
 
 import statistics
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,13 @@ import torch
 from accel_rl.bench.contestants import SamplerContestant, network_alone, resizing_share
 from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.options import SamplingOptions
-from accel_rl.bench.output import create_parents, describe_run, first_cores, write_json
+from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
 from accel_rl.bench.peers import peer_builders
 from accel_rl.bench.sampling_table import figure_point, show, table_row
 from accel_rl.bench.timing import Contestant, Schedule, Turns, compare, ratio, two_resource_bound
 from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.atari import game_name
+from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import (
     LEAST_CORES_TO_RESERVE_ONE,
@@ -86,7 +86,8 @@ class Benchmark:
         self.options = options
         if game_name(options.env) is None:
             raise UsageError(f"env={options.env} is not an Atari game; `accel-rl list envs` lists them")
-        self.env = EnvConfig(options.env, options.env_preset)
+        env = EnvConfig(options.env, options.env_preset, simulator=options.simulator)
+        self.env = replace(env, simulator=choose_simulator(env)[0])
         self.spec = make_simulator(self.env, np.random.SeedSequence(0)).spec
         self.device = _device(options.device)
         self.cores = first_cores(options.cores)
@@ -249,13 +250,18 @@ def ratios(turns: dict[str, Turns]) -> dict[str, dict[str, float]]:
 def run(options: SamplingOptions) -> dict[str, Any]:
     """Runs the whole benchmark, prints its tables and writes its files; returns what the JSON holds."""
     with pinned(tuple(cpu for core in first_cores(options.cores) for cpu in core)):
-        figure = _figure_path(options) if options.table else None
+        figure = figure_path(options.figure, DEFAULT_FIGURE) if options.table else None
         benchmark = Benchmark(options)
         create_parents(options.json, figure)
         turns, missing = benchmark.compare()
         reset_round = benchmark.reset_round()
         table, points = benchmark.table_and_curves() if options.table else ([], [])
-        resolved = {"device": benchmark.device, "workers": benchmark.config.num_workers, "envs": benchmark.num_envs}
+        resolved = {
+            "simulator": benchmark.env.simulator,
+            "device": benchmark.device,
+            "workers": benchmark.config.num_workers,
+            "envs": benchmark.num_envs,
+        }
         result = describe_run("sampling", VERSION, options)
         result["options"] |= resolved
         result |= {
@@ -277,17 +283,3 @@ def run(options: SamplingOptions) -> dict[str, Any]:
         draw_sampling(result, figure)
         print(f"figure          {figure}")
     return result
-
-
-def _figure_path(options: SamplingOptions) -> Path | None:
-    """Returns where the figure goes, or None without matplotlib. Raises UsageError if a figure is asked for by name
-    that cannot be drawn."""
-    if find_spec("matplotlib"):
-        path = options.figure or DEFAULT_FIGURE
-        if path.suffix != ".png":
-            raise UsageError(f"figure={path} must end in .png")
-        return path
-    if options.figure:
-        raise UsageError('--figure needs matplotlib: pip install "accel-rl[bench]"')
-    print('no figure, since matplotlib is missing: pip install "accel-rl[bench]"', file=sys.stderr)
-    return None

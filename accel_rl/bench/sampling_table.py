@@ -31,8 +31,8 @@ def show(result: dict[str, Any]) -> None:
     options, ratios = result["options"], result["ratios"]
     print(format_machine(result["machine"]))
     print(
-        f"{options['env']} ({options['env_preset']}), {options['envs']} environments, {options['workers']} workers; "
-        "medians, with 95 % intervals"
+        f"{options['env']} ({options['env_preset']}, simulator {options['simulator']}), "
+        f"{options['envs']} environments, {options['workers']} workers; medians, with 95 % intervals"
     )
     print(f"\n{'':16}{'steps/s':>9}   {'of the limit':24}shares of time")
     for name, contestant in result["contestants"].items():

@@ -41,6 +41,7 @@ SCHEMA = {
     "options": {
         "env": str,
         "env_preset": str,
+        "simulator": str,
         "cores": int | None,
         "envs_per_core": int,
         "envs": int,
@@ -187,6 +188,7 @@ BAD = {
     "--cores 99999": "cores=99999 must be from 1 to ",
     "--env CartPole-v1": "env=CartPole-v1 is not an Atari game",
     "--env-preset nosuch": "unknown env preset 'nosuch'",
+    "--simulator stella": "unknown simulator 'stella'",
     "--device tpu": "device=tpu does not exist on this machine; use cpu",
     "--cores 1 --envs-per-core 3": "envs=3 does not split into 2 groups",
     "--cores 1 --workers 3": "workers=3",

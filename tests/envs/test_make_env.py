@@ -44,14 +44,14 @@ def play(env, simulator, frame, steps, rng):
         outcome = simulator.step(action, frame)
         assert (reward, terminated, truncated) == (outcome.reward, outcome.terminated, outcome.truncated)
         assert (info["score"], info["game_over"]) == (outcome.score, outcome.game_over)
-        assert info["lives"] == simulator.ale.lives()
+        assert info["lives"] == simulator.lives
         yield stack, frame, outcome
 
 
-@pytest.mark.parametrize("frame_stack", [1, 4])
-def test_stack(frame_stack):
+@pytest.mark.parametrize(("frame_stack", "simulator"), [(1, "ale"), (4, "ale"), (4, "native")])
+def test_stack(frame_stack, simulator):
     """Catches stacks in the wrong order, frames of an earlier life or game in them, and a reset that loses lives."""
-    env = make_env("breakout", frame_stack=frame_stack)
+    env = make_env("breakout", frame_stack=frame_stack, simulator=simulator)
     simulator = AtariSimulator("breakout", make_options("stooke", {}), np.random.SeedSequence(3))
     frame = np.zeros(simulator.spec.row_shape, np.uint8)
     rng = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def test_stack(frame_stack):
     lives_lost, games_over = 0, 0
     for _ in range(8):
         assert np.array_equal(stack, frames[-frame_stack:]) and stack.dtype == np.uint8
-        assert info["lives"] == simulator.ale.lives()
+        assert info["lives"] == simulator.lives
         for stack, newest, outcome in play(env, simulator, frame, 300, rng):
             if outcome.terminated:
                 break
@@ -82,7 +82,9 @@ def test_stack(frame_stack):
 def test_color():
     """Catches pictures that are stacked, or another one than the simulator's newest."""
     env = make_env("breakout", color=True, frame_stack=1)
-    simulator = AtariSimulator("breakout", env.unwrapped._options, np.random.SeedSequence(3))
+    simulator = AtariSimulator(
+        "breakout", make_options("stooke", {"color": True, "frame_stack": 1}), np.random.SeedSequence(3)
+    )
     frame = np.zeros((3, 104, 80), np.uint8)
     simulator.reset(frame)
     observation, _ = env.reset(seed=3)

@@ -45,6 +45,8 @@ def test_a_run_names_its_precision(
         log_description(config, build_algo(config).policy)
     said = [record.getMessage() for record in caplog.records]
     assert f"network     {network}" in said
+    simulators = [line for line in said if line.startswith("simulator ")]
+    assert simulators == (["simulator   native: pong is exact by emulator/exactness.csv"] if env == "pong" else [])
     assert sum("torch threads: 3 sampling, 5 learning" in line for line in said) == 1
     assert [line for line in said if "bf16" in line] == ([advice] if advice else [])
     levels = {record.levelno for record in caplog.records if "bf16" in record.getMessage()}

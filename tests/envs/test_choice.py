@@ -1,0 +1,127 @@
+"""Which simulator plays an Atari game, and what is said where one of them cannot."""
+
+import importlib.metadata
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel_rl.envs import choice, make_env, make_simulator
+from accel_rl.envs.atari import AtariSimulator, games
+from accel_rl.envs.choice import choose_simulator, describe_native, find_difference, is_native, warn_if_inexact
+from accel_rl.envs.native import NativeSimulator
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import UsageError
+from accel_rl.training.resolve import resolve
+from accel_rl.training.run_directory import changed_settings
+
+INSTALL = "pip install 'accel-rl[native]'"
+
+
+@pytest.fixture
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version_of(name: str) -> str:
+        if name == "numba":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+
+
+@pytest.fixture
+def pong_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    table = tmp_path / "exactness.csv"
+    table.write_text('game,md5,difference\npong,123,"seed 1, frame 7: RAM differs at 3"\nseaquest,456,\n')
+    monkeypatch.setattr(choice, "TABLE", table)
+    choice._differences.cache_clear()
+    yield
+    choice._differences.cache_clear()
+
+
+def test_auto_is_native_in_all_games_of_the_table() -> None:
+    """Would catch a game that the table lacks, or names otherwise."""
+    assert len(games()) == 104
+    for game in games():
+        assert choose_simulator(EnvConfig(game)) == ("native", f"{game} is exact by emulator/exactness.csv")
+    assert is_native(EnvConfig("ALE/Pong-v5")) and not is_native(EnvConfig("CartPole-v1"))
+
+
+def test_auto_is_ale_in_a_game_that_differs(pong_differs: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Would catch other games than ale-py's where nobody has asked for them, or has been told."""
+    name, why = choose_simulator(EnvConfig("pong"))
+    assert name == "ale" and "pong: seed 1, frame 7: RAM differs at 3" in why
+    assert choose_simulator(EnvConfig("breakout"))[0] == "ale", "it has not been compared"
+    assert choose_simulator(EnvConfig("seaquest"))[0] == "native"
+
+    native = EnvConfig("pong", simulator="native")
+    assert choose_simulator(native) == ("native", "as asked for")
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        for config in (native, EnvConfig("pong"), EnvConfig("seaquest", simulator="native"), EnvConfig("CartPole-v1")):
+            warn_if_inexact(config)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "pong: seed 1, frame 7: RAM differs" in said and "--simulator ale" in said
+
+
+def test_without_numba(without_numba: None) -> None:
+    """Would catch a run that does not start although ale-py is there, and an error that does not say what to do."""
+    name, why = choose_simulator(EnvConfig("pong"))
+    assert name == "ale" and INSTALL in why
+    assert isinstance(make_simulator(EnvConfig("pong"), np.random.SeedSequence(0)), AtariSimulator)
+    with pytest.raises(UsageError, match=r"simulator=native: .* not installed: pip install .*--simulator ale"):
+        resolve({"env": "pong", "simulator": "native", "device": "cpu"})
+    assert INSTALL in describe_native()
+
+
+@pytest.mark.parametrize("name", ["max_episode_steps", "noop_max", "frame_skip"])
+def test_numbers_beyond_32_bits(name: str) -> None:
+    """Would catch a limit of as many steps that native wraps to a negative number."""
+    options = {name: 2**31}
+    simulator, why = choose_simulator(EnvConfig("pong", options=options))
+    assert simulator == "ale" and f"{name}=2147483648" in why
+    with pytest.raises(UsageError, match=f"simulator=native: {name}=2147483648 .*--simulator ale"):
+        choose_simulator(EnvConfig("pong", options=options, simulator="native"))
+
+
+@pytest.mark.parametrize(
+    ("env", "simulator", "words"),
+    [
+        ("pong", "nativ", "did you mean native"),
+        ("CartPole-v1", "native", "simulator=native is a setting of Atari games, but CartPole-v1 is none"),
+        ("CartPole-v1", "ale", "simulator=ale is a setting of Atari games, but CartPole-v1 is none"),
+    ],
+)
+def test_bad_input(env: str, simulator: str, words: str) -> None:
+    """Would catch a simulator that is asked for and ignored."""
+    with pytest.raises(UsageError, match=words):
+        make_env(env, simulator=simulator)
+    with pytest.raises(UsageError, match=words):
+        resolve({"env": env, "simulator": simulator, "device": "cpu"})
+
+
+def test_a_run_knows_its_simulator() -> None:
+    """Would catch workers that choose anew, and a config.yaml that only runs where Numba is."""
+    config = resolve({"env": "pong", "device": "cpu"})
+    assert config.env.simulator == "native" and config.as_dict()["simulator"] == "auto"
+    config = resolve({"env": "pong", "device": "cpu", "simulator": "ale"})
+    assert config.env.simulator == config.as_dict()["simulator"] == "ale"
+    assert resolve({"env": "CartPole-v1", "device": "cpu"}).env.simulator == "auto"
+
+
+def test_a_resumed_run_may_take_the_other_simulator(tmp_path: Path) -> None:
+    """Would catch a run that cannot go on where Numba is missing."""
+    assert changed_settings(tmp_path, {"simulator": "native", "seed": 1}, {"simulator": "ale", "seed": 2}) == ["seed"]
+
+
+def test_make_env_takes_either() -> None:
+    """Would catch an option that does not reach the simulator."""
+    kinds = {name: type(make_env("pong", simulator=name).unwrapped._simulator) for name in ("native", "ale", "auto")}
+    assert kinds == {"native": NativeSimulator, "ale": AtariSimulator, "auto": NativeSimulator}
+
+
+def test_what_doctor_says() -> None:
+    """Would catch a machine on which native is said to be ready, but is not."""
+    assert describe_native().endswith("it is exact in 104 of 104 games") and find_difference("pong") is None

@@ -1,0 +1,75 @@
+"""The native simulator's first use, which compiles it: before workers are timed, once, and without leaving anything."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import UsageError
+from accel_rl.samplers.worker_launcher import Launcher
+from tests.helpers.processes import run
+
+PONG = BatchConfig(EnvConfig("pong", simulator="native"), seed=0, reset_mode="reserve")
+
+
+class Setup:
+    """A worker that is never started."""
+
+
+def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """Starts a launcher whose cache is empty and whose Numba is this program."""
+    (path / "numba.py").write_text(numba)
+    monkeypatch.syspath_prepend(path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return Launcher(PONG, [])
+
+
+@pytest.mark.multiprocess
+def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a traceback of the launching process, and a run that waits for it."""
+    started = launcher("raise ImportError('Numba needs NumPy 2.2 or less')", tmp_path, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"cannot compile command: ImportError: Numba needs .*--simulator ale"):
+            started.launch(Setup())  # type: ignore[arg-type]
+    started.close([], 1.0)
+    assert started._popen.returncode == 0
+
+
+@pytest.mark.multiprocess
+def test_interrupted_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch Ctrl-C that waits for the compiler, and a compiler that is left behind."""
+    marker = tmp_path / "compiles"
+    started = launcher(f"import time\nopen({str(marker)!r}, 'w')\ntime.sleep(1000)", tmp_path, monkeypatch)
+    while not marker.exists():
+        assert started._popen.poll() is None
+        time.sleep(0.01)
+    processes = psutil.Process(started._popen.pid).children()
+    assert len(processes) == 1
+    started.close([], 1.0)
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_it_is_compiled_once_and_not_against_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a first run that fails since compiling takes longer than building environments may, or several
+    learners that each compile."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = [
+        "--steps",
+        200,
+        "--envs",
+        4,
+        "--decorrelation-steps",
+        0,
+        "--eval-interval-steps",
+        0,
+        "--devices",
+        "cpu,cpu",
+    ]
+    result = run("train", "--simulator", "native", *flags, "--env-build-timeout-s", 6, "--out", tmp_path / "run")
+    assert result.status == 0, result.err
+    assert result.err.count("compiling command") == result.err.count("compiled command") == 1
