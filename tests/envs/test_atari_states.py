@@ -14,6 +14,8 @@ from tests.helpers.outcomes import comparable
 OPTIONS = make_options("stooke", {"repeat_action_probability": 0.25, "max_episode_steps": 70, "noop_max": 5})
 MAKE = {"ale": AtariSimulator, "native": make_native}
 NOT_SAVED = {*NO_STATES, "miniature_golf"}  # ale-py's states of these are incomplete
+FAST = ["breakout", "chopper_command"]
+REST = [game for game in known_games() if game not in {*FAST, *NOT_SAVED}]
 
 
 def simulator(kind, game, seed=0):
@@ -32,7 +34,7 @@ def play(simulator, rng, steps):
     return trace
 
 
-@pytest.mark.parametrize("game", ["breakout", "chopper_command"])
+@pytest.mark.parametrize("game", FAST + [pytest.param(game, marks=pytest.mark.slow) for game in REST])
 @pytest.mark.parametrize(("first", "second"), [("ale", "native"), ("native", "ale")])
 def test_the_other_simulator_continues(game, first, second):
     """Would catch anything that is lost: hardware, scores, lives, the sticky action, generators, counters of steps."""
@@ -84,18 +86,3 @@ def test_a_state_of_another_game():
     pong, breakout = simulator("ale", "pong"), simulator("native", "breakout")
     with pytest.raises(UsageError, match="a state of pong does not fit breakout"):
         breakout.set_state(pong.get_state())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("game", [game for game in known_games() if game not in NOT_SAVED])
-def test_all_games(game):
-    """Would catch a game whose states do not convert, in either direction."""
-    ale, native = simulator("ale", game), simulator("native", game)
-    rng = np.random.default_rng(0)
-    for console in (ale, native):
-        console.reset(np.zeros(console.spec.row_shape, np.uint8))
-    for steps in (0, 1, 10, 60):
-        play(ale, rng, steps)
-        play(native, rng, steps)
-        atari_states.to_ale(atari_states.to_native(ale.get_state()), OPTIONS.frame_skip - 2)
-        atari_states.to_ale(native.get_state(), OPTIONS.frame_skip - 2)
