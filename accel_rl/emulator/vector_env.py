@@ -27,9 +27,7 @@ Results = tuple[Bytes, Ints, Bools, Bools, Info]
 
 STICK_SPACE = gymnasium.spaces.Box(np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32))
 # [left, neither, right][down, neither, up][without, with fire]
-STICK_ACTIONS = np.array(
-    [[[9, 17], [4, 12], [7, 15]], [[5, 13], [0, 1], [2, 10]], [[8, 16], [3, 11], [6, 14]]], np.int32
-)
+STICK_ACTIONS = np.array([9, 17, 4, 12, 7, 15, 5, 13, 0, 1, 2, 10, 8, 16, 3, 11, 6, 14], np.int32).reshape(3, 3, 2)
 CHUNKS_PER_THREAD = 4  # what one thread has left to do may be done by another
 MAX_SEED = 2**31 - 1
 
