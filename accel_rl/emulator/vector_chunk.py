@@ -130,6 +130,11 @@ class VectorChunk(BatchAtari):
         self._vector.numbers[env, steps.NOOPS] = product >> 32
 
 
+def usable_processors() -> list[int]:
+    """Returns the processors that threads can be bound to; where the system does not bind any, all."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 class Workers:
     """Threads that wait for jobs: the caller's own, while it waits in `finished`, and num_threads - 1 others.
 
@@ -140,10 +145,10 @@ class Workers:
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         processors = [-1] * (num_threads - 1) if self._helps else range(first_processor, first_processor + num_threads)
-        if not self._helps and not {*processors} <= os.sched_getaffinity(0):
+        if not self._helps and not {*processors} <= {*usable_processors()}:
             raise UsageError(
                 f"thread_affinity_offset={first_processor}: there are no processors {first_processor} to "
-                f"{processors[-1]} for {num_threads} threads, but {sorted(os.sched_getaffinity(0))}"
+                f"{processors[-1]} for {num_threads} threads, but {usable_processors()}"
             )
         self._threads = [
             threading.Thread(target=_work, args=(self._jobs, self._done, processor), daemon=True)
@@ -178,7 +183,7 @@ class Workers:
 
 
 def _work(jobs: "queue.SimpleQueue[Any]", done: "queue.SimpleQueue[Any]", processor: int) -> None:
-    if processor >= 0:
+    if processor >= 0 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {processor})
     while (job := jobs.get()) is not None:
         done.put(_run(*job))

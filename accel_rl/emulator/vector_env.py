@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from accel_rl.emulator.batch import Bools, Bytes, Ints, read_rom
 from accel_rl.emulator.controllers import ACTION_BITS, PADDLE_STEP
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.rules import ACTIONS, rules_for
-from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers
+from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers, usable_processors
 from accel_rl.errors import UsageError
 
 Info = dict[str, Any]
@@ -36,23 +35,29 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     """Steps num_envs copies of one Atari 2600 game; options, spaces, results and infos are those of ale-py's
     `ale_py.vector_env.AtariVectorEnv`, which gives the same numbers for the same seeds and actions.
 
-    game: a name as in ale-py (ms_pacman), or the path of a ROM. batch_size: with fewer than num_envs, `recv` returns as
-    many environments as soon as these have finished a step, and `send` takes actions for the ones last received.
-    num_threads: 0, one for each processor; the caller's is one of them while it waits. thread_affinity_offset: the
-    processor of the first thread, the others follow (-1: any). max_num_frames_per_episode: a game is truncated after as
-    many frames, without those of its start. repeat_action_probability: of sticky actions, drawn in each frame.
-    full_action_space: all 18 actions, instead of those that the game knows. continuous: actions are
-    (radius, angle, fire) of a stick, which points in the directions where its x or y is beyond
-    continuous_action_threshold; the radius is how fast a paddle moves. autoreset_mode: as in gymnasium, also as its value ("SameStep"). img_height, img_width, grayscale,
-    stack_num: observations are uint8 [stack_num, img_height, img_width], oldest first, with a last dimension of 3 in
-    colour. frameskip: frames of one step. maxpool: a step shows the maximum of its last two frames. noop_max: a game
-    starts with fewer no-ops than this, a random number. episodic_life: a lost life is an end and starts a new game.
-    life_loss_info: a lost life is shown as an end, but the game goes on. reward_clipping: rewards are -1, 0 or 1.
+    game: a name as in ale-py (ms_pacman), or the path of a ROM.
+    batch_size: if less than num_envs, `recv` returns that many environments as soon as so many have finished a step,
+        and `send` takes actions for those.
+    num_threads: 0: one for each processor. The caller's is one of them, while it waits for results.
+    thread_affinity_offset: the first thread's processor, the others follow; -1: any.
+    max_num_frames_per_episode: truncates a game after so many frames, not counting those of its start.
+    repeat_action_probability: of sticky actions, drawn in each frame.
+    full_action_space: all 18 actions, instead of those that do something in the game.
+    continuous: actions are (radius, angle, fire) of a stick. It points in the directions where its x or y is beyond
+        continuous_action_threshold; the radius is how fast a paddle moves.
+    autoreset_mode: gymnasium's, also by its value ("SameStep").
+    img_height, img_width, grayscale, stack_num: observations are uint8 [stack_num, img_height, img_width], oldest
+        frame first, with a last dimension of 3 in colour.
+    frameskip, maxpool: frames of one step; whether it shows the maximum of the last two.
+    noop_max: a game starts with a random number of no-ops below this.
+    episodic_life, life_loss_info: a lost life ends the episode, and the next one is a new game, or the same game.
+    reward_clipping: rewards are -1, 0 or 1.
     use_fire_reset: a game starts with FIRE, where it has this action.
 
-    Other than ale-py's: AutoresetMode.DISABLED works (ended environments must be reset by `reset_mask`); what ale-py's
-    waits for forever, or takes for something else, raises UsageError: an action that does not exist, `recv` without
-    `send`, `send` twice, options out of range. There is no `xla`."""
+    Other than ale-py's: AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments); what ale-py
+    waits for forever, or takes for something else, raises UsageError: actions that do not exist, `recv` without `send`,
+    `send` twice, options out of range; `final_obs` of environments in which no new game has begun are their
+    observations. There is no `xla`."""
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         options[steps.SAME_STEP] = self.autoreset_mode == AutoresetMode.SAME_STEP
         options[steps.STACK] = stack_num
 
-        num_threads = min(num_threads or len(os.sched_getaffinity(0)), num_envs)
+        num_threads = min(num_threads or len(usable_processors()), num_envs)
         num_chunks = 1 if num_threads == 1 else min(num_envs, num_threads * CHUNKS_PER_THREAD)
         self._returns_all = self.batch_size == num_envs
         edges = np.linspace(0, num_envs, (num_chunks if self._returns_all else num_envs) + 1).astype(int)
@@ -299,7 +304,7 @@ def _stick_actions(actions: npt.NDArray[Any], batch_size: int, threshold: float)
 
 def _side(numbers: npt.NDArray[Any], threshold: float) -> npt.NDArray[Any]:
     """Returns 0, 1 or 2: below -threshold, between, above threshold."""
-    return 1 + (numbers > threshold) - (numbers < -threshold).astype(int)
+    return np.asarray(1 + (numbers > threshold) - (numbers < -threshold).astype(int))
 
 
 def _at_least(least: int, **values: int) -> None:

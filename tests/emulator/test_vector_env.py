@@ -257,4 +257,22 @@ def test_wrong_calls_are_named() -> None:
         stick.step(np.full((1, 3), np.nan))
 
 
+@pytest.mark.slow
+def test_the_example_of_ppo_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch an example that does not run."""
+    from docs.examples import ppo_atari
+
+    ppo_atari.train(ppo_atari.Settings("breakout", total_steps=256, num_envs=2, horizon=64, device="cpu"))
+    assert capsys.readouterr().out.startswith("256 steps: score ")
+
+
+@pytest.mark.slow
+def test_the_example_of_stable_baselines3_runs() -> None:
+    """Would catch an adapter with which SB3's PPO does not train."""
+    pytest.importorskip("stable_baselines3")
+    from docs.examples import sb3_atari
+
+    sb3_atari.main(["breakout", "2048"])
+
+
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
