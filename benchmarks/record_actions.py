@@ -31,7 +31,7 @@ class RecordedEmulator:
 def record(run_dir: Path, out: Path, frames: int) -> None:
     """Plays whole games, one after the other, until so many frames are recorded."""
     agent = load(run_dir)
-    env = make_env(agent.config.env.env_id)
+    env = make_env(agent.config.env.env_id, simulator="ale")
     simulator = env._simulator  # type: ignore[attr-defined]
     recorded = simulator.ale = RecordedEmulator(simulator.ale)
     observation, _ = env.reset()

@@ -32,24 +32,28 @@ def bare_steps(env: EnvConfig, num_envs: int, seed: int = 0) -> Work:
     return _single_steps([make_simulator(env, each, reserve=True) for each in seeds], seed)
 
 
-def bare_emulation(env: EnvConfig) -> Work:
-    """Returns a function that plays one step's frames in one Atari game and makes no observation of them."""
+def bare_emulation(env: EnvConfig, num_envs: int) -> Work:
+    """Returns a function that plays one step's frames in each of several Atari games, makes no observation of them, and
+    returns how many games there are."""
+    seeds = np.random.SeedSequence(0).spawn(num_envs)
     if is_native(env):
-        return _native_emulation(env)
-    simulator = make_simulator(env, np.random.SeedSequence(0), reserve=True)
-    assert isinstance(simulator, AtariSimulator)
-    row = np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)
-    simulator.reset(row)
-    ale, presses = simulator.ale, simulator.ale.getMinimalActionSet()
-    actions = draw_actions(simulator.spec.action_space, 1, 0)
+        return _native_emulation(env, seeds)
+    simulators = [make_simulator(env, seed, reserve=True) for seed in seeds]
+    row = np.zeros(simulators[0].spec.row_shape, simulators[0].spec.row_dtype)
+    for simulator in simulators:
+        simulator.reset(row)
+    actions = draw_actions(simulators[0].spec.action_space, num_envs, 0)
 
     def emulate() -> int:
-        press = presses[next(actions)[0]]
-        for _ in range(simulator.options.frame_skip):
-            ale.act(press)
-        if ale.game_over():
-            simulator.reset(row)
-        return 1
+        for simulator, action in zip(simulators, next(actions), strict=True):
+            assert isinstance(simulator, AtariSimulator)
+            ale = simulator.ale
+            press = ale.getMinimalActionSet()[action]
+            for _ in range(simulator.options.frame_skip):
+                ale.act(press)
+            if ale.game_over():
+                simulator.reset(row)
+        return num_envs
 
     return emulate
 
@@ -102,16 +106,19 @@ def _native_batch(env: EnvConfig, seeds: Sequence[np.random.SeedSequence]) -> Na
     return NativeBatch(str(game_name(env.env_id)), make_options(env.preset, env.options), seeds, reserve=True)
 
 
-def _native_emulation(env: EnvConfig) -> Work:
-    batch = _native_batch(env, [np.random.SeedSequence(0)])
+def _native_emulation(env: EnvConfig, seeds: Sequence[np.random.SeedSequence]) -> Work:
+    batch = _native_batch(env, seeds)
     batch.frame_skip = batch.options.frame_skip
     frame = np.zeros(batch.spec.row_shape, np.uint8)
-    batch.reset_one(0, frame)
-    actions = draw_actions(batch.spec.action_space, 1, 0)
+    for column in range(batch.num_envs):
+        batch.reset_one(column, frame)
+    actions = draw_actions(batch.spec.action_space, batch.num_envs, 0)
 
     def emulate() -> int:
-        if batch.step(np.array(next(actions))).ends.any():
-            batch.reset_one(0, frame)
-        return 1
+        arrays = batch.step(np.array(next(actions)))
+        if arrays.ends.any():
+            for column in np.flatnonzero(arrays.terminated | arrays.truncated).tolist():
+                batch.reset_one(column, frame)
+        return batch.num_envs
 
     return emulate

@@ -18,6 +18,8 @@ from accel_rl.rollout import Policy, PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
 
+PROBED_ENVS = 4  # of `resizing_share`: what a call costs counts less where it steps several
+
 
 class RandomPolicy:
     """Draws uniformly random actions for at least num_steps steps in advance and repeats them: choosing an action costs
@@ -119,7 +121,8 @@ def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Sha
 
 def resizing_share(env: EnvConfig, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """Measures which part of a simulator's step is not emulation. Takes 12 turns of this many seconds."""
-    contestants = [Repeated("step", bare_steps(env, 1), clock), Repeated("emulate", bare_emulation(env), clock)]
+    works = {"step": bare_steps(env, PROBED_ENVS), "emulate": bare_emulation(env, PROBED_ENVS)}
+    contestants = [Repeated(name, work, clock) for name, work in works.items()]
     turns = alternate(contestants, Schedule(seconds, 5), "probe")
     return max(1 - turns["step"].median / turns["emulate"].median, 0.0)
 

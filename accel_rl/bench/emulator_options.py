@@ -51,7 +51,7 @@ HELP: dict[str, str] = {
     "cores": "use only the first N of this process's cores (all)",
     "seconds": "length of a turn on one core, in seconds; on all cores it is three times as long (0.1)",
     "rounds": "rounds of each comparison (as many as fit into 4 minutes in all, or 20 with --full)",
-    "full": "20 rounds, and the starts: how long they take, and how much memory",
+    "full": "20 rounds, `vector` also at half size, and the starts: how long they take, and how much memory",
     "json": "write all figures to FILE",
     "figure": "draw the figure into FILE (results/emulator.png)",
 }

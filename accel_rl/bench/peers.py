@@ -215,7 +215,7 @@ class GymnasiumAsync:
 
         self.name = name
         self.shares: Shares = {}
-        make = partial(make_env, env.env_id, env.preset, **env.options)
+        make = partial(make_env, env.env_id, env.preset, simulator=env.simulator, **env.options)
         # Not forked from this process, which has threads, and pipes whose ends children must not inherit.
         multiprocessing.set_forkserver_preload(["accel_rl.envs"])
         self._envs = AsyncVectorEnv([make] * num_envs, copy=False, context="forkserver")

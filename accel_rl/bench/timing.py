@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 NUM_RESAMPLINGS = 2000
@@ -67,12 +67,13 @@ class Turns:
 @dataclass(frozen=True)
 class Schedule:
     """Turns of `seconds` each in `rounds` rounds, or in as many as fit into budget_s, warm-up included: least_rounds or
-    more."""
+    more. building_counts: building the contestants is part of budget_s, too."""
 
     seconds: float
     rounds: int
     budget_s: float = float("inf")
     least_rounds: int = LEAST_ROUNDS
+    building_counts: bool = False
 
     def rounds_that_fit(self, round_s: float) -> int:
         """Returns the number of rounds.
@@ -111,9 +112,12 @@ def compare(builders: Iterable[Callable[[], Contestant]], schedule: Schedule, la
     """Builds all contestants, lets them alternate, and closes them, even after an error."""
     with ExitStack() as stack:
         contestants: list[Contestant] = []
+        start = time.perf_counter()
         for build in builders:
             contestants.append(build())
             stack.callback(contestants[-1].close)
+        if schedule.building_counts:
+            schedule = replace(schedule, budget_s=schedule.budget_s - (time.perf_counter() - start))
         return alternate(contestants, schedule, label)
 
 

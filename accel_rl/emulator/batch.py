@@ -116,7 +116,7 @@ class BatchAtari:
         if not fits or (seeds < 0).any() or (seeds >= 2**31).any():
             raise UsageError(f"seed={seed} must be a number from 0 to 2147483647, or one for each environment")
         self.num_envs, self.frame_skip, self.draw = num_envs, frame_skip, draw
-        rom = _read_rom(game)
+        rom = read_rom(game)
         self.rules = rules_for(hashlib.md5(rom).hexdigest())
         self.actions = tuple(range(NUM_ACTIONS)) if full_action_space else self.rules.actions
         """ale-py's numbers of the actions that `step` takes as 0, 1, ..."""
@@ -340,7 +340,7 @@ class BatchAtari:
         return call
 
 
-def _read_rom(game: str | Path) -> bytes:
+def read_rom(game: str | Path) -> bytes:
     """Returns the bytes of a ROM: of ale-py's by the name of its game, or of a file."""
     if str(game) not in known_games():
         path = Path(game)

@@ -11,8 +11,10 @@ from accel_rl.emulator.steps import (
     play_step,
     start_game,
 )
+from accel_rl.emulator.vector_steps import ENDED, step_or_start
 
 POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, EVALUATE_RULES, LOOK, START_GAME, AGENT_STEP = range(8)
+VECTOR_START, VECTOR_STEP = 8, 9
 
 SCORE, LENGTH, AGE = range(3)  # rows of `counters`
 
@@ -27,7 +29,8 @@ def command(
 
     count: the frames of a STEP; the instructions of STEP_INSTRUCTIONS; the no-ops of START_GAME, -1: a random number.
     draw: write the last frame to `frames`. actions: ale-py's numbers; of an AGENT_STEP indices; of POWER_ON: seeds.
-    frames: uint8 [n, pixels]. rewards, ends, lives: see BatchArrays. From `options` on: see NativeBatch."""
+    frames: uint8 [n, pixels]. rewards, ends, lives: see BatchArrays. From `options` on: see NativeBatch, and
+    AtariVectorEnv for the orders VECTOR_START and VECTOR_STEP."""
     failed, num_events = i32(-1), i32(0)
     for env in range(states.shape[0]):
         if order == AGENT_STEP:
@@ -47,6 +50,12 @@ def command(
             ages[env] = counters[AGE, env]
             lives[env] = s[LIVES]
             num_events += i32(events[env] != 0)
+        elif order >= VECTOR_START:
+            starts = order == VECTOR_START or events[env] & ENDED
+            events[env] = step_or_start(
+                starts, s, address(rom), screen, rules, program, options, actions[env], palette, address(maker),
+                address(memories[env]), address(frames[env]), address(last_frames[env]), rewards, counters, env
+            )  # fmt: skip
         elif order == START_GAME:
             if not start_game(s, address(rom), screen, rules, program, options, count) and failed < 0:
                 failed = i32(env)

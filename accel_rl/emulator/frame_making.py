@@ -1,15 +1,15 @@
 """Makes what the network sees, a frame, out of an emulator's pictures: palette, maximum of two, area means.
 
-The frames are those of envs/frames.py, bit for bit, which cv2 makes (INTER_AREA). Three steps, each of which is done
-again only where what goes into it has changed since the last call:
+The frames are those of envs/frames.py, bit for bit; there, cv2 makes them (INTER_AREA). Three steps, each of which is
+done again only where what goes into it has changed since the environment's last call:
 
-* Both pictures are compared with those of the last call, pieces of 32 pixels at a time.
-* Changed pieces become grey values, or red, green and blue: the screen.
-* A pixel of the frame is a mean of the screen: its lines and columns have integer weights, as 2, 2, 1 and 21, 19 of 40
-  for 84x84. The sum of a row's lines serves all pixels of the row.
+* Both pictures are compared with those of the last call, 8 pixels at a time.
+* Changed pixels become grey values, or red, green and blue: the screen.
+* A pixel of the frame is a mean of the screen. Lines and columns have integer weights: 2, 2, 1 of 5, and 21, 19 of 40
+  for 84x84. The weighted sum of a row's lines serves all pixels of that row.
 
-cv2 sums in float32. Where the mean lies so close to a half that its rounding errors decide, the sum is made again as
-cv2 makes it: the same operations in the same order. Only 2x2 pixels are summed as integers there, halves rounded up.
+cv2 sums in float32. Where a mean lies so close to a half that its rounding errors decide, the mean is made again as cv2
+makes it: the same operations in the same order. Exact halves (2x2 pixels) are integers there, too, and rounded up.
 """
 
 from functools import cache
@@ -23,32 +23,34 @@ from accel_rl.emulator.intrinsics import WORD, differing_words, local_ints
 from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 
-f32, u8 = np.float32, np.uint8
+f32 = np.float32
 Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int32]
 
 WORDS = LINE_PIXELS // WORD
 ALL_WORDS = 2**WORDS - 1
 COLOURS = 256
-MOST_CROPPED = 8  # lines at the bottom that may be dropped so that the frame is an exact half of the screen
+LEAST_TAPS = 3
+MAX_CROPPED_ROWS = 8  # as in envs/frames.py
 
 # What is in a maker, int32: settings, then tables.
 LINES = 0  # of the screen that the frame shows
 CHANNELS = 1
 HEIGHT = 2  # of the frame
 WIDTH = 3
-LINE_TAPS = 4  # lines that make a row of the frame
-COLUMN_TAPS = 5  # columns that make a column of the frame
+LINE_TAPS = 4  # lines that a row of the frame is made of
+COLUMN_TAPS = 5  # columns that a column of the frame is made of: at least LEAST_TAPS, some with weight 0
 LINE_TOTAL = 6  # sum of the lines' weights
 COLUMN_TOTAL = 7
-NEAR = 8  # how near to a half a mean is summed again, in units of half a weight; -1: never
-SUMS_INTEGERS = 9  # cv2 divides the sum once, since lines and columns of the frame are whole ones of the screen
-FIRST_LINES = 10  # where the tables are: [HEIGHT], of each row
+NEAR = (
+    8  # how near to a half a mean is made as cv2 does it, in units of half a weight; -1: never, halves are rounded up
+)
+IS_WHOLE = 9  # a pixel of the frame is made of whole pixels with equal weights: cv2 adds integers
+FIRST_LINES = 10  # from here on: where in the maker the tables begin; this one is [HEIGHT]
 LINE_WEIGHTS = 11  # [HEIGHT, LINE_TAPS]
 FIRST_COLUMNS = 12  # [WIDTH]
 COLUMN_WEIGHTS = 13  # [WIDTH, COLUMN_TAPS]
-FIRST_CHANGED = 14  # [WORDS + 1]: the first column of the frame that a word is in
-FIRST_UNCHANGED = 15  # [WORDS + 1]: the first column that this word and later ones are in alone
+COLUMNS_FROM = 14  # [WORDS + 1]: the first column that words from this one on go into
+COLUMNS_BEFORE = 15  # [WORDS + 1]: the first column that words before this one do not go into
 SETTINGS = 16
 
 
@@ -83,14 +85,15 @@ def make_frame(pictures, newest, before, palette, maker, memory, frame):
 def _make_screen(pictures, newest, before, palette, maker, memory, changed):
     """Remembers palette and pictures; changes the screen where they differ from the last call's, and notes it in
     `changed`. Returns whether anything has changed."""
-    old_newest = COLOURS * maker[CHANNELS]
-    size = LINE_PIXELS * maker[LINES]
+    channels, size = maker[CHANNELS], LINE_PIXELS * maker[LINES]
+    old_newest = COLOURS * channels
     old_before, screen = old_newest + size, old_newest + 2 * size
     always = i32(0)
-    for colour in range(old_newest):
-        if memory[colour] != palette[colour]:
-            memory[colour] = palette[colour]
+    for at in range(0, old_newest, 16 * WORD):
+        if differing_words(memory, at, palette, at, 16):
             always = i32(ALL_WORDS)
+    for colour in range(old_newest if always else 0):
+        memory[colour] = palette[colour]
     any_changed = always
     for line in range(maker[LINES]):
         words = always | differing_words(pictures, newest, memory, old_newest, WORDS)
@@ -103,22 +106,29 @@ def _make_screen(pictures, newest, before, palette, maker, memory, changed):
             for pixel in range(LINE_PIXELS):
                 memory[old_before + pixel] = pictures[before + pixel]
             mixed = differing_words(pictures, newest, pictures, before, WORDS)
-            for channel in range(maker[CHANNELS]):
-                colours, target = COLOURS * channel, screen + size * channel
+            for channel in range(channels):
+                target = screen + size * channel
                 for word in range(WORDS):
                     if words >> word & 1:
-                        for pixel in range(WORD * word, WORD * word + WORD):
-                            memory[target + pixel] = palette[colours + pictures[newest + pixel]]
-                        if mixed >> word & 1:
-                            for pixel in range(WORD * word, WORD * word + WORD):
-                                value = palette[colours + pictures[before + pixel]]
-                                memory[target + pixel] = max(value, memory[target + pixel])
+                        at, is_mixed = WORD * word, mixed >> word & 1
+                        _show_word(pictures, newest + at, before + at, is_mixed, palette, channel, memory, target + at)
         newest += LINE_PIXELS
         before += LINE_PIXELS
         old_newest += LINE_PIXELS
         old_before += LINE_PIXELS
         screen += LINE_PIXELS
     return any_changed != 0
+
+
+@jit
+def _show_word(pictures, newest, before, is_mixed, palette, channel, memory, target):
+    """Writes 8 pixels of a channel of the screen."""
+    colours = COLOURS * channel
+    for pixel in range(WORD):
+        memory[target + pixel] = palette[colours + pictures[newest + pixel]]
+    if is_mixed:
+        for pixel in range(WORD):
+            memory[target + pixel] = max(memory[target + pixel], palette[colours + pictures[before + pixel]])
 
 
 @jit
@@ -140,46 +150,50 @@ def _make_row(memory, source, target, maker, row, words):
     while words >> word:
         while not words >> word & 1:
             word += i32(1)
-        begin = maker[maker[FIRST_CHANGED] + word]
+        begin = maker[maker[COLUMNS_FROM] + word]
         while words >> word & 1:
             word += i32(1)
-        _make_pixels(memory, source, target, maker, line_weights, sums, begin, maker[maker[FIRST_UNCHANGED] + word])
+        _make_pixels(memory, source, target, maker, line_weights, sums, begin, maker[maker[COLUMNS_BEFORE] + word])
 
 
 @jit
-def _make_pixels(memory, source, target, maker, line_weights, sums, begin, end):
+def _make_pixels(memory, source, target, maker, line_weights, line_sums, begin, end):
+    """Makes the pixels begin ... end - 1 of a row from the sums of its lines."""
     taps, weights = maker[COLUMN_TAPS], maker[COLUMN_WEIGHTS] + maker[COLUMN_TAPS] * begin
-    weighted = local_ints(LINE_PIXELS)
+    sums = local_ints(LINE_PIXELS)
     for column in range(begin, end):
-        first = maker[maker[FIRST_COLUMNS] + column]
-        total = i32(maker[weights] * sums[first])
-        for tap in range(1, taps):
-            total += i32(maker[weights + tap] * sums[first + tap])
-        weighted[column] = total
+        at = maker[maker[FIRST_COLUMNS] + column]
+        weighted = i32(maker[weights] * line_sums[at] + maker[weights + 1] * line_sums[at + 1])
+        weighted += i32(maker[weights + 2] * line_sums[at + 2])
+        for tap in range(LEAST_TAPS, taps):
+            weighted += i32(maker[weights + tap] * line_sums[at + tap])
+        sums[column] = weighted
         weights += taps
+
     total = i32(maker[LINE_TOTAL] * maker[COLUMN_TOTAL])
     inverse = f32(0.5) / f32(total)
-    nearest = i32(total)
+    nearest = total
     for column in range(begin, end):
-        doubled = i32(2 * weighted[column] + total)
-        mean = i32(f32(doubled) * inverse)
+        doubled = i32(2 * sums[column] + total)
+        mean = i32(f32(doubled) * inverse)  # may be one off only where the rest is near
         rest = i32(doubled - 2 * total * mean)
         nearest = min(nearest, rest, i32(2 * total - rest))
         memory[target + column] = mean
     if nearest <= maker[NEAR]:
         for column in range(begin, end):
-            rest = i32((2 * weighted[column] + total) % i32(2 * total))
+            rest = i32((2 * sums[column] + total) % i32(2 * total))
             if min(rest, i32(2 * total - rest)) <= maker[NEAR]:
-                weights, first = maker[COLUMN_WEIGHTS] + taps * column, maker[maker[FIRST_COLUMNS] + column]
-                memory[target + column] = _mean_as_cv2(memory, source + first, maker, line_weights, weights, weighted[column])
+                at, weights = maker[maker[FIRST_COLUMNS] + column], maker[COLUMN_WEIGHTS] + taps * column
+                mean = _mean_as_cv2(memory, source + at, maker, line_weights, weights, sums[column])
+                memory[target + column] = mean
 
 
 @jit
-def _mean_as_cv2(memory, source, maker, line_weights, column_weights, weighted):
-    """Returns the mean of one pixel of the frame in float32, rounded to the nearest integer, halves to the even one."""
+def _mean_as_cv2(memory, source, maker, line_weights, column_weights, weighted_sum):
+    """Returns one pixel of the frame: the mean in float32, rounded to the nearest integer, halves to the even one."""
     mean = f32(0)
-    if maker[SUMS_INTEGERS]:
-        mean = f32(weighted) * f32(1 / (maker[LINE_TOTAL] * maker[COLUMN_TOTAL]))
+    if maker[IS_WHOLE]:
+        mean = f32(weighted_sum) * f32(1 / (maker[LINE_TOTAL] * maker[COLUMN_TOTAL]))
     else:
         for line in range(maker[LINE_TAPS]):
             in_line = f32(0)
@@ -202,39 +216,38 @@ class FramePlan:
 
     def __init__(self, height: int, frame_shape: tuple[int, int], color: bool):
         self.frame_shape = frame_shape
-        halves = LINE_PIXELS == 2 * frame_shape[1] and 0 <= height - 2 * frame_shape[0] <= MOST_CROPPED
+        halves = LINE_PIXELS == 2 * frame_shape[1] and 0 <= height - 2 * frame_shape[0] <= MAX_CROPPED_ROWS
         lines = 2 * frame_shape[0] if halves else height
         self.enlarges = frame_shape[0] > height or frame_shape[1] > LINE_PIXELS
         made = (height, LINE_PIXELS) if self.enlarges else frame_shape
         channels = 3 if color else 1
         self.made_shape = (channels, *made) if color else made
-        rows, columns = _weights(lines, made[0]), _weights(LINE_PIXELS, made[1])
-        is_whole = len(np.unique(rows.weights)) == len(np.unique(columns.weights)) == 1
-        total = rows.total * columns.total
-        roundings = rows.weights.shape[1] + columns.weights.shape[1] + 4
-        near = -1 if halves else int(2 * total * 255 * roundings * 2.0**-23)
+        rows, columns = _weights(lines, made[0]), _weights(LINE_PIXELS, made[1], LEAST_TAPS)
+        line_taps, column_taps = rows.weights.shape[1], columns.weights.shape[1]
+        # An operation of float32 errs by 2 ** -24 of its result, at most 255; a mean adds up fewer errors than these.
+        total, roundings = rows.total * columns.total, 2 * (line_taps + column_taps)
+        near = -1 if halves else int(2 * total * 255 * roundings * 2.0**-24)
+        is_whole = lines % made[0] == 0 and LINE_PIXELS % made[1] == 0
         edges = np.arange(WORDS + 1) * made[1]
         tables = [rows.first, rows.weights, columns.first, columns.weights, edges // WORDS, -(-edges // WORDS)]
-        places = np.cumsum([SETTINGS, *(table.size for table in tables[:-1])])
-        settings = [lines, channels, *made, rows.weights.shape[1], columns.weights.shape[1], rows.total]
-        settings += [columns.total, near, is_whole, *places]
-        assert len(settings) == SETTINGS
-        self.maker: Ints = np.concatenate([settings, *(table.ravel() for table in tables)]).astype(np.int32)
+        begins = np.cumsum([SETTINGS, *(table.size for table in tables[:-1])])
+        settings = [lines, channels, *made, line_taps, column_taps, rows.total, columns.total, near, is_whole, *begins]
+        self.maker = np.concatenate([settings, *(table.ravel() for table in tables)]).astype(np.int32)
         size = channels * COLOURS + (2 + channels) * lines * LINE_PIXELS + channels * made[0] * made[1]
-        self.memory_size = -(-size // 64) * 64
+        self.memory_size = -(-size // 64) * 64  # whole lines of the processor's cache
 
     def finish(self, made: Bytes, frames: Bytes) -> None:
-        """Writes the frames [n, *frame_shape] or [n, 3, *frame_shape] of the screens [n, *made_shape], enlarged."""
+        """Enlarges screens [n, *made_shape] to frames [n, *frame_shape] or [n, 3, *frame_shape], C-contiguous."""
         import cv2
 
-        size = self.frame_shape[::-1]
-        for screen, frame in zip(made.reshape(-1, *made.shape[-2:]), frames.reshape(-1, *self.frame_shape)):
+        screens, size = made.reshape(-1, *made.shape[-2:]), self.frame_shape[::-1]
+        for screen, frame in zip(screens, frames.reshape(-1, *self.frame_shape), strict=True):
             cv2.resize(screen, size, dst=frame, interpolation=cv2.INTER_AREA)
 
 
 class Weights(NamedTuple):
-    """Of which pixels each pixel of a shorter line is the mean: first: int [n]. weights: int [n, taps]; their sum is
-    total, for each pixel."""
+    """Of what each pixel of a shorter line is the mean: taps pixels from first [n] on with weights [n, taps], whose sum
+    is total for each."""
 
     first: npt.NDArray[Any]
     weights: npt.NDArray[Any]
@@ -242,13 +255,13 @@ class Weights(NamedTuple):
 
 
 @cache
-def _weights(length: int, shorter: int) -> Weights:
-    """Returns the integer weights of the area means of a line."""
-    # Of length / shorter = total / parts, a pixel of the line has `parts` parts, one of the shorter line has `total`.
+def _weights(length: int, shorter: int, least_taps: int = 1) -> Weights:
+    """Returns the integer weights of area means."""
+    # A pixel of the line is cut into `parts` parts; one of the shorter line has `total` of them.
     parts, total = np.array([shorter, length]) // np.gcd(shorter, length)
-    begin = np.arange(shorter) * total
-    taps = (-(-(begin + total) // parts) - begin // parts).max()
-    first = np.minimum(begin // parts, length - taps)
-    part = (first[:, None] + np.arange(taps)) * parts
-    overlap = np.minimum(part + parts, begin[:, None] + total) - np.maximum(part, begin[:, None])
-    return Weights(first, np.maximum(overlap, 0), int(total))
+    begins = np.arange(shorter) * total
+    taps = max(least_taps, (-(-(begins + total) // parts) - begins // parts).max())
+    first = np.minimum(begins // parts, length - taps)
+    pixels = (first[:, None] + np.arange(taps)) * parts
+    overlaps = np.minimum(pixels + parts, begins[:, None] + total) - np.maximum(pixels, begins[:, None])
+    return Weights(first, np.maximum(overlaps, 0), int(total))

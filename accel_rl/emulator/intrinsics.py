@@ -28,7 +28,7 @@ def teach_numba_intrinsics() -> None:
     from numba.core import cgutils
 
     bytes_at = types.CPointer(types.uint8)
-    int8, int32, int64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+    int32, int64 = ir.IntType(32), ir.IntType(64)
 
     @extending.type_callable(local_ints)  # type: ignore[untyped-decorator]
     def type_local_ints(_context: Any) -> Any:

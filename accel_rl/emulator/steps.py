@@ -84,7 +84,7 @@ def _play_frames(s, rom, screen, rules, program, options, press):
         s[PAINT] = i32(frame >= frame_skip - 2)
         reward += _act(s, rom, screen, rules, program, options, press)
         if frame == frame_skip - 2:
-            before = _keep_picture(s, rom, screen)
+            before = keep_picture(s, rom, screen)
     s[PAINT] = 0
     s[AGENT_STEPS] += 1
     return reward, before
@@ -158,7 +158,7 @@ def newest_picture(s, rom, screen):
 
 
 @jit
-def _keep_picture(s, rom, screen):
+def keep_picture(s, rom, screen):
     """Returns where the last frame's picture is while the next frame runs."""
     start = newest_picture(s, rom, screen)
     if not s[FRAME_GOES_ON]:

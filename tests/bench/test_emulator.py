@@ -118,7 +118,7 @@ def test_bare_work(simulator: str) -> None:
     env = EnvConfig("qbert", options={"max_episode_steps": 3, "noop_max": 0}, simulator=simulator)
     step = bare_steps(env, 2)
     assert [step() for _ in range(8)] == [2] * 8
-    assert bare_emulation(env)() == 1
+    assert bare_emulation(env, 2)() == 2
     assert 0 <= resizing_share(env, 0.01) < 1
 
 

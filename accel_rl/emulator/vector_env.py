@@ -1,0 +1,286 @@
+"""Plays many copies of an Atari game as a gymnasium.vector.VectorEnv, in place of ale-py's AtariVectorEnv."""
+
+import hashlib
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from accel_rl.emulator import vector_steps as steps
+from accel_rl.emulator.batch import Bools, Bytes, Ints, read_rom
+from accel_rl.emulator.frame_making import FramePlan
+from accel_rl.emulator.rules import ACTIONS, rules_for
+from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers
+from accel_rl.errors import UsageError
+
+Info = dict[str, Any]
+Results = tuple[Bytes, Ints, Bools, Bools, Info]
+
+CHUNKS_PER_THREAD = 4  # what one thread has left to do may be done by another
+MAX_SEED = 2**31 - 1
+
+
+class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDArray[Any]]):
+    """Steps num_envs copies of one Atari 2600 game; options, spaces, results and infos are those of ale-py's
+    `ale_py.vector_env.AtariVectorEnv`, which gives the same numbers for the same seeds and actions.
+
+    game: a name as in ale-py (ms_pacman), or the path of a ROM. batch_size: with fewer than num_envs, `recv` returns as
+    many environments as soon as these have finished a step, and `send` takes actions for the ones last received.
+    num_threads: 0, one for each processor; the caller's is one of them while it waits. thread_affinity_offset: the
+    processor of the first thread, the others follow (-1: any). max_num_frames_per_episode: a game is truncated after as
+    many frames, without those of its start. repeat_action_probability: of sticky actions, drawn in each frame.
+    full_action_space: all 18 actions, instead of those that the game knows. continuous, continuous_action_threshold:
+    see below. autoreset_mode: as in gymnasium, also as its value ("SameStep"). img_height, img_width, grayscale,
+    stack_num: observations are uint8 [stack_num, img_height, img_width], oldest first, with a last dimension of 3 in
+    colour. frameskip: frames of one step. maxpool: a step shows the maximum of its last two frames. noop_max: a game
+    starts with fewer no-ops than this, a random number. episodic_life: a lost life is an end and starts a new game.
+    life_loss_info: a lost life is shown as an end, but the game goes on. reward_clipping: rewards are -1, 0 or 1.
+    use_fire_reset: a game starts with FIRE, where it has this action.
+
+    Other than ale-py's: AutoresetMode.DISABLED works (ended environments must be reset by `reset_mask`); what ale-py's
+    waits for forever, or takes for something else, raises UsageError: an action that does not exist, `recv` without
+    `send`, `send` twice, options out of range. There is no `xla`."""
+
+    def __init__(
+        self,
+        game: str,
+        num_envs: int,
+        *,
+        batch_size: int = 0,
+        num_threads: int = 0,
+        thread_affinity_offset: int = -1,
+        max_num_frames_per_episode: int = 108_000,
+        repeat_action_probability: float = 0.0,
+        full_action_space: bool = False,
+        continuous: bool = False,
+        continuous_action_threshold: float = 0.5,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        img_height: int = 84,
+        img_width: int = 84,
+        grayscale: bool = True,
+        stack_num: int = 4,
+        frameskip: int = 4,
+        maxpool: bool = True,
+        noop_max: int = 30,
+        episodic_life: bool = False,
+        life_loss_info: bool = False,
+        reward_clipping: bool = True,
+        use_fire_reset: bool = True,
+    ):
+        _at_least(1, num_envs=num_envs, img_height=img_height, img_width=img_width, stack_num=stack_num)
+        _at_least(1, frameskip=frameskip, max_num_frames_per_episode=max_num_frames_per_episode)
+        _at_least(0, batch_size=batch_size, num_threads=num_threads, noop_max=noop_max)
+        if batch_size > num_envs:
+            raise UsageError(f"batch_size={batch_size} must be at most num_envs={num_envs}")
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            modes = ", ".join(mode.value for mode in AutoresetMode)
+            raise UsageError(f"autoreset_mode={autoreset_mode!r} must be one of {modes}") from None
+        if continuous:
+            raise UsageError("continuous actions are not there yet")
+        self.num_envs, self.batch_size = num_envs, batch_size or num_envs
+        self.metadata = {"autoreset_mode": self.autoreset_mode}
+
+        rules = rules_for(hashlib.md5(read_rom(game)).hexdigest())
+        plan = FramePlan(rules.height, (img_height, img_width), color=not grayscale)
+        color = () if grayscale else (3,)
+        self._arrays = VectorArrays.empty(num_envs, (stack_num, *plan.made_shape[-2:], *color))
+        self._enlarged = plan.frame_shape[::-1] if plan.enlarges else None
+        options = np.zeros(steps.OPTION_WORDS, np.int32)
+        options[steps.FRAME_SKIP] = frameskip
+        options[steps.MAX_POOL] = maxpool
+        options[steps.FIRE_RESET] = use_fire_reset and ACTIONS.index("fire") in rules.actions
+        options[steps.EPISODIC_LIFE] = episodic_life
+        options[steps.LIFE_LOSS_INFO] = life_loss_info
+        options[steps.CLIP_REWARD] = reward_clipping
+        options[steps.MAX_FRAMES] = max_num_frames_per_episode
+        options[steps.SAME_STEP] = self.autoreset_mode == AutoresetMode.SAME_STEP
+        options[steps.STACK] = stack_num
+
+        num_threads = min(num_threads or len(os.sched_getaffinity(0)), num_envs)
+        num_chunks = 1 if num_threads == 1 else min(num_envs, num_threads * CHUNKS_PER_THREAD)
+        self._returns_all = self.batch_size == num_envs
+        edges = np.linspace(0, num_envs, (num_chunks if self._returns_all else num_envs) + 1).astype(int)
+        self._parts = [slice(first, end) for first, end in itertools.pairwise(edges.tolist())]
+        settings = noop_max, options, repeat_action_probability, full_action_space
+        self._chunks = [VectorChunk(game, self._arrays.part(part), plan, *settings) for part in self._parts]
+
+        stack_shape = (stack_num, img_height, img_width, *color)
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, stack_shape, np.uint8)
+        self._action_numbers = self._chunks[0].action_numbers
+        self.single_action_space = gymnasium.spaces.Discrete(len(self._action_numbers))
+        self.observation_space = batch_space(self.single_observation_space, self.batch_size)
+        self.action_space = batch_space(self.single_action_space, self.batch_size)
+
+        self._shape = (self.batch_size, *stack_shape)
+        self._was_reset = False
+        self._envs = np.zeros(0, np.int64)  # those that `recv` has returned last, if they wait for actions
+        self._num_pending = 0  # jobs whose end has not been noticed
+        self._observations: Bytes = np.zeros(0, np.uint8)  # where jobs write, if all environments are returned
+        self._workers = Workers(num_threads, thread_affinity_offset)
+        self._end_threads = weakref.finalize(self, self._workers.close)
+
+    def reset(
+        self, *, seed: int | npt.NDArray[Any] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Bytes, Info]:
+        """Starts new games; returns observations and infos.
+
+        seed: of the first environment, the others' follow; or one for each. None: random numbers go on. options:
+        `reset_mask`, bool [num_envs], names the environments to reset (and to seed), the others stay as they are; only
+        if batch_size is num_envs, and after a first reset."""
+        self._check_open()
+        mask = self._check_mask(options)
+        seeds = np.full(self.num_envs, NO_SEED)
+        seeds[mask] = self._check_seed(seed, int(mask.sum()))
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        while self._num_pending:
+            self._finish_job()
+        self._was_reset = True
+        parts = zip(self._chunks, self._parts, strict=True)
+        self._submit(range(self.num_envs), [partial(chunk.start, mask[part], seeds[part]) for chunk, part in parts])
+        observations, _, _, _, infos = self.recv()
+        return observations, infos
+
+    def step(self, actions: npt.NDArray[Any]) -> Results:
+        """Plays a step in each environment: `send` and `recv`."""
+        self.send(actions)
+        return self.recv()
+
+    def send(self, actions: npt.NDArray[Any]) -> None:
+        """Begins a step in each environment that `recv` has returned last; actions: integers [batch_size].
+
+        Raises UsageError for an action that does not exist."""
+        self._check_open()
+        if not self._was_reset:
+            raise UsageError("call reset() before send() or step()")
+        envs = self._envs
+        if not len(envs):
+            raise UsageError("call recv() between two calls of send()")
+        ended = envs[self._arrays.events[envs] & steps.ENDED > 0]
+        if self.autoreset_mode == AutoresetMode.DISABLED and len(ended):
+            raise UsageError(f"environments {ended.tolist()} have ended: reset them with options={{'reset_mask': ...}}")
+        self._arrays.actions[envs] = self._check_actions(actions)
+        self._envs = envs[:0]
+        chunks = self._chunks if self._returns_all else [self._chunks[env] for env in envs]
+        self._submit(envs, [chunk.advance for chunk in chunks])
+
+    def recv(self) -> Results:
+        """Waits for batch_size environments; returns their observations, rewards, terminations, truncations, infos."""
+        if self._returns_all:
+            if not self._num_pending:
+                raise UsageError("call send() before recv()")
+            while self._num_pending:
+                self._finish_job()
+            envs, observations = np.arange(self.num_envs), self._observations
+        else:
+            if self._num_pending < self.batch_size:
+                raise UsageError("call send() before recv()")
+            envs = np.array([self._finish_job() for _ in range(self.batch_size)])
+            observations = np.empty(self._shape, np.uint8)
+            self._show(self._arrays.observations[envs, 0], observations)
+        self._envs = envs
+        rewards, events, numbers = self._arrays.rewards[envs], self._arrays.events[envs], self._arrays.numbers[envs]
+        infos: Info = {
+            "env_id": envs.astype(np.int32),
+            "lives": numbers[:, steps.SHOWN_LIVES],
+            "frame_number": numbers[:, steps.SHOWN_FRAME],
+            "episode_frame_number": numbers[:, steps.SHOWN_EPISODE_FRAME],
+        }
+        terminations, truncations = events & steps.TERMINATED > 0, events & steps.TRUNCATED > 0
+        ended = terminations | truncations
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended.any():
+            last = self._show(self._arrays.observations[envs, 1], np.empty_like(observations))
+            infos["final_obs"] = np.where(ended.reshape(-1, *[1] * (last.ndim - 1)), last, observations)
+        return observations, rewards, terminations, truncations, infos
+
+    def xla(self) -> None:
+        """Raises UsageError: there is no interface for JAX."""
+        raise UsageError("AtariVectorEnv has no xla(): only ale-py's has it")
+
+    def close_extras(self, **_: Any) -> None:
+        """Ends the threads."""
+        self._end_threads()
+
+    def _submit(self, numbers: Iterable[int], jobs: Sequence[Callable[[], None]]) -> None:
+        """Hands out jobs, one for each chunk; if all environments are returned, they show their observations, too."""
+        if self._returns_all:
+            self._observations = np.empty(self._shape, np.uint8)
+            jobs = [partial(self._do_and_show, job, part) for job, part in zip(jobs, self._parts, strict=True)]
+        for number, job in zip(numbers, jobs, strict=False):
+            self._workers.submit(number, job)
+        self._num_pending += len(jobs)
+
+    def _do_and_show(self, job: Callable[[], None], part: slice) -> None:
+        job()
+        self._show(self._arrays.observations[part, 0], self._observations[part])
+
+    def _finish_job(self) -> int:
+        self._num_pending -= 1
+        return self._workers.finished()
+
+    def _show(self, made: Bytes, observations: Bytes) -> Bytes:
+        """Writes observations, from frames as the compiled code has made them: these may still have to be enlarged."""
+        if self._enlarged is None:
+            np.copyto(observations, made)
+        else:
+            import cv2
+
+            frames = observations.reshape(-1, *observations.shape[2:])
+            for frame, made_frame in zip(frames, made.reshape(-1, *made.shape[2:]), strict=True):
+                cv2.resize(made_frame, self._enlarged, dst=frame, interpolation=cv2.INTER_AREA)
+        return observations
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError("this AtariVectorEnv is closed")
+
+    def _check_actions(self, actions: npt.NDArray[Any]) -> Ints:
+        """Returns ale-py's numbers of actions."""
+        chosen = np.asarray(actions)
+        if chosen.shape != (self.batch_size,) or chosen.dtype.kind not in "iu":
+            raise UsageError(f"actions must be {self.batch_size} integers, not {chosen.dtype} {list(chosen.shape)}")
+        wrong = (chosen < 0) | (chosen >= len(self._action_numbers))
+        if wrong.any():
+            raise UsageError(f"there is no action {chosen[wrong][0]}, but 0 to {len(self._action_numbers) - 1}")
+        return np.asarray(self._action_numbers[chosen])
+
+    def _check_mask(self, options: dict[str, Any] | None) -> Bools:
+        """Returns which environments a reset is for: bool [num_envs]."""
+        mask = (options or {}).get("reset_mask")
+        if mask is None:
+            return np.ones(self.num_envs, np.bool_)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            raise UsageError(f"reset_mask must be a boolean array [{self.num_envs}], not {mask!r}")
+        if not self._returns_all:
+            raise UsageError(f"reset_mask needs batch_size={self.num_envs}, not {self.batch_size}")
+        if not self._was_reset and not mask.all():
+            raise UsageError("the first reset() must reset all environments")
+        return mask
+
+    def _check_seed(self, seed: int | npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
+        """Returns a seed for each of count environments, NO_SEED where random numbers go on."""
+        if seed is None and self._was_reset:
+            return np.full(count, NO_SEED)
+        if seed is None:
+            return np.random.default_rng().integers(MAX_SEED, size=count)
+        seeds = np.asarray(seed)
+        if seeds.dtype.kind in "iu" and seeds.shape == ():
+            seeds = int(seeds) + np.arange(count)
+        if seeds.dtype.kind not in "iu" or seeds.shape != (count,) or (seeds < 0).any() or (seeds > MAX_SEED).any():
+            raise UsageError(f"seed={seed!r} must be {count} numbers from 0 to {MAX_SEED}, or the first of them")
+        return seeds.astype(np.int64)
+
+
+def _at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise UsageError(f"{name}={value} must be at least {least}")
