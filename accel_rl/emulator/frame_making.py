@@ -237,7 +237,7 @@ class FramePlan:
         self.memory_size = -(-size // 64) * 64  # whole lines of the processor's cache
 
     def finish(self, made: Bytes, frames: Bytes) -> None:
-        """Writes the frames [n, *frame_shape] or [n, 3, *frame_shape] of the screens [n, *made_shape], enlarged."""
+        """Enlarges screens [n, *made_shape] to frames [n, *frame_shape] or [n, 3, *frame_shape], C-contiguous."""
         import cv2
 
         screens, size = made.reshape(-1, *made.shape[-2:]), self.frame_shape[::-1]

@@ -1,4 +1,4 @@
-"""AtariSimulator against a second emulator, driven and its screens processed in the slow and obvious way."""
+"""Both simulators against ale-py, driven and its screens processed in the slow and obvious way."""
 
 import ale_py
 import cv2
@@ -7,6 +7,7 @@ import pytest
 
 from accel_rl.envs.atari import AtariSimulator, make_options
 from tests.helpers.outcomes import comparable
+from tests.helpers.simulators import MAKE
 
 # What the presets mean, written out once more: [height, width], no-ops, stickiness, a lost life ends the episode and
 # start buttons are pressed.
@@ -96,24 +97,31 @@ class Reference:
 
 
 def compare(game, preset, steps, options=None):
-    """Plays both with the same random actions; returns how often the learner's episode and the game ended."""
-    simulator = AtariSimulator(game, make_options(preset, options or {}), np.random.SeedSequence(SEED))
-    reference = Reference(game, preset, SEED, simulator.options.color)
-    row = np.full(simulator.spec.row_shape, 77, np.uint8)
+    """Plays all three with the same random actions; returns how often the learner's episode and the game ended."""
+    made = make_options(preset, options or {})
+    simulators = {kind: make(game, made, np.random.SeedSequence(SEED)) for kind, make in MAKE.items()}
+    reference = Reference(game, preset, SEED, made.color)
+    row = np.full(simulators["ale"].spec.row_shape, 77, np.uint8)
     rng = np.random.default_rng(1)
     ended, over = 0, 0
-    simulator.reset(row)
-    assert np.array_equal(row, reference.reset())
+
+    def reset(step=None):
+        first = reference.reset()
+        for kind, simulator in simulators.items():
+            simulator.reset(row)
+            assert np.array_equal(row, first), (kind, step)
+
+    reset()
     for step in range(steps):
         action = rng.integers(len(reference.actions))
         frame, outcome = reference.step(action)
-        assert comparable(simulator.step(action, row)) == outcome, step
-        assert np.array_equal(row, frame), step
-        assert simulator.ale.lives() == reference.lives, step
+        for kind, simulator in simulators.items():
+            assert comparable(simulator.step(action, row)) == outcome, (kind, step)
+            assert np.array_equal(row, frame), (kind, step)
+            assert simulator.lives == reference.lives, (kind, step)
         ended, over = ended + outcome[2], over + outcome[4]
         if outcome[4]:
-            simulator.reset(row)
-            assert np.array_equal(row, reference.reset()), step
+            reset(step)
     return ended, over
 
 
@@ -155,9 +163,10 @@ def test_frames_in_color(game, preset):
     assert ended > 0 or game != "breakout"  # lives are lost
 
 
-def test_spec_in_color():
+@pytest.mark.parametrize("kind", MAKE)
+def test_spec_in_color(kind):
     """Catches colours that are taken for a stack, by networks or by replay."""
-    spec = AtariSimulator("pong", make_options("dqn84", COLOR), np.random.SeedSequence(0)).spec
+    spec = MAKE[kind]("pong", make_options("dqn84", COLOR), np.random.SeedSequence(0)).spec
     assert (spec.row_shape, spec.frame_stack, spec.observation_shape) == ((3, 84, 84), 0, (3, 84, 84))
     assert spec.is_pixels
 
@@ -201,9 +210,10 @@ def overlaps(num_out, num_in):
     return np.clip(stop - start, 0, None) * num_out / num_in
 
 
-def test_row_is_written_in_place():
+@pytest.mark.parametrize("kind", MAKE)
+def test_row_is_written_in_place(kind):
     """Catches a frame that lands in a new array because the shared row had the wrong layout."""
-    simulator = AtariSimulator("pong", make_options("stooke", {}), np.random.SeedSequence(0))
+    simulator = MAKE[kind]("pong", make_options("stooke", {}), np.random.SeedSequence(0))
     rows = np.full((3, 2, 104, 80), 77, np.uint8)
     simulator.reset(rows[0, 1])
     simulator.step(0, rows[2, 0])

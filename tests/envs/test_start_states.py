@@ -7,27 +7,30 @@ import sys
 import numpy as np
 import pytest
 
+from accel_rl.emulator import state as words
+from accel_rl.envs import atari, native
 from accel_rl.envs.atari import (
     NO_STATES,
     PRESETS,
     RESET_REMEMBERS,
-    AtariSimulator,
     games,
     make_options,
     start_states,
     why_no_reserve,
 )
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.native import GENERATOR, NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from tests.helpers.outcomes import comparable
+from tests.helpers.simulators import MAKE, ram, rollouts
 
 NOOPS = [0, 3]  # of the starts whose courses are compared
 HISTORY_STEPS = 25
 COURSE_STEPS = 30
 
 
-def simulator(game, options, seed=0, reserve=False):
-    return AtariSimulator(game, options, np.random.SeedSequence(seed), reserve)
+def simulator(game, options, seed=0, reserve=False, kind="ale"):
+    return MAKE[kind](game, options, np.random.SeedSequence(seed), reserve)
 
 
 def blank(simulator):
@@ -36,7 +39,7 @@ def blank(simulator):
 
 def seen(simulator, row):
     """What a reset has led to, as far as anybody can see it."""
-    return row.tobytes(), simulator.ale.getRAM().tobytes(), simulator.ale.lives()
+    return row.tobytes(), ram(simulator).tobytes(), simulator.lives
 
 
 def play(simulator, rng, steps):
@@ -44,7 +47,14 @@ def play(simulator, rng, steps):
     row = blank(simulator)
     for _ in range(steps):
         if simulator.step(rng.integers(simulator.spec.action_space.n), row).game_over:
-            simulator.ale.reset_game()
+            keeper(simulator).make_start(0)
+
+
+def counted(sim):
+    """Resets, and steps since the last one."""
+    if isinstance(sim, NativeSimulator):
+        return tuple(sim._batch.words(0)[[words.NUM_STARTS, words.AGENT_STEPS]])
+    return sim._resets, sim._steps
 
 
 def course(simulator, actions):
@@ -77,21 +87,35 @@ def test_a_prepared_start_follows_a_lost_game():
         assert games > 0, game
 
 
-def assert_courses_equal(game, options, noops):
+def keeper(sim):
+    """What makes a simulator's prepared starts, and keeps them in _starts."""
+    return sim._batch if isinstance(sim, NativeSimulator) else sim
+
+
+def take_generator(sim, other):
+    """Gives a simulator the other one's generator."""
+    if isinstance(sim, NativeSimulator):
+        sim._batch.words(0)[GENERATOR] = other._batch.words(0)[GENERATOR]
+    else:
+        sim._rng.bit_generator.state = other._rng.bit_generator.state
+
+
+def assert_courses_equal(game, options, noops, kind="ale"):
     """Each start restored in an emulator with a history, against the emulator whose reset made that start."""
-    made_it, other = simulator(game, options, 1), simulator(game, options, 2)
+    made_it, other = simulator(game, options, 1, kind=kind), simulator(game, options, 2, kind=kind)
     rng = np.random.default_rng(0)
     row = blank(other)
     other.reset(row)
     for count in noops:
         play(other, rng, HISTORY_STEPS)
-        start = made_it.make_start(count)
-        first = (start.frame.tobytes(), made_it.ale.getRAM().tobytes(), made_it.ale.lives())
-        other._starts = [[start]] * (options.noop_max + 1)
+        start = keeper(made_it).make_start(count)
+        first = (start.frame.tobytes(), ram(made_it).tobytes(), made_it.lives)
+        keeper(other)._starts = [[start]] * (options.noop_max + 1)
         other.reset(row)
         # Not ale.lives(): in atlantis2, the emulator's is wrong until the next frame.
-        assert (row.tobytes(), other.ale.getRAM().tobytes(), other._lives) == first, (count, "reset")
-        other._rng.bit_generator.state = made_it._rng.bit_generator.state  # the same sticky actions for both
+        lives = other.lives if kind == "native" else other._lives
+        assert (row.tobytes(), ram(other).tobytes(), lives) == first, (count, "reset")
+        take_generator(other, made_it)  # the same sticky actions for both
         actions = rng.integers(other.spec.action_space.n, size=COURSE_STEPS)
         real, restored = course(made_it, actions), course(other, actions)
         for step, (expected, found) in enumerate(zip(real, restored, strict=True)):
@@ -105,24 +129,28 @@ ACCEPTED = [game for game in games() if not why_no_reserve(game, make_options("s
 QUICK = {"breakout", "pong", "assault", "seaquest", "beam_rider", "pitfall2", "solaris"}
 
 
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(
     "game", [game if game in QUICK else pytest.param(game, marks=pytest.mark.slow) for game in ACCEPTED]
 )
-def test_a_prepared_start_goes_on_as_its_reset_did(game):
+def test_a_prepared_start_goes_on_as_its_reset_did(game, kind):
     """Catches a game whose saved state lacks something that shows later, which then belongs into the refused ones."""
-    assert_courses_equal(game, make_options("stooke", {"noop_max": 3}), NOOPS)
+    assert_courses_equal(game, make_options("stooke", {"noop_max": 3}), NOOPS, kind)
 
 
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("preset", ["dqn84", "v5"])
 @pytest.mark.parametrize("game", ["pong", "seaquest", "assault"])
-def test_a_prepared_start_goes_on_in_other_presets(game, preset):
+def test_a_prepared_start_goes_on_in_other_presets(game, preset, kind):
     """Catches sticky actions that a start forgets, or first frames of another size."""
-    assert_courses_equal(game, make_options(preset, {}), [0, 0] if preset == "v5" else NOOPS)
+    assert_courses_equal(game, make_options(preset, {}), [0, 0] if preset == "v5" else NOOPS, kind)
 
 
-def test_a_prepared_start_goes_on_in_color():
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_prepared_start_goes_on_in_color(kind):
     """Catches first frames in grey."""
-    assert_courses_equal("seaquest", make_options("stooke", {"noop_max": 3, "color": True, "frame_stack": 1}), NOOPS)
+    options = make_options("stooke", {"noop_max": 3, "color": True, "frame_stack": 1})
+    assert_courses_equal("seaquest", options, NOOPS, kind)
 
 
 def test_every_game_is_accepted_or_refused_for_a_reason():
@@ -151,7 +179,8 @@ def test_options_that_are_refused(preset, options, why):
     options = make_options(preset, options)
     reason = why_no_reserve("pong", options)
     assert reason is None if why is None else why in reason
-    assert (simulator("pong", options, reserve=True)._starts is None) == (why is not None)
+    for kind in MAKE:
+        assert (keeper(simulator("pong", options, reserve=True, kind=kind))._starts is None) == (why is not None), kind
 
 
 # ---- the distribution ----
@@ -192,39 +221,25 @@ def test_numbers_of_noops_are_drawn_alike():
         assert immediate._rng.bit_generator.state == reserve._rng.bit_generator.state
     assert set(counts) == set(range(6))
     assert reserve.ale.resets == 0 and immediate.ale.resets == 30
-
-
-def rollouts(env, reset_mode, num_envs=2, horizon=25, count=3):
-    """Copies of all arrays of some rollouts with random actions."""
-    spec = make_simulator(env, np.random.SeedSequence(0)).spec
-    layout = rollout_layout(spec, horizon, num_envs)
-    arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
-    batch = BatchSimulator(BatchConfig(env, seed=3, reset_mode=reset_mode, decorrelation_steps=9), arrays, first_env=0)
-    batch.start()
-    rng = np.random.default_rng(0)
-    for _ in range(count):
-        h = arrays["observation"].shape[0] - horizon
-        arrays["observation"][:h] = arrays["observation"][horizon:].copy()
-        arrays["reset"][0], arrays["age"][0] = arrays["reset"][horizon], arrays["age"][horizon]
-        batch.begin()
-        arrays["action"][:] = rng.integers(spec.action_space.n, size=(horizon, num_envs))
-        for t in range(horizon):
-            batch.step(t)
-        yield {name: array.copy() for name, array in arrays.items()}
-        batch.pause()
+    native, row = simulator("pong", options, 3, reserve=True, kind="native"), blank(immediate)
+    for count in counts:
+        native.reset(row)
+        assert np.array_equal(row, by_noops[count].frame)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(
     ("game", "preset"),
     [("pong", "stooke"), ("pong", "dqn84"), ("breakout", "v5"), ("breakout", "stooke"), ("space_invaders", "stooke")],
 )
-def test_where_resets_have_one_outcome_nothing_differs(game, preset):
+def test_where_resets_have_one_outcome_nothing_differs(game, preset, kind):
     """Catches any difference between reserve and immediate that the game itself does not make."""
     options = {"max_episode_steps": 7} | ({} if preset == "v5" else {"noop_max": 2})
-    env = EnvConfig(game, preset, options)
+    env = EnvConfig(game, preset, options, kind)
     num_resets = 0
-    for immediate, reserve in zip(rollouts(env, "immediate"), rollouts(env, "reserve"), strict=True):
+    configs = [BatchConfig(env, 3, reset_mode, decorrelation_steps=9) for reset_mode in ("immediate", "reserve")]
+    for immediate, reserve in zip(*map(rollouts, configs), strict=True):
         for name, array in immediate.items():
             assert np.array_equal(array, reserve[name]), name
         num_resets += int(immediate["reset"].sum())
@@ -280,24 +295,27 @@ def test_all_starts_are_used_evenly():
 
 OTHER_PROCESS = """
 import pickle, sys
-from accel_rl.envs.atari import make_options, start_states
-sys.stdout.buffer.write(pickle.dumps(start_states("assault", make_options("stooke", {"noop_max": 2}))))
+from accel_rl.envs import atari, native
+options = atari.make_options("stooke", {"noop_max": 2})
+sys.stdout.buffer.write(pickle.dumps([kind.start_states("assault", options) for kind in (atari, native)]))
 """
 
 
 def test_every_process_prepares_the_same_starts():
     """Catches starts that depend on the process or on chance, so that resumed runs and other samplers differ."""
-    own = start_states("assault", make_options("stooke", {"noop_max": 2}))
+    options = make_options("stooke", {"noop_max": 2})
+    own = [kind.start_states("assault", options) for kind in (atari, native)]
     other = subprocess.run([sys.executable, "-c", OTHER_PROCESS], capture_output=True, check=True).stdout
     assert pickle.dumps(own) == other
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [atari, native])
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("game", ["pong", "breakout"])
-def test_memory(game, preset):
+def test_memory(game, preset, kind):
     """Catches prepared starts that outgrow what a machine full of workers was promised."""
-    starts = start_states(game, make_options(preset, {}))
+    starts = kind.start_states(game, make_options(preset, {}))
     assert sum(map(len, starts)) >= 93
     assert len(pickle.dumps(starts)) <= 2_000_000
 
@@ -340,6 +358,7 @@ def test_refused_games_reset_themselves(game):
 # ---- states of a run ----
 
 
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(
     ("game", "preset", "options"),
     [
@@ -349,10 +368,10 @@ def test_refused_games_reset_themselves(game):
         ("breakout", "v5", {"repeat_action_probability": 0.9}),
     ],
 )
-def test_state_is_exact(game, preset, options):
+def test_state_is_exact(game, preset, options, kind):
     """Catches a resumed game that goes on from another prepared start than it would have."""
     options = make_options(preset, {**options, "max_episode_steps": 6})
-    original, copy = (simulator(game, options, seed, reserve=True) for seed in (1, 2))
+    original, copy = (simulator(game, options, seed, reserve=True, kind=kind) for seed in (1, 2))
     rows, rng = np.zeros((2, *original.spec.row_shape), np.uint8), np.random.default_rng(0)
     copy.reset(rows[1])
 
@@ -372,5 +391,5 @@ def test_state_is_exact(game, preset, options):
             step([original, copy])
             assert seen(original, rows[0]) == seen(copy, rows[1])
             assert original.get_state().keys() == copy.get_state().keys()
-        assert (original._resets, original._steps) == (copy._resets, copy._steps)
-    assert original._resets > 20
+        assert counted(original) == counted(copy)
+    assert counted(original)[0] > 20

@@ -19,7 +19,7 @@ from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_ki
 pytestmark = pytest.mark.multiprocess
 
 DISCOUNT, GAE_LAMBDA = 0.9, 0.7
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)}, simulator="ale")
 
 
 def value_of(observation: Tensor) -> Tensor:

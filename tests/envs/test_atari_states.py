@@ -1,0 +1,88 @@
+"""States of Atari games, from one simulator to the other: what follows must be as if nothing had happened."""
+
+import numpy as np
+import pytest
+
+from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.rules import known_games
+from accel_rl.envs import atari_states
+from accel_rl.envs.atari import NO_STATES, AtariSimulator, make_options
+from accel_rl.envs.native import make_native
+from accel_rl.errors import UsageError
+from tests.helpers.outcomes import comparable
+
+OPTIONS = make_options("stooke", {"repeat_action_probability": 0.25, "max_episode_steps": 70, "noop_max": 5})
+MAKE = {"ale": AtariSimulator, "native": make_native}
+NOT_SAVED = {*NO_STATES, "miniature_golf"}  # ale-py's states of these are incomplete
+FAST = ["breakout", "chopper_command"]
+REST = [game for game in known_games() if game not in {*FAST, *NOT_SAVED}]
+
+
+def simulator(kind, game, seed=0):
+    return MAKE[kind](game, OPTIONS, np.random.SeedSequence(seed))
+
+
+def play(simulator, rng, steps):
+    """Plays at random, game after game; returns what was seen."""
+    row, trace = np.zeros(simulator.spec.row_shape, np.uint8), []
+    for _ in range(steps):
+        outcome = simulator.step(rng.integers(simulator.spec.action_space.n), row)
+        trace.append((comparable(outcome), row.tobytes()))
+        if outcome.game_over:
+            simulator.reset(row)
+            trace.append(row.tobytes())
+    return trace
+
+
+@pytest.mark.parametrize("game", FAST + [pytest.param(game, marks=pytest.mark.slow) for game in REST])
+@pytest.mark.parametrize(("first", "second"), [("ale", "native"), ("native", "ale")])
+def test_the_other_simulator_continues(game, first, second):
+    """Would catch anything that is lost: hardware, scores, lives, the sticky action, generators, counters of steps."""
+    original, other = simulator(first, game), simulator(second, game, seed=1)
+    original.reset(np.zeros(original.spec.row_shape, np.uint8))
+    play(original, np.random.default_rng(0), 50)
+    state = original.get_state()
+    expected = play(original, np.random.default_rng(1), 100)
+    other.set_state(state)
+    assert play(other, np.random.default_rng(1), 100) == expected
+    other.set_state(state)  # as the other simulator's own state, from here on
+    original.set_state(other.get_state())
+    assert play(original, np.random.default_rng(1), 100) == expected
+
+
+@pytest.mark.parametrize("what", ["RAM", "score", "picture"])
+def test_a_conversion_is_tried(what, monkeypatch):
+    """Would catch a trial that does not look: a wrong conversion would go on in silence."""
+    load = BatchAtari.load_ale_state
+
+    def load_wrongly(atari, env, state):
+        load(atari, env, state)
+        s = atari.words(env)
+        if what == "RAM":
+            s[atari_states.words.RAM + 0x39] ^= 1
+        elif what == "score":
+            s[atari_states.words.SCORE] += 1
+        else:
+            s[atari_states.words.REGISTER + 0x09] ^= 0x0E  # the colour of the background
+
+    original = simulator("ale", "breakout")
+    original.reset(np.zeros(original.spec.row_shape, np.uint8))
+    monkeypatch.setattr(BatchAtari, "load_ale_state", load_wrongly)
+    with pytest.raises(UsageError, match=r"^breakout: a state of the ale simulator .* \(--simulator ale\)$"):
+        atari_states.to_native(original.get_state())
+
+
+@pytest.mark.parametrize("game", sorted(NOT_SAVED))
+def test_what_ale_py_does_not_save(game):
+    """Would catch a state that ale-py continues otherwise: it lacks what these games need."""
+    native = simulator("native", game)
+    native.reset(np.zeros(native.spec.row_shape, np.uint8))
+    with pytest.raises(UsageError, match=rf"^{game}: a state of the native simulator .* \(--simulator native\)$"):
+        simulator("ale", game).set_state(native.get_state())
+
+
+def test_a_state_of_another_game():
+    """Would catch Pong's memory in Breakout's console."""
+    pong, breakout = simulator("ale", "pong"), simulator("native", "breakout")
+    with pytest.raises(UsageError, match="a state of pong does not fit breakout"):
+        breakout.set_state(pong.get_state())

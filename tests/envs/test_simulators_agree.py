@@ -1,0 +1,79 @@
+"""Rollouts of both simulators of Atari games, all arrays that a learner reads, equal bit for bit."""
+
+import numpy as np
+import pytest
+
+from accel_rl.envs import atari, native
+from accel_rl.envs.atari import games
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.spec import EnvConfig
+from tests.helpers.simulators import MAKE, rollouts
+
+CASES = {
+    "lives": ({}, {"reset_mode": "wait"}),
+    "limit": ({"max_episode_steps": 17}, {"terminal_frames": True}),
+    "prepared starts": ({"max_episode_steps": 60}, {"reset_mode": "reserve", "terminal_frames": True}),
+    "sticky presses": (
+        {"max_episode_steps": 70, "repeat_action_probability": 0.25, "episodic_lives": False, "clip_reward": False},
+        {},
+    ),
+    "color": ({"color": True, "frame_stack": 1, "frame_shape": (84, 84)}, {"terminal_frames": True}),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_starts(monkeypatch):
+    """Prepares few starts, as each costs a reset."""
+    for module in (atari, native):
+        monkeypatch.setattr(module, "NUM_STARTS", 6)
+        module.start_states.cache_clear()
+    yield
+    for module in (atari, native):
+        module.start_states.cache_clear()
+
+
+def compare(game, preset, options, num_envs=2, horizon=25, count=4, decorrelation_steps=40, **config):
+    """Returns how many learner's episodes and games have ended."""
+    episodes = ended = 0
+    configs = [
+        BatchConfig(EnvConfig(game, preset, options, kind), seed=3, decorrelation_steps=decorrelation_steps, **config)
+        for kind in MAKE
+    ]
+    both = zip(*(rollouts(each, num_envs, horizon, count) for each in configs), strict=True)
+    for number, (one, other) in enumerate(both):
+        for name, array in one.items():
+            assert np.array_equal(array, other[name]), (number, name)
+        episodes += int(one["terminated"].sum() + one["truncated"].sum())
+        ended += int(one["reset"][1:].sum() + (~one["valid"][-1]).sum())
+    return episodes, ended
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_all_ways_to_reset(case):
+    """Would catch any difference in a step, an end, a start, a last frame or a random number."""
+    options, config = CASES[case]
+    episodes, ended = compare("breakout", "stooke", {"noop_max": 5, **options}, **config)
+    assert episodes >= 2 and (ended >= 2 or case in ("lives", "color"))
+
+
+def test_v5():
+    """Would catch sticky actions or whole games that differ."""
+    assert compare("breakout", "v5", {"max_episode_steps": 110}, count=8, reset_mode="reserve")[1] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", games())
+def test_every_game(game):
+    """Would catch what only one game has: a screen of its own, a long or random reset, a game that no-ops lose."""
+    options = {"noop_max": 2, "max_episode_steps": 70}
+    compare(game, "stooke", options, reset_mode="reserve", terminal_frames=True)
+    compare(game, "v5", {"max_episode_steps": 45}, num_envs=1, horizon=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", ["pong", "breakout", "seaquest", "space_invaders", "montezuma_revenge", "qbert"])
+@pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
+def test_long(game, reset_mode):
+    """Would catch a difference that takes thousands of steps to show."""
+    compare(game, "stooke", {"repeat_action_probability": 0.1}, num_envs=4, horizon=250, count=4, reset_mode=reset_mode)
+    compare(game, "dqn84", {}, num_envs=4, horizon=250, count=2, reset_mode=reset_mode)

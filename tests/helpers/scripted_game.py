@@ -1,0 +1,175 @@
+"""A game that plays a script, on a cartridge: both simulators run it, each on its own emulator.
+
+The cartridge takes the place of one of ale-py's games, whose rules read rewards, lives and the end from its RAM.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ale_py
+import numpy as np
+import pytest
+
+from accel_rl.emulator import batch
+from accel_rl.emulator.palette import grey_palette
+from accel_rl.emulator.rules import game_of
+from accel_rl.envs.atari import make_options
+from tests.emulator.roms import assemble
+from tests.helpers.simulators import MAKE, ram
+
+GAME = "donkey_kong"  # all 18 actions; lives in 0xA3, score / 100 in 0x87 and 0x88, over: 0x8B = 31, 0x8F = 3, no lives
+POINTS = 100  # the unit of this game's score
+_MOST_FRAMES = 64  # the last frame's entries hold from then on
+_LOG = 0x40  # 64 bytes of RAM that remember what was pressed
+_LOGGED = 0x1D  # the number of the next one
+_RESET = 1  # in the log: a reset; else a contact that is closed is a 0 in bits 4 to 7, and the button in bit 3
+
+# Only frames count that follow a reset's pressing of the Reset switch. RAM remembers everything from reset to reset.
+_PROGRAM = """
+      LDA $98
+      CMP #$A5
+      BEQ warm
+      LDX #127
+      LDA #0
+clear: STA $80,X
+      DEX
+      BPL clear
+      LDA #$A5
+      STA $98
+      LDA #3
+      STA $8F
+warm: LDA #0
+      STA $99 ; 1: Reset was pressed
+frame: LDA #2
+      STA VSYNC
+      STA WSYNC
+      STA WSYNC
+      STA WSYNC
+      LDA #0
+      STA VSYNC
+      LDA SWCHB
+      LSR
+      BCS released
+      LDA $99
+      BNE draw
+      STA $8B
+      INC $99
+      LDX $9A
+      LDA lives,X
+      STA $A3
+      LDA hundreds,X
+      STA $87
+      LDA ones,X
+      STA $88
+      LDA #1
+      JMP log
+released: LDA $99
+      BEQ draw
+      LDX $9A ; the number of this frame
+      CPX #63
+      BEQ play
+      INX
+      STX $9A
+play: LDA hundreds,X
+      STA $87
+      LDA ones,X
+      STA $88
+      LDA lives,X
+      STA $A3
+      LDA over,X
+      STA $8B
+      BEQ read
+      LDA #0
+      STA $A3
+read: LDA INPT4
+      LSR
+      LSR
+      LSR
+      LSR
+      AND #8
+      STA $9B
+      LDA SWCHA
+      AND #$F0
+      ORA $9B
+log:  LDY $9D
+      STA $C0,Y
+      INY
+      TYA
+      AND #63
+      STA $9D
+draw: LDX $9A
+      LDA colours,X
+      STA COLUBK
+      LDX #255
+line: STA WSYNC
+      DEX
+      BNE line
+      JMP frame
+"""
+# Each frame's grey value is lower than the one before: of two screens the older one is the maximum.
+_GREYS = np.unique(grey_palette(False)[::2])[::-1][:_MOST_FRAMES]
+
+
+class Script:
+    """Says what happens in frame 1, 2, 3, ... counted over all games, without those of resets.
+
+    rewards: {frame: reward in POINTS}. lives: {frame: lives from then on}. over: frames in which a game is over.
+    """
+
+    def __init__(
+        self, rewards: Mapping[int, int] | None = None, lives: Mapping[int, int] | None = None, over: Sequence[int] = ()
+    ):
+        rewards, lives = rewards or {}, lives or {0: 3}
+        frames = range(_MOST_FRAMES)
+        scores = [1000 + sum(reward for at, reward in rewards.items() if at <= frame) for frame in frames]
+        tables = {
+            "lives": [lives[max(at for at in lives if at <= frame)] for frame in frames],
+            "hundreds": [int(str(score // 100), 16) for score in scores],
+            "ones": [int(str(score % 100), 16) for score in scores],
+            "over": [31 if frame in over else 0 for frame in frames],
+            "colours": [2 * int(np.argmax(grey_palette(False)[::2] == grey)) for grey in _GREYS],
+        }
+        lines = [f"{name}: .byte {', '.join(map(str, values))}\n" for name, values in tables.items()]
+        self.rom = assemble(_PROGRAM + "".join(lines))
+        self.frame = 0
+        """How many frames have been played, as far as `take_pressed` has seen them."""
+
+    def watch(self, simulator: Any, game: str) -> None:
+        """Begins to watch the simulator that plays this script in the place of a game."""
+        self._simulator, self._taken = simulator, int(ram(simulator)[_LOGGED])
+        # The buttons of paddles are where joysticks go to the right.
+        self._names = ("up", "down", "left", "fire") if game_of(game).paddles else ("up", "down", "left", "right")
+
+    def take_pressed(self) -> list[str]:
+        """Returns what was pressed in each frame since the last call (less than 64), and RESET at a reset."""
+        memory = ram(self._simulator)
+        number = (int(memory[_LOGGED]) - self._taken) % 64
+        entries = [int(memory[_LOG + (self._taken + entry) % 64]) for entry in range(number)]
+        self._taken += number
+        self.frame += sum(entry != _RESET for entry in entries)
+        return ["RESET" if entry == _RESET else self._action(entry) for entry in entries]
+
+    def _action(self, entry: int) -> str:
+        pressed = [name for bit, name in enumerate(self._names) if not entry >> bit + 4 & 1]
+        return ("".join(pressed) + ("" if entry & 8 else "fire") or "noop").upper()
+
+
+def play(kind: str, folder: Path, script: Script, game: str = GAME, preset: str = "stooke", seed: int = 0, **options):
+    """Returns a simulator on the script, after its reset, and the row that it writes to."""
+    path = folder / f"{game}.bin"
+    path.write_bytes(script.rom)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ale_py.roms, "get_rom_path", lambda game: path)
+        patch.setattr(batch, "rules_for", lambda md5: game_of(game))
+        simulator = MAKE[kind](game, make_options(preset, {"noop_max": 0, **options}), np.random.SeedSequence(seed))
+    script.watch(simulator, game)
+    row = np.zeros(simulator.spec.row_shape, np.uint8)
+    simulator.reset(row)
+    return simulator, row
+
+
+def shown(row: np.ndarray) -> int:
+    """Returns the number of the frame whose screen is in row."""
+    assert (row == row[0, 0]).all()
+    return int(np.flatnonzero(_GREYS == row[0, 0])[0])
