@@ -21,6 +21,7 @@ from accel_rl.emulator.state import (
 )
 
 NUM_ACTIONS = 18
+ACTION_BITS = 5  # of a number below NUM_ACTIONS
 _UP, _DOWN, _LEFT, _RIGHT = 0x10, 0x20, 0x40, 0x80  # of the left joystick in SWCHA
 _DIRECTIONS = (
     *(0, 0, _UP, _RIGHT, _LEFT, _DOWN, _UP | _RIGHT, _UP | _LEFT, _DOWN | _RIGHT, _DOWN | _LEFT),
@@ -43,16 +44,19 @@ def set_switches(s, pressed):
 
 @jit
 def set_action(s, action):
-    """Moves the player's controller; action: 0..17, in ale-py's order."""
+    """Moves the player's controller; action: 0..17, in ale-py's order; its bits from ACTION_BITS on: how many ohms less
+    than PADDLE_STEP a paddle moves."""
+    paddle_step = i32(PADDLE_STEP - (action >> ACTION_BITS))
+    action = i32(action & (1 << ACTION_BITS) - 1)
     directions = DIRECTIONS[action]
     fire = FIRE_ACTIONS >> action & 1
     s[INPT4] = 0x80
     s[INPT5] = 0x80
     if s[PADDLES]:
         if directions & _LEFT:
-            s[LEFT_PADDLE] = min(i32(s[LEFT_PADDLE] + PADDLE_STEP), s[PADDLE_MAX])
+            s[LEFT_PADDLE] = min(i32(s[LEFT_PADDLE] + paddle_step), s[PADDLE_MAX])
         if directions & _RIGHT:
-            s[LEFT_PADDLE] = max(i32(s[LEFT_PADDLE] - PADDLE_STEP), PADDLE_MIN)
+            s[LEFT_PADDLE] = max(i32(s[LEFT_PADDLE] - paddle_step), PADDLE_MIN)
         s[PADDLE + s[SWAPPED_PORTS]] = cycles_to_charge(s[LEFT_PADDLE])
         s[PADDLE + (s[SWAPPED_PORTS] ^ 1)] = cycles_to_charge(s[RIGHT_PADDLE])
         s[SWCHA] = i32(0xFF & ~(fire << (7 - s[SWAPPED_PORTS])))

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 
 from accel_rl.emulator import vector_steps as steps
 from accel_rl.emulator.batch import Bools, Bytes, Ints, read_rom
+from accel_rl.emulator.controllers import ACTION_BITS, PADDLE_STEP
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.rules import ACTIONS, rules_for
 from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers
@@ -24,6 +25,9 @@ from accel_rl.errors import UsageError
 Info = dict[str, Any]
 Results = tuple[Bytes, Ints, Bools, Bools, Info]
 
+STICK_SPACE = gymnasium.spaces.Box(np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32))
+# [left, neither, right][down, neither, up][without, with fire]
+STICK_ACTIONS = np.array([9, 17, 4, 12, 7, 15, 5, 13, 0, 1, 2, 10, 8, 16, 3, 11, 6, 14], np.int32).reshape(3, 3, 2)
 CHUNKS_PER_THREAD = 4  # what one thread has left to do may be done by another
 MAX_SEED = 2**31 - 1
 
@@ -37,8 +41,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     num_threads: 0, one for each processor; the caller's is one of them while it waits. thread_affinity_offset: the
     processor of the first thread, the others follow (-1: any). max_num_frames_per_episode: a game is truncated after as
     many frames, without those of its start. repeat_action_probability: of sticky actions, drawn in each frame.
-    full_action_space: all 18 actions, instead of those that the game knows. continuous, continuous_action_threshold:
-    see below. autoreset_mode: as in gymnasium, also as its value ("SameStep"). img_height, img_width, grayscale,
+    full_action_space: all 18 actions, instead of those that the game knows. continuous: actions are
+    (radius, angle, fire) of a stick, which points in the directions where its x or y is beyond
+    continuous_action_threshold; the radius is how fast a paddle moves. autoreset_mode: as in gymnasium, also as its value ("SameStep"). img_height, img_width, grayscale,
     stack_num: observations are uint8 [stack_num, img_height, img_width], oldest first, with a last dimension of 3 in
     colour. frameskip: frames of one step. maxpool: a step shows the maximum of its last two frames. noop_max: a game
     starts with fewer no-ops than this, a random number. episodic_life: a lost life is an end and starts a new game.
@@ -85,8 +90,6 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         except ValueError:
             modes = ", ".join(mode.value for mode in AutoresetMode)
             raise UsageError(f"autoreset_mode={autoreset_mode!r} must be one of {modes}") from None
-        if continuous:
-            raise UsageError("continuous actions are not there yet")
         self.num_envs, self.batch_size = num_envs, batch_size or num_envs
         self.metadata = {"autoreset_mode": self.autoreset_mode}
 
@@ -111,13 +114,14 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         self._returns_all = self.batch_size == num_envs
         edges = np.linspace(0, num_envs, (num_chunks if self._returns_all else num_envs) + 1).astype(int)
         self._parts = [slice(first, end) for first, end in itertools.pairwise(edges.tolist())]
-        settings = noop_max, options, repeat_action_probability, full_action_space
+        settings = noop_max, options, repeat_action_probability, full_action_space or continuous
         self._chunks = [VectorChunk(game, self._arrays.part(part), plan, *settings) for part in self._parts]
 
         stack_shape = (stack_num, img_height, img_width, *color)
         self.single_observation_space = gymnasium.spaces.Box(0, 255, stack_shape, np.uint8)
         self._action_numbers = self._chunks[0].action_numbers
-        self.single_action_space = gymnasium.spaces.Discrete(len(self._action_numbers))
+        self._threshold = continuous_action_threshold if continuous else None
+        self.single_action_space = STICK_SPACE if continuous else gymnasium.spaces.Discrete(len(self._action_numbers))
         self.observation_space = batch_space(self.single_observation_space, self.batch_size)
         self.action_space = batch_space(self.single_action_space, self.batch_size)
 
@@ -246,6 +250,8 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     def _check_actions(self, actions: npt.NDArray[Any]) -> Ints:
         """Returns ale-py's numbers of actions."""
         chosen = np.asarray(actions)
+        if self._threshold is not None:
+            return _stick_actions(chosen, self.batch_size, self._threshold)
         if chosen.shape != (self.batch_size,) or chosen.dtype.kind not in "iu":
             raise UsageError(f"actions must be {self.batch_size} integers, not {chosen.dtype} {list(chosen.shape)}")
         wrong = (chosen < 0) | (chosen >= len(self._action_numbers))
@@ -278,6 +284,22 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         if seeds.dtype.kind not in "iu" or seeds.shape != (count,) or (seeds < 0).any() or (seeds > MAX_SEED).any():
             raise UsageError(f"seed={seed!r} must be {count} numbers from 0 to {MAX_SEED}, or the first of them")
         return seeds.astype(np.int64)
+
+
+def _stick_actions(actions: npt.NDArray[Any], batch_size: int, threshold: float) -> Ints:
+    """Returns the numbers of (radius, angle, fire) [batch_size, 3], as set_action takes them."""
+    if actions.shape != (batch_size, 3) or actions.dtype.kind != "f" or not np.isfinite(actions).all():
+        raise UsageError(f"actions must be finite floats [{batch_size}, 3], not {actions.dtype} {list(actions.shape)}")
+    radius, angle, fire = actions.T
+    x, y = radius * np.cos(angle), radius * np.sin(angle)
+    chosen = STICK_ACTIONS[_side(x, threshold), _side(y, threshold), (fire > threshold).astype(int)]
+    paddle_steps = (PADDLE_STEP * radius.astype(np.float64)).astype(np.int32)
+    return np.asarray(chosen | (PADDLE_STEP - paddle_steps) << ACTION_BITS)
+
+
+def _side(numbers: npt.NDArray[Any], threshold: float) -> npt.NDArray[Any]:
+    """Returns 0, 1 or 2: below -threshold, between, above threshold."""
+    return 1 + (numbers > threshold) - (numbers < -threshold).astype(int)
 
 
 def _at_least(least: int, **values: int) -> None:

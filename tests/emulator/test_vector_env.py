@@ -1,0 +1,260 @@
+"""AtariVectorEnv beside ale-py's, which is the judge of all numbers."""
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from accel_rl.emulator import AtariVectorEnv
+from accel_rl.errors import UsageError
+
+SHORT = {"max_num_frames_per_episode": 37, "noop_max": 9}  # ends in the middle of a step, resets within ten steps
+
+
+def compare(game: str, steps: int, num_envs: int = 3, seed: int = 3, **options: Any) -> int:
+    """Plays both with the same random actions; asserts that all is equal. Returns how many episodes have ended."""
+    ours, ales = AtariVectorEnv(game, num_envs, **options), AleVectorEnv(game, num_envs, **options)
+    for name in ("single_observation_space", "observation_space", "single_action_space", "action_space", "metadata"):
+        assert getattr(ours, name) == getattr(ales, name)
+    ales.action_space.seed(0)
+    assert_equal(ours.reset(seed=seed), ales.reset(seed=seed))
+    num_ends = 0
+    for _ in range(steps):
+        actions = ales.action_space.sample()
+        expected = ales.step(actions)
+        num_ends += int((expected[2] | expected[3]).sum())
+        assert_equal(ours.step(actions), expected)
+    ours.close()
+    return num_ends
+
+
+def assert_equal(ours: tuple[Any, ...], ales: tuple[Any, ...]) -> None:
+    """Asserts that results of `reset` or `step` are equal in every bit, with their types and the order of the keys."""
+    assert list(ours[-1]) == list(ales[-1])
+    if "final_obs" in ales[-1]:  # ale-py leaves its memory as it is where no game has ended
+        for infos in (ours[-1], ales[-1]):
+            infos["final_obs"] = infos["final_obs"][ales[2] | ales[3]]
+    assert data_equivalence(ours, ales, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("seaquest", {**SHORT, "repeat_action_probability": 0.25}),
+        ("breakout", {**SHORT, "autoreset_mode": "SameStep", "grayscale": False, "reward_clipping": False}),
+        ("breakout", {"continuous": True, "episodic_life": True, "img_height": 105, "img_width": 80, "noop_max": 0}),
+    ],
+)
+def test_numbers_are_ale_pys(game: str, options: dict[str, Any]) -> None:
+    """Would catch a wrong seed, start, sticky action, frame, reward, end or info: here the ends within a step."""
+    assert compare(game, 35, 2, **options) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "game", ["pong", "breakout", "seaquest", "freeway", "enduro", "qbert", "air_raid", "asteroids"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"repeat_action_probability": 0.25, "life_loss_info": True},
+        {"autoreset_mode": AutoresetMode.SAME_STEP, "episodic_life": True, "grayscale": False},
+        {"frameskip": 3, "maxpool": False, "stack_num": 2, "full_action_space": True, "use_fire_reset": False},
+        {"continuous": True, "continuous_action_threshold": 0.2, "img_height": 250, "img_width": 100},
+        {**SHORT, "num_threads": 2, "frameskip": 1},
+        {**SHORT, "grayscale": False, "autoreset_mode": "SameStep"},
+    ],
+)
+def test_numbers_are_ale_pys_for_long(game: str, options: dict[str, Any]) -> None:
+    """Would catch rules that matter rarely: bonus lives, a game that ends in each of a step's frames, many resets."""
+    compare(game, 700, 4, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frame_skip", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("max_pool", [False, True])
+def test_every_end_within_a_step_shows_what_ale_py_shows(frame_skip: int, max_pool: bool) -> None:
+    """Would catch a wrong last frame, for each frame of a step that can be the last."""
+    assert compare("breakout", 600, 8, frameskip=frame_skip, maxpool=max_pool, grayscale=False) > 0
+    assert compare("seaquest", 200, 4, frameskip=frame_skip, maxpool=max_pool, **SHORT) > 0
+
+
+@pytest.mark.slow
+def test_a_game_that_noops_lose_goes_on_as_ale_pys() -> None:
+    """Would catch no-ops that a lost game swallows."""
+    compare("pong", 50, 4, noop_max=20_000)
+
+
+def test_masks_and_later_resets_are_ale_pys() -> None:
+    """Would catch a reset that touches other environments, forgets to draw, or leaves an automatic reset pending."""
+    ours, ales = AtariVectorEnv("breakout", 3, **SHORT), AleVectorEnv("breakout", 3, **SHORT)
+    rng = np.random.default_rng(0)
+    assert_equal(ours.reset(seed=1), ales.reset(seed=1))
+    for step in range(40):
+        if step % 4 == 3:
+            mask = rng.random(3) < 0.5
+            seeds = rng.integers(100, size=mask.sum()) if step % 8 == 3 and mask.any() else None
+            reset = {"seed": seeds, "options": {"reset_mask": mask}}
+            assert_equal(ours.reset(**reset), ales.reset(**reset))
+        elif step == 20:
+            assert_equal(ours.reset(), ales.reset())
+        actions = rng.integers(4, size=3)
+        assert_equal(ours.step(actions), ales.step(actions))
+
+
+def test_disabled_autoreset_needs_a_mask() -> None:
+    """Would catch an environment that is reset, or stepped, after its end; ale-py has no such mode."""
+    ours = AtariVectorEnv("breakout", 2, autoreset_mode="Disabled", **SHORT)
+    ales = AleVectorEnv("breakout", 2, **SHORT)
+    assert_equal(ours.reset(seed=3), ales.reset(seed=3))
+    ended = np.zeros(2, bool)
+    while not ended.any():
+        results = ours.step(np.zeros(2, int))
+        assert_equal(results, ales.step(np.zeros(2, int)))
+        ended = results[2] | results[3]
+    with pytest.raises(UsageError, match=r"environments \[0, 1\] have ended: reset them"):
+        ours.step(np.zeros(2, int))
+    assert_equal(ours.reset(options={"reset_mask": ended}), ales.reset(options={"reset_mask": ended}))
+    assert_equal(ours.step(np.ones(2, int)), ales.step(np.ones(2, int)))
+
+
+def test_a_lost_life_that_ends_no_game_shows_its_observation_as_the_last() -> None:
+    """Would catch memory of earlier games in final_obs, as ale-py's has it there."""
+    env = AtariVectorEnv("breakout", 1, life_loss_info=True, autoreset_mode="SameStep", noop_max=0)
+    env.reset(seed=0)
+    terminated = np.zeros(1, bool)
+    while not terminated[0]:
+        observations, _, terminated, _, infos = env.step(np.ones(1, int))
+    assert infos["lives"][0] == 4
+    assert infos["episode_frame_number"][0] > 1
+    assert (infos["final_obs"] == observations).all()
+
+
+def test_observations_are_the_users() -> None:
+    """Would catch results that a later step overwrites, and steps that depend on what a user does to them."""
+    env, other = AtariVectorEnv("breakout", 2), AtariVectorEnv("breakout", 2)
+    first, _ = env.reset(seed=0)
+    kept = first.copy()
+    other.reset(seed=0)
+    for _ in range(3):
+        results = env.step(np.ones(2, int))
+        assert data_equivalence(results, other.step(np.ones(2, int)), exact=True)
+        for part in (*results[:4], *results[4].values()):
+            part[:] = 0
+    assert (first == kept).all()
+
+
+def test_fewer_environments_than_there_are() -> None:
+    """Would catch results of another environment or another step, and environments that are never returned."""
+    env, whole = AtariVectorEnv("pong", 5, batch_size=2, num_threads=2), AtariVectorEnv("pong", 5)
+    actions = np.random.default_rng(0).integers(6, size=(40, 5))
+    expected = [whole.reset(seed=3), *(whole.step(row) for row in actions)]
+    counts = np.zeros(5, int)
+    observations, infos = env.reset(seed=3)
+    while counts.max() < 40:
+        ids = infos["env_id"]
+        for row, (env_id, count) in enumerate(zip(ids, counts[ids], strict=True)):
+            assert (observations[row] == expected[count][0][env_id]).all()
+            assert infos["frame_number"][row] == expected[count][-1]["frame_number"][env_id]
+        env.send(actions[counts[ids], ids])
+        counts[ids] += 1
+        observations, _, _, _, infos = env.recv()
+    assert counts.min() > 0
+    assert (env.reset(seed=3)[0] == np.stack([expected[0][0][env_id] for env_id in env._envs])).all()
+
+
+def test_episode_statistics() -> None:
+    """Would catch ends and rewards that gymnasium's wrappers do not understand."""
+    env = RecordEpisodeStatistics(AtariVectorEnv("breakout", 2, max_num_frames_per_episode=40))
+    env.reset(seed=0)
+    lengths: list[int] = []
+    while len(lengths) < 4:
+        infos = env.step(env.action_space.sample())[-1]
+        if "episode" in infos:
+            lengths += infos["episode"]["l"][infos["_episode"]].tolist()
+    assert lengths == [10] * 4
+
+
+def test_threads_end_with_the_environment() -> None:
+    """Would catch threads, and with them memory, that stay."""
+    before = threading.active_count()
+    closed, dropped = AtariVectorEnv("pong", 4, num_threads=2), AtariVectorEnv("pong", 4, num_threads=2)
+    for env in (closed, dropped):
+        env.reset(seed=0)
+        env.step(np.zeros(4, int))
+    assert threading.active_count() == before + 2
+    closed.close()
+    gone = weakref.ref(dropped)
+    del dropped, env
+    gc.collect()
+    assert gone() is None
+    assert threading.active_count() == before
+
+
+def test_pinned_threads() -> None:
+    """Would catch a thread on another processor than asked for, and an offset that is silently not used."""
+    processor = min(os.sched_getaffinity(0))
+    env = AtariVectorEnv("pong", 2, num_threads=1, thread_affinity_offset=processor)
+    env.reset(seed=0)
+    env.step(np.zeros(2, int))
+    (thread,) = env._workers._threads
+    assert os.sched_getaffinity(thread.native_id or 0) == {processor}
+    env.close()
+    with pytest.raises(UsageError, match=r"there are no processors 4000 to 4001 for 2 threads"):
+        AtariVectorEnv("pong", 2, num_threads=2, thread_affinity_offset=4000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_envs": 0}, "num_envs=0 must be at least 1"),
+        ({"frameskip": 0}, "frameskip=0 must be at least 1"),
+        ({"batch_size": 3}, "batch_size=3 must be at most num_envs=2"),
+        ({"autoreset_mode": "never"}, "autoreset_mode='never' must be one of NextStep, SameStep, Disabled"),
+        ({"repeat_action_probability": 2.0}, "repeat_action_probability=2.0 must be from 0 to 1"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
+    """Would catch options that ale-py hangs or crashes with, or takes for others."""
+    with pytest.raises(UsageError, match=message):
+        AtariVectorEnv("pong", **{"num_envs": 2, **options})
+
+
+def test_wrong_calls_are_named() -> None:
+    """Would catch calls that ale-py waits for forever."""
+    env = AtariVectorEnv("pong", 2, continuous=False)
+    actions = np.zeros(2, int)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: env.step(actions), "call reset"),
+        (lambda: env.reset(options={"reset_mask": np.array([True, False])}), "the first reset"),
+        (lambda: env.reset(seed=-1), "seed=-1 must be 2 numbers"),
+        (lambda: env.reset(seed=np.arange(3)), "must be 2 numbers"),
+        (lambda: [env.reset(seed=0), env.recv()], "call send"),
+        (lambda: env.reset(options={"reset_mask": [True, False]}), "must be a boolean array"),
+        (lambda: env.step(np.array([0, 6])), "there is no action 6, but 0 to 5"),
+        (lambda: env.step(np.zeros(2)), "must be 2 integers, not float64"),
+        (lambda: [env.send(actions), env.send(actions)], "call recv"),
+        (lambda: env.xla(), "xla"),
+        (lambda: [env.close(), env.step(actions)], "closed"),
+    ]
+    for call, message in calls:
+        with pytest.raises(UsageError, match=message):
+            call()
+    stick = AtariVectorEnv("pong", 1, continuous=True)
+    stick.reset(seed=0)
+    with pytest.raises(UsageError, match=r"must be finite floats \[1, 3\]"):
+        stick.step(np.full((1, 3), np.nan))
+
+
+ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
