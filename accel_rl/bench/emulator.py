@@ -53,7 +53,7 @@ THREE_GAMES = TEN_GAMES[:3]
 ENVS_PER_CORE = 16
 HORIZON = 64
 FULL_ROUNDS = 20
-PYTHON_ROLLOUTS = 30
+PYTHON_ROLLOUTS = 10
 DEFAULT_FIGURE = Path("results/emulator.png")
 
 Row = dict[str, Any]
@@ -109,7 +109,7 @@ class Benchmark:
         schedule = self._schedule(part, len(presets) * len(chosen))
         rows: list[Row] = []
         for preset in presets:
-            frames = "raw" if name == "raw" else "x".join(map(str, PRESETS[preset].frame_shape))
+            frames = "" if name == "raw" else "x".join(map(str, PRESETS[preset].frame_shape))
             for index, game in enumerate(chosen):
                 with pinned(self.all_cpus if part.all_cores else self.all_cpus[:1]):
                     turns = compare(self._builders(name, EnvConfig(game, preset)), schedule, f"{name}, {game}")

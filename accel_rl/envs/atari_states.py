@@ -16,6 +16,7 @@ import numpy as np
 from accel_rl.emulator import state as words
 from accel_rl.emulator.ale_states import AleState
 from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.machine_code import check_numba
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
 from accel_rl.emulator.rules import game_of, rules_for
 from accel_rl.envs.spec import Array
@@ -73,7 +74,11 @@ def to_ale(state: State, unseen_frames: int = 0) -> State:
     """Returns a state of the native simulator's as one of AtariSimulator's.
 
     unseen_frames: how many frames nobody will look at, after the state (frame_skip - 2): ale-py needs up to two until
-    its screens are whole again. Raises UsageError if it does not continue exactly."""
+    its screens are whole again. Raises UsageError if it does not continue exactly, or without Numba."""
+    try:
+        check_numba()
+    except UsageError as error:
+        raise UsageError(f"the native simulator has written the checkpoint and must convert it, but {error}") from None
     rom, s, pictures = unpack(state)
     game = rules_for(rom).name
     atari = _new_console(game)

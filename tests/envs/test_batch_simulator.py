@@ -18,14 +18,26 @@ from accel_rl.envs.batch_simulator import (
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 from tests.helpers import toy_envs
+from tests.helpers.simulators import NATIVE_FIRST
 
 
 class Batch:
     """A BatchSimulator with arrays of its own, which hold garbage before the first rollout."""
 
-    def __init__(self, name, horizon=4, num_envs=1, first_env=0, seed=0, preset="stooke", options=None, **config):
+    def __init__(
+        self,
+        name,
+        horizon=4,
+        num_envs=1,
+        first_env=0,
+        seed=0,
+        preset="stooke",
+        options=None,
+        simulator="auto",
+        **config,
+    ):
         env_id = f"{toy_envs.__name__}:{name}" if hasattr(toy_envs, name) else name
-        env = EnvConfig(env_id, preset, options or {})
+        env = EnvConfig(env_id, preset, options or {}, simulator)
         self.spec = make_simulator(env, np.random.SeedSequence(0)).spec
         self.horizon, self.num_envs, self.history = horizon, num_envs, max(self.spec.frame_stack - 1, 0)
         layout = rollout_layout(self.spec, horizon, num_envs)
@@ -188,10 +200,12 @@ def test_wait_resets():
     )
 
 
+@pytest.mark.parametrize("simulator", NATIVE_FIRST)
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
-def test_lost_life_is_no_reset(reset_mode):
+def test_lost_life_is_no_reset(reset_mode, simulator):
     """Catches a lost life that makes the environment wait, marks a new game, or ends the score."""
-    batch = Batch("breakout", horizon=50, options={"noop_max": 0}, reset_mode=reset_mode).start()
+    options = {"noop_max": 0}
+    batch = Batch("breakout", horizon=50, options=options, reset_mode=reset_mode, simulator=simulator).start()
     found = [batch.rollout(actions=0) for _ in range(2)]
     terminated = np.concatenate([rollout["terminated"][:, 0] for rollout in found])
     reset = np.concatenate([rollout["reset"][:50, 0] for rollout in found])
@@ -216,6 +230,7 @@ def test_true_last_row_of_every_episode(reset_mode):
     assert num_games >= 6 and ends == [[game, abs(lengths[game % 3])] for game in range(num_games)] * 2
 
 
+@pytest.mark.parametrize("simulator", NATIVE_FIRST)
 @pytest.mark.parametrize(
     ("reset_mode", "fire_on_start"),
     [
@@ -225,10 +240,10 @@ def test_true_last_row_of_every_episode(reset_mode):
         pytest.param("wait", True, marks=pytest.mark.slow),
     ],
 )
-def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start):
+def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start, simulator):
     """Catches a last frame of a life or a game that the next one's first frame has overwritten."""
     options = {"frame_shape": (20, 16), "fire_on_start": fire_on_start, "max_episode_steps": 280, "noop_max": 0}
-    batch = Batch("breakout", 250, options=options, reset_mode=reset_mode).start()
+    batch = Batch("breakout", 250, options=options, reset_mode=reset_mode, simulator=simulator).start()
     game = make_simulator(batch.simulator.config.env, batch.simulator._seed(0, 0), reset_mode == "reserve")
     row = np.zeros((20, 16), np.uint8)
     game.reset(row)
@@ -251,10 +266,12 @@ def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start):
     assert lives_lost >= 4 and endings
 
 
-def test_true_final_observation_of_an_atari_game():
+@pytest.mark.parametrize("simulator", NATIVE_FIRST)
+def test_true_final_observation_of_an_atari_game(simulator):
     """Catches a final observation that is the first frame of the next game."""
-    batch = Batch("pong", horizon=4, options={"max_episode_steps": 3, "noop_max": 0}).start()
-    unlimited = Batch("pong", horizon=4, options={"noop_max": 0}).start()
+    options = {"max_episode_steps": 3, "noop_max": 0}
+    batch = Batch("pong", horizon=4, options=options, simulator=simulator).start()
+    unlimited = Batch("pong", horizon=4, options={"noop_max": 0}, simulator=simulator).start()
     actions = np.array([[2], [3], [2], [3]])
     found, expected = batch.rollout(actions), unlimited.rollout(actions)
     assert found["truncated"][:, 0].tolist() == [False, False, True, False]
@@ -264,9 +281,10 @@ def test_true_final_observation_of_an_atari_game():
     assert not np.array_equal(found["final_observation"][2], found["observation"][3 + 3])
 
 
-def test_history_rows_are_left_alone():
+@pytest.mark.parametrize("simulator", NATIVE_FIRST)
+def test_history_rows_are_left_alone(simulator):
     """Catches frames written into the rows of history, or a row too far."""
-    batch = Batch("pong", horizon=2, num_envs=2).start()
+    batch = Batch("pong", horizon=2, num_envs=2, simulator=simulator).start()
     batch.arrays["observation"][-1] = 77
     found = batch.rollout()
     assert found["observation"].shape[0] == 3 + 2 + 1
@@ -505,6 +523,8 @@ def logged(function, name, log):
 CASES = {
     "pong": {"name": "pong"},
     "breakout_v5": {"name": "breakout", "preset": "v5"},
+    "pong_ale": {"name": "pong", "simulator": "ale"},
+    "breakout_v5_ale": {"name": "breakout", "preset": "v5", "simulator": "ale"},
     "cartpole": {"name": "CartPole-v1"},
     "cartpole_wait": {"name": "CartPole-v1", "reset_mode": "wait"},
     "frozen_lake": {"name": "FrozenLake-v1", "decorrelation_steps": 20},
@@ -512,10 +532,11 @@ CASES = {
     "limited_hooked": {"name": "limited_hooked", "options": {"max_steps": 9, "lengths": [7, 0]}},
     "decorrelated": {"name": "Counting", "options": {"lengths": [150, 11], "seeded": True}, "decorrelation_steps": 90},
 }
+ALE_CASES = ("pong_ale", "breakout_v5_ale")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "breakout_v5" else case for case in CASES]
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALE_CASES else case for case in CASES]
 )
 def test_results_do_not_depend_on_the_split(case):
     """Catches seeds by worker or by column, in place of the environment's global index."""
@@ -549,7 +570,9 @@ def test_seeds_and_roles(case):
     assert not np.array_equal(first, roles[0]) and not np.array_equal(*roles)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "pong_ale" else case for case in CASES]
+)
 def test_state_is_exact(case):
     """Catches what a resumed batch has lost, in 200 further steps: games waiting, scores, lengths, generators."""
     rng = np.random.default_rng(0)
@@ -590,7 +613,7 @@ def test_environments_without_a_state_start_anew(name):
     assert found["reset"][0].all() and found["valid"].all()
 
 
-@pytest.mark.parametrize("case", ["cartpole", "pong"])
+@pytest.mark.parametrize("case", ["cartpole", "pong", pytest.param("pong_ale", marks=pytest.mark.slow)])
 def test_state_does_not_disturb(case):
     """Catches a checkpoint that changes the run."""
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ import pytest
 
 from accel_rl.envs import choice, make_env, make_simulator
 from accel_rl.envs.atari import AtariSimulator, games
+from accel_rl.envs.atari_states import to_ale
 from accel_rl.envs.choice import choose_simulator, describe_native, find_difference, is_native, warn_if_inexact
 from accel_rl.envs.native import NativeSimulator
 from accel_rl.envs.spec import EnvConfig
@@ -74,6 +75,12 @@ def test_without_numba(without_numba: None) -> None:
     with pytest.raises(UsageError, match=r"simulator=native: .* not installed: pip install .*--simulator ale"):
         resolve({"env": "pong", "simulator": "native", "device": "cpu"})
     assert INSTALL in describe_native()
+
+
+def test_a_checkpoint_that_only_native_can_convert(without_numba: None) -> None:
+    """Would catch a message that does not say why a run on ale-py asks for Numba."""
+    with pytest.raises(UsageError, match=r"native simulator has written the checkpoint .* not installed: pip install"):
+        to_ale({"rom": "", "words": b"", "pictures": b""})
 
 
 @pytest.mark.parametrize("name", ["max_episode_steps", "noop_max", "frame_skip"])

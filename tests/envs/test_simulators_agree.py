@@ -7,6 +7,7 @@ from accel_rl.envs import atari, native
 from accel_rl.envs.atari import games
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvConfig
+from accel_rl.errors import RunError
 from tests.helpers.simulators import MAKE, rollouts
 
 CASES = {
@@ -32,14 +33,14 @@ def few_starts(monkeypatch):
         module.start_states.cache_clear()
 
 
-def compare(game, preset, options, num_envs=2, horizon=25, count=4, decorrelation_steps=40, **config):
+def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_actions=0, decorrelation_steps=40, **config):
     """Returns how many learner's episodes and games have ended."""
     episodes = ended = 0
     configs = [
         BatchConfig(EnvConfig(game, preset, options, kind), seed=3, decorrelation_steps=decorrelation_steps, **config)
         for kind in MAKE
     ]
-    both = zip(*(rollouts(each, num_envs, horizon, count) for each in configs), strict=True)
+    both = zip(*(rollouts(each, num_envs, horizon, count, wrong_actions) for each in configs), strict=True)
     for number, (one, other) in enumerate(both):
         for name, array in one.items():
             assert np.array_equal(array, other[name]), (number, name)
@@ -59,6 +60,16 @@ def test_in_all_ways_to_reset(case):
 def test_v5():
     """Would catch sticky actions or whole games that differ."""
     assert compare("breakout", "v5", {"max_episode_steps": 110}, count=8, reset_mode="reserve")[1] >= 2
+
+
+def test_actions_that_do_not_exist(caplog):
+    """Would catch an environment that goes on, is not replaced by the same new one, or takes others along."""
+    compare("breakout", "stooke", {"max_episode_steps": 9}, num_envs=3, wrong_actions=1, restart_on_error=True)
+    assert len(caplog.records) >= 2 * 12 - 2
+    for simulator in MAKE:
+        config = BatchConfig(EnvConfig("breakout", simulator=simulator), seed=3)
+        with pytest.raises(RunError, match=r"environment [01] \(run seed 3, breakout\) failed at action \d+:"):
+            list(rollouts(config, wrong_actions=20))
 
 
 @pytest.mark.slow

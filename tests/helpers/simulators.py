@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 from accel_rl.emulator import state as words
 from accel_rl.envs.atari import AtariSimulator
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, make_simulator, rollout_layout
 from accel_rl.envs.native import make_native
 
+# What is expensive is tested on one of them in `make test`.
+NATIVE_FIRST = ["native", pytest.param("ale", marks=pytest.mark.slow)]
 MAKE: dict[str, Callable[..., Any]] = {"native": make_native, "ale": AtariSimulator}
 
 
@@ -22,9 +25,9 @@ def ram(simulator: Any) -> np.ndarray:
 
 
 def rollouts(
-    config: BatchConfig, num_envs: int = 2, horizon: int = 25, count: int = 3
+    config: BatchConfig, num_envs: int = 2, horizon: int = 25, count: int = 3, wrong_actions: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields copies of all arrays of some rollouts with random actions."""
+    """Yields copies of all arrays of some rollouts with random actions, among them so many that do not exist."""
     spec = make_simulator(config.env, np.random.SeedSequence(0)).spec
     layout = rollout_layout(spec, horizon, num_envs)
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
@@ -36,7 +39,7 @@ def rollouts(
         arrays["observation"][:h] = arrays["observation"][horizon:].copy()
         arrays["reset"][0], arrays["age"][0] = arrays["reset"][horizon], arrays["age"][horizon]
         batch.begin()
-        arrays["action"][:] = rng.integers(spec.action_space.n, size=(horizon, num_envs))
+        arrays["action"][:] = rng.integers(spec.action_space.n + wrong_actions, size=(horizon, num_envs))
         for t in range(horizon):
             batch.step(t)
         yield {name: array.copy() for name, array in arrays.items()}

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -35,6 +36,8 @@ ARRANGEMENTS = [
     *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP),
     (PONG, "reserve", 4, 2),
     *(pytest.param(COUNTING, mode, *n, marks=slow) for mode in ("immediate", "wait") for n in MORE),
+    pytest.param(replace(PONG, simulator="ale"), "reserve", 4, 2, marks=slow),
+    pytest.param(replace(PONG, simulator="ale"), "wait", 4, 4, marks=slow),
     pytest.param(PONG, "reserve", 8, 2, marks=slow),
     pytest.param(PONG, "reserve", 4, 4, marks=slow),
     pytest.param(PONG, "immediate", 6, 3, marks=slow),

@@ -51,10 +51,12 @@ def test_two_halves_equal_a_whole_run(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_halves_equal_a_whole_run_on_pong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("simulator", ["native", "ale"])
+def test_two_halves_equal_a_whole_run_on_pong(tmp_path: Path, simulator: str) -> None:
     """Would catch what a checkpoint forgets of emulators, stacks of frames, games cut in two, and evaluations."""
-    whole = accel_rl.train(**PONG, steps=240, out=tmp_path / "whole")
-    half = accel_rl.train(**PONG, steps=80, out=tmp_path / "half")
+    settings = {**PONG, "simulator": simulator}
+    whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
     accel_rl.train(resume=half, steps=240)
     assert_same_run(half, whole)
     assert_same(*(checkpoint.load(run / "best.pt") for run in (half, whole)))

@@ -1,0 +1,97 @@
+"""Workers with Atari games that are killed or hang, and actions that do not exist, on both simulators."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from accel_rl.envs import EnvConfig
+from accel_rl.errors import RunError
+from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig
+from tests.helpers.samplers import Echo, assert_equal, copy, make
+from tests.helpers.simulators import NATIVE_FIRST
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux"),
+    pytest.mark.multiprocess,
+    pytest.mark.parametrize("simulator", NATIVE_FIRST),
+]
+CONFIG = SamplerConfig(num_envs=4, horizon=5, num_workers=2)
+
+
+def pong(simulator: str) -> EnvConfig:
+    return EnvConfig("pong", "stooke", {"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)}, simulator)
+
+
+@pytest.mark.parametrize("reset_mode", ["immediate", pytest.param("wait", marks=pytest.mark.slow)])
+def test_a_killed_worker_is_replaced(simulator: str, reset_mode: str) -> None:
+    """Would catch another worker's games that are touched, new ones that begin in the middle, or games that the new
+    worker scores although they were lost."""
+    samplers = [
+        make(AlternatingSampler, pong(simulator), CONFIG, restart_on_error=True, reset_mode=reset_mode) for _ in "ab"
+    ]
+    struck, other = samplers
+    try:
+        for _ in range(3):
+            assert_equal(struck.collect(), other.collect())
+        victim = struck.pool.processes[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        while psutil.Process(victim.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
+        kept = copy(struck.collect()).valid[0]
+        assert int(kept.sum()) == 2 and struck.num_restarts == 2
+        other.collect()
+        for index in range(4):
+            rollout, whole = struck.collect(), other.collect()
+            for name in ("reward", "terminated", "truncated", "valid", "reset"):
+                assert (getattr(rollout, name)[:, kept] == getattr(whole, name)[:, kept]).all(), name
+            assert rollout.valid[0].all() and (rollout.reset[0, ~kept].all() or index > 0)
+            assert all(game.length == 9 for game in rollout.games)
+            assert struck.pool.tokens_left() == 0
+        assert [game.length for game in struck.evaluate(GamesToPlay(4), 0, False)] == [9] * 4
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_worker_that_hangs(simulator: str, restart: bool) -> None:
+    """Would catch a run that waits for a worker that has been stopped, or cannot replace it."""
+    config = SamplerConfig(num_envs=4, horizon=5, num_workers=2, env_timeout_s=2)
+    sampler = make(AlternatingSampler, pong(simulator), config, restart_on_error=restart)
+    try:
+        sampler.collect()
+        victim = sampler.pool.processes[1]
+        os.kill(victim.pid, signal.SIGSTOP)
+        if not restart:
+            message = rf"worker 1 \(process {victim.pid}\), in environment [0-3] .*has not answered for 2 s"
+            with pytest.raises(RunError, match=message):
+                sampler.collect()
+            return
+        assert int((~sampler.collect().valid).sum()) == 2 * 5
+        rollout = sampler.collect()
+        assert rollout.valid.all() and sampler.num_restarts == 2
+    finally:
+        sampler.close()
+
+
+def test_actions_that_do_not_exist(simulator: str) -> None:
+    """Would catch an environment that goes on after such an action, or is replaced otherwise in another process."""
+    found: list[list[Any]] = []
+    for sampler_class in (SerialSampler, AlternatingSampler):
+        sampler = make(sampler_class, pong(simulator), CONFIG, Echo(7), restart_on_error=True, decorrelation_steps=9)
+        try:
+            found.append([copy(sampler.collect()) for _ in range(8)])
+            assert sampler.num_restarts >= 8
+        finally:
+            sampler.close()
+    for index, (first, second) in enumerate(zip(*found, strict=True)):
+        assert_equal(first, second, f"rollout {index}")
+        lost = (first.action == 6) & first.valid
+        assert not lost.any()
