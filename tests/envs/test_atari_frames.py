@@ -119,6 +119,8 @@ def compare(game, preset, steps, options=None):
             assert comparable(simulator.step(action, row)) == outcome, (kind, step)
             assert np.array_equal(row, frame), (kind, step)
             assert simulator.lives == reference.lives, (kind, step)
+            if step % 50 == 7:
+                assert np.array_equal(simulator.render(), reference.ale.getScreenRGB()), (kind, step)
         ended, over = ended + outcome[2], over + outcome[4]
         if outcome[4]:
             reset(step)

@@ -22,7 +22,7 @@ from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.native import GENERATOR, NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from tests.helpers.outcomes import comparable
-from tests.helpers.simulators import MAKE, ram, rollouts
+from tests.helpers.simulators import MAKE, NATIVE_FIRST, ram, rollouts
 
 NOOPS = [0, 3]  # of the starts whose courses are compared
 HISTORY_STEPS = 25
@@ -138,7 +138,7 @@ def test_a_prepared_start_goes_on_as_its_reset_did(game, kind):
     assert_courses_equal(game, make_options("stooke", {"noop_max": 3}), NOOPS, kind)
 
 
-@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("kind", NATIVE_FIRST)
 @pytest.mark.parametrize("preset", ["dqn84", "v5"])
 @pytest.mark.parametrize("game", ["pong", "seaquest", "assault"])
 def test_a_prepared_start_goes_on_in_other_presets(game, preset, kind):
@@ -358,7 +358,7 @@ def test_refused_games_reset_themselves(game):
 # ---- states of a run ----
 
 
-@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("kind", NATIVE_FIRST)
 @pytest.mark.parametrize(
     ("game", "preset", "options"),
     [
