@@ -4,6 +4,7 @@ import importlib
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from accel_rl.emulator.machine_code import SYMBOL, ArgumentTypes, target_machine
@@ -19,14 +20,37 @@ def compile_function(function: "EntryFunction", types: ArgumentTypes) -> tuple[b
     import numba
     from numba.core import sigutils
 
+    optimize = _optimize_only_the_whole()
     dispatcher = function._numba_type_.dispatcher
     arguments, _ = sigutils.normalize_signature(f"({', '.join(types)},)")
     dispatcher.compile(arguments)
     compiled = dispatcher.overloads[arguments]
+    optimize(compiled.library)
+    target_machine().emit_object(compiled.library._final_module)  # changes it: optimized again, it is 8 % faster
+    optimize(compiled.library)
     module = llvm.parse_assembly(compiled.library.get_llvm_str())
     _add_caller(module, compiled.fndesc.mangled_name)
     image: bytes = target_machine().emit_object(module)
     return image, compiled.signature.return_type != numba.types.none
+
+
+def _optimize_only_the_whole() -> Callable[[Any], None]:
+    """Keeps Numba from optimizing each function with all that it calls, and from making machine code of it, which
+    would be two thirds of the time; returns what optimizes the whole at the end.
+
+    This changes Numba for the rest of this process."""
+    from numba.core import codegen
+
+    def finalize(library: Any, _name: str) -> int:
+        library._ensure_finalized()  # puts in what it calls
+        return 0  # no address: it is never called here
+
+    optimize: Callable[[Any], None] = codegen.JITCodeLibrary._optimize_final_module
+    codegen.JITCodeLibrary._optimize_final_module = lambda _library: None
+    codegen.JITCodeLibrary._finalize_specific = lambda _library: None
+    codegen.JITCodeLibrary.get_pointer_to_function = finalize
+    codegen.JITCPUCodegen.set_env = lambda *_: None
+    return optimize
 
 
 def _add_caller(module: Any, name: str) -> None:
