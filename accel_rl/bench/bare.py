@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 
+from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.steps import GAME_OVER
 from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.atari import AtariSimulator, game_name, make_options
@@ -35,10 +37,9 @@ def bare_steps(env: EnvConfig, num_envs: int, seed: int = 0) -> Work:
 def bare_emulation(env: EnvConfig, num_envs: int) -> Work:
     """Returns a function that plays one step's frames in each of several Atari games, makes no observation of them, and
     returns how many games there are."""
-    seeds = np.random.SeedSequence(0).spawn(num_envs)
     if is_native(env):
-        return _native_emulation(env, seeds)
-    simulators = [make_simulator(env, seed, reserve=True) for seed in seeds]
+        return _native_emulation(env, num_envs)
+    simulators = [make_simulator(env, seed, reserve=True) for seed in np.random.SeedSequence(0).spawn(num_envs)]
     row = np.zeros(simulators[0].spec.row_shape, simulators[0].spec.row_dtype)
     for simulator in simulators:
         simulator.reset(row)
@@ -83,7 +84,8 @@ def _single_steps(simulators: Sequence[Simulator], seed: int) -> Work:
 
 
 def _native_steps(env: EnvConfig, seeds: Sequence[np.random.SeedSequence], seed: int) -> Work:
-    batch, num_envs = _native_batch(env, seeds), len(seeds)
+    game, options, num_envs = str(game_name(env.env_id)), make_options(env.preset, env.options), len(seeds)
+    batch = NativeBatch(game, options, seeds, reserve=True)
     frames = np.zeros((num_envs, *batch.spec.row_shape), np.uint8)
     play = batch.bind_step(frames, np.zeros(num_envs, np.float32), np.zeros(num_envs, np.int64))
     for column in range(num_envs):
@@ -102,23 +104,16 @@ def _native_steps(env: EnvConfig, seeds: Sequence[np.random.SeedSequence], seed:
     return step
 
 
-def _native_batch(env: EnvConfig, seeds: Sequence[np.random.SeedSequence]) -> NativeBatch:
-    return NativeBatch(str(game_name(env.env_id)), make_options(env.preset, env.options), seeds, reserve=True)
-
-
-def _native_emulation(env: EnvConfig, seeds: Sequence[np.random.SeedSequence]) -> Work:
-    batch = _native_batch(env, seeds)
-    batch.frame_skip = batch.options.frame_skip
-    frame = np.zeros(batch.spec.row_shape, np.uint8)
-    for column in range(batch.num_envs):
-        batch.reset_one(column, frame)
-    actions = draw_actions(batch.spec.action_space, batch.num_envs, 0)
+def _native_emulation(env: EnvConfig, num_envs: int) -> Work:
+    options = make_options(env.preset, env.options)
+    batch = BatchAtari(str(game_name(env.env_id)), num_envs, seed=1, frame_skip=options.frame_skip, draw=False)
+    batch.reset()
+    actions = draw_actions(gymnasium.spaces.Discrete(len(batch.actions)), num_envs, 0)
 
     def emulate() -> int:
         arrays = batch.step(np.array(next(actions)))
         if arrays.ends.any():
-            for column in np.flatnonzero(arrays.terminated | arrays.truncated).tolist():
-                batch.reset_one(column, frame)
+            batch.reset(arrays.terminated | arrays.truncated)
         return batch.num_envs
 
     return emulate

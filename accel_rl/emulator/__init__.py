@@ -4,14 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from accel_rl.emulator.batch import BatchArrays, BatchAtari
+    from accel_rl.emulator.batch import BatchAtari
+    from accel_rl.emulator.consoles import BatchArrays
     from accel_rl.emulator.vector_env import AtariVectorEnv
 
 __all__ = ["AtariVectorEnv", "BatchArrays", "BatchAtari"]
+_MODULES = {"AtariVectorEnv": "vector_env", "BatchArrays": "consoles", "BatchAtari": "batch"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "vector_env" if name == "AtariVectorEnv" else "batch"
-    return getattr(importlib.import_module(f"accel_rl.emulator.{module}"), name)
+    return getattr(importlib.import_module(f"accel_rl.emulator.{_MODULES[name]}"), name)

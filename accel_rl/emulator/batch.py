@@ -1,81 +1,26 @@
 """Steps many copies of one Atari 2600 game."""
 
-import hashlib
-import math
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from accel_rl.emulator import state as words
 from accel_rl.emulator.ale_states import AleState, copy_from_ale, copy_game_from_ale, copy_game_to_ale, copy_to_ale
-from accel_rl.emulator.cartridges import KINDS, identify, prepare
-from accel_rl.emulator.controllers import NUM_ACTIONS
-from accel_rl.emulator.core import EVALUATE_RULES, LOOK, POWER_ON, RESET, STEP, STEP_INSTRUCTIONS, command
-from accel_rl.emulator.palette import grey_palette, rgb_palette
+from accel_rl.emulator.cartridges import KINDS
+from accel_rl.emulator.consoles import BatchArrays, Bools, Bytes, Consoles, Ints
+from accel_rl.emulator.core import EVALUATE_RULES, LOOK, STEP, STEP_INSTRUCTIONS
 from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
-from accel_rl.emulator.resets import reset_program
-from accel_rl.emulator.rules import known_games, rules_for
-from accel_rl.emulator.state import INSTRUCTIONS_LEFT, STATE_WORDS, TRUNCATED
+from accel_rl.emulator.rules import rules_for
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, TRUNCATED
 from accel_rl.emulator.steps import PICTURE
-from accel_rl.errors import RunError, UsageError, unknown
-
-Bools = npt.NDArray[np.bool_]
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int32]
-
-_INTS, _BYTES = np.zeros(1, np.int32), np.zeros(1, np.uint8)
-NO_AGENT = (
-    *(_INTS, _BYTES, _INTS, _BYTES[None], _BYTES[None]),
-    *(np.zeros(1, np.float32), np.zeros(1, np.int64), _INTS[None], _INTS),
-)
-"""In place of the arrays of an agent's game, for orders that have no use for them."""
+from accel_rl.errors import UsageError
 
 
-@dataclass
-class BatchArrays:
-    """Where a batch writes its results; they may lie in shared memory, but must be C-contiguous.
-
-    frames: uint8 [num_envs, height, 160], the palette's indices; written by a reset and by steps that draw. rewards:
-    int32 [num_envs], raw, summed over the frames of a step. ends: bool [2, num_envs]: terminated, truncated. lives:
-    int32 [num_envs]."""
-
-    frames: Bytes
-    rewards: Ints
-    ends: Bools
-    lives: Ints
-
-    def check(self, num_envs: int, height: int) -> None:
-        """Raises UsageError for arrays that a batch cannot write into."""
-        expected = {
-            "frames": (np.uint8, (num_envs, height, LINE_PIXELS)),
-            "rewards": (np.int32, (num_envs,)),
-            "ends": (np.bool_, (2, num_envs)),
-            "lives": (np.int32, (num_envs,)),
-        }
-        for name, (dtype, shape) in expected.items():
-            array = getattr(self, name)
-            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-                wanted = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
-                raise UsageError(f"arrays.{name} must be {wanted}, not {array.dtype} {list(array.shape)}")
-
-    @property
-    def terminated(self) -> Bools:
-        """Returns which games have ended by themselves."""
-        return np.asarray(self.ends[0])
-
-    @property
-    def truncated(self) -> Bools:
-        """Returns which games have reached max_episode_frames."""
-        return np.asarray(self.ends[1])
-
-
-class BatchAtari:
+class BatchAtari(Consoles):
     """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
 
     game: a name as in ale-py (pong), or the path of a ROM; it is recognised by its MD5. seed: of the sticky actions, as
@@ -103,57 +48,27 @@ class BatchAtari:
         draw: bool = True,
         arrays: BatchArrays | None = None,
     ):
-        if num_envs < 1:
-            raise UsageError(f"num_envs={num_envs} must be at least 1")
         if frame_skip < 1:
             raise UsageError(f"frame_skip={frame_skip} must be at least 1")
-        if max_episode_frames < 0:
-            raise UsageError(f"max_episode_frames={max_episode_frames} must be at least 0")
-        if not 0 <= repeat_action_probability <= 1:
-            raise UsageError(f"repeat_action_probability={repeat_action_probability} must be from 0 to 1")
-        seeds = np.asarray(seed)
-        fits = seeds.shape in ((), (num_envs,)) and seeds.dtype.kind in "iu"
-        if not fits or (seeds < 0).any() or (seeds >= 2**31).any():
-            raise UsageError(f"seed={seed} must be a number from 0 to 2147483647, or one for each environment")
-        self.num_envs, self.frame_skip, self.draw = num_envs, frame_skip, draw
-        rom = read_rom(game)
-        self.rules = rules_for(hashlib.md5(rom).hexdigest())
-        self.actions = tuple(range(NUM_ACTIONS)) if full_action_space else self.rules.actions
-        """ale-py's numbers of the actions that `step` takes as 0, 1, ..."""
-        legal = self.rules.legal_actions
-        self._action_numbers = np.array([number if number in legal else 0 for number in self.actions], np.int32)
-        kind = KINDS.index(identify(rom))
-        height = self.rules.height
-        self.arrays = arrays or BatchArrays(
-            np.zeros((num_envs, height, LINE_PIXELS), np.uint8),
-            np.zeros(num_envs, np.int32),
-            np.zeros((2, num_envs), np.bool_),
-            np.zeros(num_envs, np.int32),
+        super().__init__(
+            game,
+            num_envs,
+            seed=seed,
+            repeat_action_probability=repeat_action_probability,
+            max_episode_frames=max_episode_frames,
+            full_action_space=full_action_space,
+            draw=draw,
+            arrays=arrays,
         )
-        self.arrays.check(num_envs, height)
-        self.rom = prepare(rom)
-        """The cartridge's bytes, uint8; 2 KB stand there twice."""
-        self._states = np.zeros((num_envs, STATE_WORDS), np.int32)
-        self._screens = np.zeros((num_envs, 3 * PICTURE), np.uint8)  # the third one for steps.py
-        self._mask, self._numbers = np.ones(num_envs, np.bool_), np.zeros(num_envs, np.int32)
-        self._calls: dict[tuple[int, int, bool], Callable[[], int]] = {}
-        self._settings = self._make_settings(kind, repeat_action_probability, max_episode_frames)
-        self.set_mode()
-        self._power_on(None, seeds)
-        self.set_mode(mode, difficulty)
+        self.frame_skip = frame_skip
+        self._choose_mode(mode, difficulty)
 
     def set_mode(self, mode: int | None = None, difficulty: int | None = None) -> None:
         """Chooses the mode and difficulty of the games that later resets begin; None: the game's own mode
         and difficulty 0, as in ale-py.
 
         Raises UsageError for a number that the game does not have."""
-        rules = self.rules
-        for name, value, known in (("mode", mode, rules.modes), ("difficulty", difficulty, rules.difficulties)):
-            if value is not None and value not in known:
-                raise UsageError(f"{rules.name} has no {name} {value}, but {', '.join(map(str, known))}")
-        self._program = reset_program(rules, rules.modes[0] if mode is None else mode)
-        self._states[:, words.DIFFICULTY] = difficulty or 0
-        self._calls.clear()
+        self._choose_mode(mode, difficulty)
 
     def reset(self, mask: Bools | None = None) -> BatchArrays:
         """Starts a new game in each environment (in those with a mask), as ale-py does: what the last game has left in
@@ -177,30 +92,6 @@ class BatchAtari:
         actions: as for `step`; they count where a frame begins. The frame is the same as that of a step."""
         self._command(STEP_INSTRUCTIONS, actions=self._check(actions), count=count)
         return np.equal(self._states[:, INSTRUCTIONS_LEFT], 0)
-
-    @property
-    def ram(self) -> Bytes:
-        """Returns a copy of the consoles' memory, uint8 [num_envs, 128]."""
-        return self._states[:, words.RAM : words.RAM + 128].astype(np.uint8)
-
-    def screens(self) -> Bytes:
-        """Returns the last frame of each environment, uint8 [num_envs, height, 160]: the palette's indices.
-
-        Frames that no step has drawn are drawn now."""
-        self._command(LOOK, draw=True)
-        return self.arrays.frames.copy()
-
-    def palette(self, env: int = 0) -> Bytes:
-        """Returns the colour of each index, uint8 [256, 3]: `palette()[screens()]` are pictures in RGB."""
-        return rgb_palette(bool(self._states[env, words.PAL]))
-
-    def grey_palette(self, env: int = 0) -> Bytes:
-        """Returns the grey value of each index, uint8 [256]."""
-        return grey_palette(bool(self._states[env, words.PAL]))
-
-    def words(self, env: int) -> Ints:
-        """Returns the state of an environment's console itself, int32 [STATE_WORDS]; state.py says what it means."""
-        return np.asarray(self._states[env])
 
     def get_state(self) -> tuple[str, Ints, Bytes]:
         """Returns the ROM's MD5, and copies of all that decides what comes next: the consoles' states, and both
@@ -272,38 +163,6 @@ class BatchAtari:
             raise UsageError(f"a state of a {ale_state.cartridge} cartridge does not fit {self.rules.name}'s ({kind})")
         return ale_state
 
-    def _power_on(self, mask: Bools | None, seeds: npt.ArrayLike) -> None:
-        """Switches consoles on as ale-py's loadROM does, which also resets them."""
-        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
-        self._states[chosen] = self._settings
-        self._command(POWER_ON, chosen, seeds)
-        self._reset(chosen)
-
-    def _reset(self, mask: Bools | None) -> None:
-        failed = self._command(RESET, mask, draw=self.draw)
-        if failed >= 0:
-            raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
-
-    def _make_settings(self, kind: int, repeat_action_probability: float, max_episode_frames: int) -> Ints:
-        """Returns a state in which only the words that never change are set."""
-        repeated_draws = math.ceil(float(np.float32(repeat_action_probability)) * 2**32)
-        settings: dict[int, Any] = {
-            words.CARTRIDGE: kind,
-            words.FIRST_LINE: self.rules.first_line,
-            words.NUM_LINES: self.rules.height,
-            words.COMB: self.rules.comb,
-            words.PADDLES: self.rules.paddles,
-            words.PADDLE_MAX: self.rules.paddle_max,
-            words.SWAPPED_PORTS: self.rules.swapped_ports,
-            words.MAX_EPISODE_FRAMES: max_episode_frames,
-            words.REPEATS: repeated_draws > 0,
-            words.REPEAT_LIMIT: np.array(max(repeated_draws - 1, 0), np.uint32).astype(np.int32),
-        }
-        state = np.zeros(STATE_WORDS, np.int32)
-        for word, value in settings.items():
-            state[word] = value
-        return state
-
     def _check(self, actions: npt.ArrayLike) -> Ints:
         """Returns ale-py's numbers of these actions."""
         chosen = np.asarray(actions)
@@ -314,45 +173,4 @@ class BatchAtari:
             env = int(np.argmax(wrong))
             allowed = f"{self.rules.name} has actions 0 to {len(self.actions) - 1}"
             raise UsageError(f"environment {env}: there is no action {chosen[env]}; {allowed}")
-        return np.asarray(self._action_numbers[chosen])
-
-    def _command(
-        self, order: int, mask: Bools | None = None, actions: npt.ArrayLike = 0, count: int = 1, draw: bool = False
-    ) -> int:
-        """Gives the environments with a mask (None: all) an order; returns which one failed, or -1."""
-        self._mask[:] = True if mask is None else mask
-        self._numbers[:] = actions
-        key = order, count, draw
-        if key not in self._calls:
-            self._calls[key] = self._bind(*key, self.arrays.frames, NO_AGENT)
-        return self._calls[key]()
-
-    def _bind(
-        self, order: int, count: int, draw: bool, frames: Bytes, agent_arrays: tuple[npt.NDArray[Any], ...]
-    ) -> Callable[[], int]:
-        """Returns an order to be given to the environments in self._mask with self._numbers; core.py says what it does.
-
-        agent_arrays: what the orders of an agent's game take besides."""
-        held = (self._mask, self._numbers, self._states, self.rom, self._screens, self.rules.code, self._program)
-        arrays = self.arrays
-        results = (frames.reshape(self.num_envs, -1), arrays.rewards, arrays.ends, arrays.lives)
-        call: Callable[[], int] = command.bind(order, count, draw, *held, *results, *agent_arrays)
-        return call
-
-
-def read_rom(game: str | Path) -> bytes:
-    """Returns the bytes of a ROM: of ale-py's by the name of its game, or of a file."""
-    if str(game) not in known_games():
-        path = Path(game)
-        if path.suffix != ".bin" and not path.exists():
-            raise unknown("game", str(game), known_games(), "(or give the path of its ROM)")
-    else:
-        try:
-            import ale_py
-        except ImportError:
-            raise UsageError(f"the ROM of {game} comes with ale-py (pip install ale-py)") from None
-        path = Path(str(ale_py.roms.get_rom_path(str(game))))
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read the ROM {path}: {error.strerror}") from None
+        return np.asarray(self.action_numbers[chosen])

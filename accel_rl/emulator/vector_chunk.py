@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accel_rl.emulator import vector_steps as steps
-from accel_rl.emulator.batch import NO_AGENT, BatchAtari, Bools, Bytes, Ints
+from accel_rl.emulator.consoles import NO_AGENT, Bools, Bytes, Consoles, Ints
 from accel_rl.emulator.core import VECTOR_START, VECTOR_STEP
 from accel_rl.emulator.frame_making import CHANNELS, COLOURS, FramePlan
 from accel_rl.errors import RunError, UsageError
@@ -47,7 +47,7 @@ class VectorArrays:
         return VectorArrays(*(getattr(self, field.name)[part] for field in fields(self)))
 
 
-class VectorChunk(BatchAtari):
+class VectorChunk(Consoles):
     """Steps the environments of some arrays. noop_max: as AtariVectorEnv; options: those of vector_steps.py, int32.
 
     Raises UsageError as BatchAtari."""
@@ -68,12 +68,9 @@ class VectorChunk(BatchAtari):
             num_envs,
             repeat_action_probability=repeat_action_probability,
             full_action_space=full_action_space,
-            draw=False,
         )
         self.arrays.rewards = arrays.rewards
         self._calls.clear()
-        self.action_numbers = self._action_numbers
-        """ale-py's number of each action."""
         self._vector, self._noop_max = arrays, noop_max
         self._generators = [np.random.RandomState(0) for _ in range(num_envs)]
         channels = plan.maker[CHANNELS]

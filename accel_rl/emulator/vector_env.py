@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from accel_rl.emulator import vector_steps as steps
-from accel_rl.emulator.batch import Bools, Bytes, Ints, read_rom
+from accel_rl.emulator.consoles import Bools, Bytes, Ints, read_rom
 from accel_rl.emulator.controllers import ACTION_BITS, PADDLE_STEP
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.rules import ACTIONS, rules_for

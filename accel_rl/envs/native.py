@@ -14,7 +14,7 @@ import numpy as np
 
 from accel_rl.emulator import state as words
 from accel_rl.emulator import steps
-from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.consoles import Consoles
 from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
@@ -51,7 +51,7 @@ def start_states(game: str, options: AtariOptions) -> list[list[Start]]:
     return [[batch.make_start(noops) for _ in range(copies)] for noops in range(options.noop_max + 1)]
 
 
-class NativeBatch(BatchAtari):
+class NativeBatch(Consoles):
     """Simulates several environments of one Atari game.
 
     seeds: one for each environment, as AtariSimulator takes it. reserve: resets restore prepared states, where these
@@ -59,13 +59,13 @@ class NativeBatch(BatchAtari):
 
     counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step counts them
     up. stepping: bool [k], which environments a step is for. events: int32 [k]: what a step has ended, as the bits of
-    emulator/steps.py. Raises UsageError as BatchAtari."""
+    emulator/steps.py. Raises UsageError as Consoles."""
 
     def __init__(
         self, game: str, options: AtariOptions, seeds: Sequence[np.random.SeedSequence], reserve: bool = False
     ):
         rngs = [np.random.default_rng(seed) for seed in seeds]
-        super().__init__(game, len(seeds), seed=[int(rng.integers(2**31 - 1)) for rng in rngs], draw=False)
+        super().__init__(game, len(seeds), seed=[int(rng.integers(2**31 - 1)) for rng in rngs])
         self._states[:, GENERATOR] = [to_words(rng) for rng in rngs]
         self.options = options
         self.spec = EnvSpec(
@@ -225,7 +225,7 @@ class NativeBatch(BatchAtari):
             made[steps.NUM_PRESSES] = len(pressed)
             made[steps.PRESSES : steps.PRESSES + len(pressed)] = pressed
         made[steps.NUM_ACTIONS] = len(self.actions)
-        made[steps.ACTIONS : steps.ACTIONS + len(self.actions)] = self._action_numbers
+        made[steps.ACTIONS : steps.ACTIONS + len(self.actions)] = self.action_numbers
         return made
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from accel_rl.emulator import console, core, state
 from accel_rl.emulator.ale_states import AleState, copy_to_ale
-from accel_rl.emulator.batch import NO_AGENT
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
+from accel_rl.emulator.consoles import NO_AGENT
 from tests.emulator.roms import save_state
 
 # What follows from the rest, or has no meaning any more when a frame has ended.
