@@ -56,10 +56,7 @@ class BatchArrays:
             "lives": (np.int32, (num_envs,)),
         }
         for name, (dtype, shape) in expected.items():
-            array = getattr(self, name)
-            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-                wanted = f"C-contiguous {np.dtype(dtype).name} {list(shape)}"
-                raise UsageError(f"arrays.{name} must be {wanted}, not {array.dtype} {list(array.shape)}")
+            check_array(f"arrays.{name}", getattr(self, name), dtype, shape)
 
     @property
     def terminated(self) -> Bools:
@@ -70,6 +67,14 @@ class BatchArrays:
     def truncated(self) -> Bools:
         """Returns which games have reached max_episode_frames."""
         return np.asarray(self.ends[1])
+
+
+def check_array(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+    """Raises UsageError for an array that compiled code cannot write into."""
+    fits = array.dtype == dtype and array.shape == shape
+    if not (fits and array.flags.c_contiguous and array.flags.writeable):
+        wanted = f"writable C-contiguous {np.dtype(dtype).name} {list(shape)}"
+        raise UsageError(f"{name} must be {wanted}, not {array.dtype} {list(array.shape)}")
 
 
 class Consoles:
@@ -138,6 +143,11 @@ class Consoles:
         Frames that no step has drawn are drawn now."""
         self._command(LOOK, draw=True)
         return self.arrays.frames.copy()
+
+    def screen(self, env: int) -> Bytes:
+        """Returns the last frame of one environment in colour, uint8 [height, 160, 3]."""
+        self._command(LOOK, np.arange(self.num_envs) == env, draw=True)
+        return np.asarray(self.palette(env)[self.arrays.frames[env]])
 
     def palette(self, env: int = 0) -> Bytes:
         """Returns the colour of each index, uint8 [256, 3]: `palette()[screens()]` are pictures in RGB."""

@@ -108,3 +108,4 @@ ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
 HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frames.py)
 
 STATE_WORDS = 3000
+LAYOUT = 1  # to be counted up when a word changes its meaning: saved states of another layout cannot be read

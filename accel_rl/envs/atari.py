@@ -223,6 +223,8 @@ class AtariSimulator:
         self._frames.write(self.ale, row)
 
     def step(self, action: Any, row: Array) -> Outcome:
+        if action < 0:
+            raise IndexError(f"there is no action {action} among {len(self._actions)}")
         ale, press = self.ale, self._actions[action]
         score = 0
         for _ in self._skipped:
@@ -278,9 +280,9 @@ class AtariSimulator:
         }
 
     def set_state(self, state: Any) -> None:
-        from accel_rl.envs.atari_states import is_native, to_ale  # not at the top: it imports the native emulator
+        from accel_rl.envs.atari_states import is_native_state, to_ale  # not at the top: it imports the native emulator
 
-        if is_native(state):
+        if is_native_state(state):
             state = to_ale(state, unseen_frames=self.options.frame_skip - 2)
         # The emulator's screen stays stale until its next frame, but each step draws its screens anew.
         self.ale.restoreState(state["emulator"])

@@ -31,7 +31,7 @@ _AGENT = {words.PRESSED: "pressed", words.AGENT_LIVES: "lives", words.AGENT_STEP
 _REMEMBERED = [words.SCORE, words.LIVES, words.TERMINAL, *range(words.MEMORY, words.BEFORE)]
 
 
-def is_native(state: State) -> bool:
+def is_native_state(state: State) -> bool:
     """Returns whether a state is of the native simulator."""
     return "words" in state
 
@@ -40,11 +40,17 @@ def pack(rom: str, console: Array, pictures: Array) -> State:
     """Returns the native simulator's state of an environment.
 
     rom: its MD5. console: int32 [STATE_WORDS]. pictures: uint8, both one after the other."""
-    return {"rom": rom, "words": zlib.compress(console.tobytes(), 1), "pictures": zlib.compress(pictures.tobytes(), 1)}
+    compressed = {"words": zlib.compress(console.tobytes(), 1), "pictures": zlib.compress(pictures.tobytes(), 1)}
+    return {"rom": rom, "layout": words.LAYOUT, **compressed}
 
 
 def unpack(state: State) -> tuple[str, Array, Array]:
-    """Returns what `pack` was given."""
+    """Returns what `pack` was given. Raises UsageError if another version of the emulator has packed it."""
+    if state["layout"] != words.LAYOUT:
+        raise UsageError(
+            f"a state of the native simulator has layout {state['layout']}, this version reads {words.LAYOUT}: "
+            "continue with the version of accel_rl that has written the checkpoint"
+        )
     console, pictures = zlib.decompress(state["words"]), zlib.decompress(state["pictures"])
     return state["rom"], np.frombuffer(console, np.int32), np.frombuffer(pictures, np.uint8)
 

@@ -335,7 +335,8 @@ class BatchSimulator:
         with contextlib.suppress(Exception):
             self.simulators[column].close()
         if self._native is not None:
-            self._native.rebuild(column, self._seed(column, 0))
+            native = self._native
+            self._guarded(column, lambda column: native.rebuild(column, self._seed(column, 0)))
         else:
             self.simulators[column] = self._guarded(column, self._build)
         self._guarded(column, self._start_env)
@@ -384,7 +385,8 @@ class BatchSimulator:
                 self._waiting[column] = True
                 restarted.append(self.first_env + column)
                 continue
-            self.simulators[column].set_state(env_state["simulator"])
+            saved = env_state["simulator"]
+            self._guarded(column, lambda column: self.simulators[column].set_state(saved))  # noqa: B023 (called at once)
             self._waiting[column] = env_state["waiting"]
             self._pending[column] = env_state["pending"]
             self._score[column], self._length[column] = env_state["score"], env_state["length"]

@@ -6,6 +6,7 @@ AtariSimulator (atari.py) with the same seed, so a run does not depend on which 
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,13 +15,13 @@ import numpy as np
 
 from accel_rl.emulator import state as words
 from accel_rl.emulator import steps
-from accel_rl.emulator.consoles import Consoles
+from accel_rl.emulator.consoles import Consoles, check_array
 from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
 from accel_rl.emulator.rules import ACTIONS, rules_for
 from accel_rl.envs.atari import NUM_STARTS, AtariOptions, why_no_reserve
-from accel_rl.envs.atari_states import is_native, pack, to_native, unpack
+from accel_rl.envs.atari_states import is_native_state, pack, to_native, unpack
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
 from accel_rl.errors import RunError, UsageError
 
@@ -37,7 +38,7 @@ _KEPT = np.r_[
 
 
 class Start(NamedTuple):
-    """A state that a reset has led to, with its first frame."""
+    """Holds a state that a reset has led to, with its first frame."""
 
     words: Array
     frame: Array
@@ -87,15 +88,19 @@ class NativeBatch(Consoles):
         self._made_last = self._last_frames
         if self._plan.enlarges:
             self._made_last = np.zeros((self.num_envs, *self._plan.made_shape), np.uint8)
-        self._own_rewards, self._own_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
-        self._own_step = self.bind_step(self._frames, self._own_rewards, self._own_ages)
+        # What single environments write, before it is copied to where it is wanted
+        self._single_rewards, self._single_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
+        self._single_step = self.bind_step(self._frames, self._single_rewards, self._single_ages)
         self.simulators: list[NativeSimulator] = [NativeSimulator(self, env) for env in range(self.num_envs)]
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
         """Returns a call that plays a step in each environment of `stepping`, with the actions of `set_actions`.
 
-        It writes the new observation frames [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous, and
-        returns how many environments have events."""
+        It writes the new observation frames uint8 [k, ...], rewards float32 [k] and ages int64 [k], each C-contiguous,
+        and returns how many environments have events. Raises UsageError for other arrays."""
+        check_array("frames", frames, np.uint8, (self.num_envs, *self.spec.row_shape))
+        check_array("rewards", rewards, np.float32, (self.num_envs,))
+        check_array("ages", ages, np.int64, (self.num_envs,))
         return self._bind_frames(AGENT_STEP, 0, frames, rewards, ages)
 
     def set_actions(self, actions: Array) -> None:
@@ -113,20 +118,20 @@ class NativeBatch(Consoles):
             bool(event & steps.TERMINATED),
             bool(event & steps.TRUNCATED),
             bool(event & steps.GAME_OVER),
-            self._last_frame(env) if event & steps.LIFE_ENDED else None,
+            self._finish_last_frame(env) if event & steps.LIFE_ENDED else None,
         )
 
-    def _last_frame(self, env: int) -> Array:
+    def _finish_last_frame(self, env: int) -> Array:
         if self._plan.enlarges:
             self._plan.finish(self._made_last[env], self._last_frames[env])
         return np.asarray(self._last_frames[env])
 
     def step_one(self, env: int, action: Any, row: Array) -> Outcome:
-        """Plays a step in one environment."""
+        """Plays a step in one environment; raises IndexError if there is no such action."""
         self._choose(env)
-        self._numbers[env] = action
-        self._own_step()
-        outcome = self.outcome(env, float(self._own_rewards[env]))
+        self._numbers[env] = min(operator.index(action), len(self.actions))
+        self._single_step()
+        outcome = self.outcome(env, float(self._single_rewards[env]))
         row[...] = self._frames[env]
         return outcome
 
@@ -160,10 +165,6 @@ class NativeBatch(Consoles):
         self._power_on(np.arange(self.num_envs) == env, int(rng.integers(2**31 - 1)))
         self._states[env, GENERATOR] = to_words(rng)
 
-    def screen(self, env: int) -> Array:
-        """Returns an environment's screen in colour [height, 160, 3]."""
-        return np.asarray(self.palette(env)[self.screens()[env]])
-
     def get_env_state(self, env: int) -> dict[str, Any]:
         """Returns all that decides an environment's future."""
         return pack(self.rules.md5, self._states[env], self._screens[env, : 2 * steps.PICTURE])
@@ -172,7 +173,7 @@ class NativeBatch(Consoles):
         """Continues where get_env_state was called, or AtariSimulator's get_state.
 
         Raises UsageError if that is of another game, or AtariSimulator's does not continue exactly here."""
-        rom, console, pictures = unpack(state if is_native(state) else to_native(state))
+        rom, console, pictures = unpack(state if is_native_state(state) else to_native(state))
         if rom != self.rules.md5:
             raise UsageError(f"a state of {rules_for(rom).name} does not fit {self.rules.name}")
         self._states[env], self._screens[env, : 2 * steps.PICTURE] = console, pictures
@@ -181,8 +182,8 @@ class NativeBatch(Consoles):
         """Resets one environment; returns its frame."""
         self._choose(env)
         if noops not in self._start_calls:
-            own = self._frames, self._own_rewards, self._own_ages
-            self._start_calls[noops] = self._bind_frames(START_GAME, noops, *own)
+            arrays = self._frames, self._single_rewards, self._single_ages
+            self._start_calls[noops] = self._bind_frames(START_GAME, noops, *arrays)
         if self._start_calls[noops]() >= 0:
             raise RunError(f"{self.rules.name} did not get ready within its reset")
         return np.asarray(self._frames[env])

@@ -188,8 +188,11 @@ class Worker:
         if request == "set_state":
             return self._set_state(argument)
         if request == "open_evaluation":
-            return self._open_evaluation(argument)
+            role, self._turns = argument
+            return self._open_evaluation(role)
         assert request == "close_evaluation" and self._active is not self._train
+        # Where a worker serves one group only, in training or in the evaluation, the other one's turns passed it by.
+        self._turns = argument
         for batch in self._active.values():
             batch.close()
         self._active, self._pollers = self._train, {}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from accel_rl.envs.batch_simulator import BatchConfig, stand_still
+from accel_rl.envs.choice import is_native
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.placement import default_worker_cpus
 from accel_rl.hardware.shared_memory import make_poller
@@ -160,12 +161,12 @@ class WorkerPool:
     def open_evaluation(self, role: int) -> None:
         """Builds environments for an evaluation; rollouts are theirs from now on."""
         self._active, self._evaluation_role = self._evaluation, role
-        self.request("open_evaluation", [role] * len(self.processes))
+        self.request("open_evaluation", [(role, self._turn)] * len(self.processes))
 
     def close_evaluation(self) -> None:
         """Closes the evaluation's environments; rollouts are those of training again."""
         self._active, self._evaluation_role = self._train, None
-        self.request("close_evaluation")
+        self.request("close_evaluation", [self._turn] * len(self.processes))
 
     def close(self) -> None:
         """Ends every worker and releases all shared memory; a worker that does not end at once is killed."""
@@ -344,7 +345,12 @@ class WorkerPool:
         """Returns which worker it is, and which environment it was stepping with which action."""
         env = self.status.current_env(worker)
         index = self._batch.first_env + env
+        group = int(env >= self._active.num_envs // NUM_GROUPS)
         text = f"worker {worker} (process {self.processes[worker].pid}), in environment {index} "
-        text += f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
-        step = self._acted[int(env >= self._active.num_envs // NUM_GROUPS)]
+        place = f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
+        step, num_envs = self._acted[group], self._active.ranges[worker][group][1]
+        if step >= 0 and num_envs > 1 and is_native(self._batch.env):  # they step together
+            first = self._batch.first_env + self._active.ranges[worker][group][0]
+            return f"{text}or another one of {first} to {first + num_envs - 1} {place},"
+        text += place
         return f"{text} at action {self._active.arrays['action'][step, env]}," if step >= 0 else f"{text},"

@@ -68,6 +68,22 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: in
         serial.close()
 
 
+@pytest.mark.parametrize(("num_envs", "num_evaluation_envs"), [(4, 2), (2, 4)])
+def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_evaluation_envs: int) -> None:
+    """Would catch a worker that waits for the wrong turn of a group that it did not serve for a while."""
+    config = SamplerConfig(num_envs, 5, 2, num_evaluation_envs=num_evaluation_envs, env_timeout_s=8)
+    serial, alternating = (make(kind, COUNTING, config) for kind in (SerialSampler, AlternatingSampler))
+    try:
+        for num_games in (1, 3, 5, 8, 14):  # odd and even numbers of rollouts
+            assert serial.evaluate(GamesToPlay(num_games), 0, False) == alternating.evaluate(
+                GamesToPlay(num_games), 0, False
+            )
+            assert_equal(serial.collect(), alternating.collect(), f"after {num_games} games")
+    finally:
+        alternating.close()
+        serial.close()
+
+
 @pytest.mark.slow
 def test_reserve_equals_immediate_where_a_reset_has_one_outcome() -> None:
     """Would catch prepared starts that differ from resets, by the whole way from the launcher to the rollout."""

@@ -1,0 +1,58 @@
+"""The native simulator's guards: arrays, actions and states that do not fit."""
+
+import numpy as np
+import pytest
+
+from accel_rl.envs.atari import AtariSimulator, make_options
+from accel_rl.envs.native import NativeBatch, make_native
+from accel_rl.errors import UsageError
+
+OPTIONS = make_options("stooke", {"noop_max": 0})
+SEED = np.random.SeedSequence(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("frames", np.zeros((2, 104, 40), np.uint8)),
+        ("frames", np.zeros((2, 104, 160), np.uint8)[:, :, ::2]),
+        ("frames", np.zeros((2, 104, 80), np.int8)),
+        ("rewards", np.zeros(1, np.float32)),
+        ("rewards", np.zeros(2)),
+        ("ages", np.zeros(3, np.int64)),
+        ("ages", np.zeros(4, np.int64)[::2]),
+    ],
+)
+def test_arrays_that_a_step_cannot_write_into(name, array):
+    """Catches memory that a step would write to although it belongs to somebody else."""
+    batch = NativeBatch("pong", OPTIONS, SEED.spawn(2))
+    arrays = {"frames": np.zeros((2, 104, 80), np.uint8), "rewards": np.zeros(2, np.float32)}
+    arrays |= {"ages": np.zeros(2, np.int64), name: array}
+    with pytest.raises(UsageError, match=f"^{name} must be writable C-contiguous"):
+        batch.bind_step(**arrays)
+
+
+@pytest.mark.parametrize("make", [AtariSimulator, make_native])
+@pytest.mark.parametrize(
+    ("action", "error"), [(-1, IndexError), (6, IndexError), (2**40, IndexError), (1.7, TypeError)]
+)
+def test_actions_that_do_not_exist(make, action, error):
+    """Catches an action that stands for another one, in one of the simulators."""
+    simulator = make("pong", OPTIONS, SEED)
+    row = np.zeros(simulator.spec.row_shape, np.uint8)
+    simulator.reset(row)
+    with pytest.raises(error):
+        simulator.step(action, row)
+
+
+def test_a_state_of_another_version():
+    """Catches words that are read as something else."""
+    simulator = make_native("pong", OPTIONS, SEED)
+    with pytest.raises(UsageError, match="layout 0, this version reads"):
+        simulator.set_state(simulator.get_state() | {"layout": 0})
+
+
+def test_a_state_of_another_game():
+    simulator = make_native("pong", OPTIONS, SEED)
+    with pytest.raises(UsageError, match="a state of breakout does not fit pong"):
+        simulator.set_state(make_native("breakout", OPTIONS, SEED).get_state())
