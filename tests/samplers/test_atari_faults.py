@@ -63,14 +63,14 @@ def test_a_killed_worker_is_replaced(simulator: str, reset_mode: str) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_worker_that_hangs(simulator: str, restart: bool) -> None:
     """Would catch a run that waits for a worker that has been stopped, or cannot replace it."""
-    config = SamplerConfig(num_envs=4, horizon=5, num_workers=2, env_timeout_s=2)
+    config = SamplerConfig(num_envs=4, horizon=5, num_workers=2, env_timeout_s=6)
     sampler = make(AlternatingSampler, pong(simulator), config, restart_on_error=restart)
     try:
         sampler.collect()
         victim = sampler.pool.processes[1]
         os.kill(victim.pid, signal.SIGSTOP)
         if not restart:
-            message = rf"worker 1 \(process {victim.pid}\), in environment [0-3] .*has not answered for 2 s"
+            message = rf"worker 1 \(process {victim.pid}\), in environment [0-3] .*has not answered for 6 s"
             with pytest.raises(RunError, match=message):
                 sampler.collect()
             return
