@@ -87,6 +87,10 @@ class AleState:
         self._data = bytearray(data)
         self._offsets: dict[str, int] = {}
         self._flags: set[str] = set()
+        self._find_parts()
+
+    def _find_parts(self) -> None:
+        """Notes where in the data each word stands."""
         self._add(_HEAD, 0)
         self.md5 = self._data[_LENGTH + 8 : _LENGTH + 40].decode("ascii")
         """Of the ROM."""
@@ -164,7 +168,7 @@ class AleState:
         self._data[at.start - 4 : at.stop] = struct.pack("<I", len(text)) + text
         (length,) = struct.unpack_from("<I", self._data, _LENGTH)
         struct.pack_into("<I", self._data, _LENGTH, length + len(text) - (at.stop - at.start))
-        AleState.__init__(self, bytes(self._data))
+        self._find_parts()
 
     def is_flag(self, name: str) -> bool:
         """Returns whether a word is true or false."""
