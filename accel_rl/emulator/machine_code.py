@@ -141,7 +141,7 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
 
     So Numba and the 300 MB that it compiles with are gone afterwards. Raises UsageError if that process fails."""
     version = check_numba()
-    _say(f"compiling {function.__name__} for this processor, once (about 20 s) ...")
+    _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (about 20 s) ...")
     start = time.perf_counter()
     module, name = function.__wrapped__.__module__, function.__name__
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -155,8 +155,8 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
     if process.returncode or not data:
         reasons = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
         raise UsageError(
-            f"Numba {version} cannot compile {name}: {reasons[-1]}; mend it with {INSTALL}, or do without it by "
-            "simulator=ale (--simulator ale)"
+            f"Numba {version} cannot compile the Atari emulator: {reasons[-1]}; try another version of Numba "
+            "(pip install --upgrade numba), or do without it by simulator=ale (--simulator ale)"
         )
     image, returns_int = pickle.loads(data)
     _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
@@ -167,12 +167,24 @@ def check_numba() -> str:
     """Returns Numba's version, without importing it. Raises UsageError if it is missing or too old."""
     try:
         version = importlib.metadata.version("numba")
+        importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
-        raise UsageError(f"the emulator is compiled by Numba, which is not installed: {INSTALL}") from None
+        raise UsageError(f"the native emulator needs Numba, which is not installed: {INSTALL}") from None
     if tuple(map(int, version.split(".")[:2])) < OLDEST_NUMBA:
         oldest = ".".join(map(str, OLDEST_NUMBA))
         raise UsageError(f"the emulator needs Numba {oldest} or newer, this is {version}: {INSTALL}")
     return version
+
+
+@cache
+def find_problem() -> str | None:
+    """Returns why Numba cannot be used, or None if it can, or has been: a process of its own tries to import it."""
+    if any(_cache_folder().glob("command-*.o")):
+        return None
+    result = subprocess.run([sys.executable, "-c", "import numba"], stdin=subprocess.DEVNULL, capture_output=True)
+    if result.returncode == 0:
+        return None
+    return (result.stderr.decode(errors="replace").strip().splitlines() or [f"status {result.returncode}"])[-1]
 
 
 def target_machine() -> Any:
@@ -196,10 +208,13 @@ def _link(image: bytes) -> Any:
 
 
 def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl"
     source = Path(function.__wrapped__.__code__.co_filename).read_text()
     key = hashlib.sha256(repr((_build_key(), source, types)).encode()).hexdigest()[:16]
-    return base / "emulator" / f"{function.__name__}-{key}.o"
+    return _cache_folder() / f"{function.__name__}-{key}.o"
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
 
 
 @cache

@@ -7,11 +7,12 @@ import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from accel_rl import emulator
-from accel_rl.emulator.machine_code import check_numba
+from accel_rl.emulator.machine_code import check_numba, find_problem
 from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
 from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
@@ -46,6 +47,8 @@ def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     game = str(game_name(config.env_id))
     try:
         check_numba()
+        if config.simulator == "auto" and (problem := find_problem()):
+            return "ale", f"native needs Numba, which cannot be used: {problem}"
         _check_range(make_options(config.preset, config.options))
     except UsageError as error:
         if config.simulator == "auto":
@@ -99,6 +102,11 @@ def describe_native() -> str:
     return f"--simulator native is ready (Numba {version}); it is exact in {num_exact} of {len(games())} games"
 
 
+def is_ale_state(state: Any) -> bool:
+    """Returns whether an environment's saved state is one of ale-py's simulator."""
+    return isinstance(state, dict) and "emulator" in state
+
+
 def find_difference(game: str) -> str | None:
     """Returns where the native simulator is known to differ from ale-py in this game, or None if it is exact."""
     return _differences().get(game, "it has not been compared") or None
@@ -113,5 +121,5 @@ def _differences() -> dict[str, str]:
 
 def _check_range(options: AtariOptions) -> None:
     for name in ("frame_skip", "noop_max", "max_episode_steps"):
-        if (value := getattr(options, name)) > MOST:
-            raise UsageError(f"{name}={value} is more than the native simulator can count, {MOST}: use less")
+        if (value := getattr(options, name)) >= MOST:
+            raise UsageError(f"{name}={value} is more than the native simulator can count: use less than {MOST}")

@@ -10,6 +10,7 @@ from accel_rl.training import checkpoint
 from accel_rl.training.checkpoint import BEST, CHECKPOINT
 from accel_rl.training.learner import Learner
 from accel_rl.training.log import logger
+from accel_rl.training.run_directory import keep_simulator
 
 State = dict[str, Any]
 
@@ -121,6 +122,7 @@ class Checkpointer:
             self._restore_from_another_number(states)
         if learner.progress:
             learner.progress.set_state(state["progress"])
+            keep_simulator(learner.config, learner.folder)
             self._log_resumed()
 
     def _restore_learner(self, state: State) -> None:

@@ -29,7 +29,10 @@ def log_description(config: Config, policy: nn.Module) -> None:
     )
     game = game_name(config.env.env_id)
     if game:
-        logger.info("simulator   %s: %s", *choose_simulator(replace(config.env, simulator=run.simulator)))
+        simulator, why = choose_simulator(replace(config.env, simulator=run.simulator))
+        if config.env.simulator != simulator:
+            why = "it has written the checkpoint"
+        logger.info("simulator   %s: %s", config.env.simulator, why)
         warn_if_inexact(config.env)
     if run.reset_mode == "reserve" and game:
         options = make_options(config.env.preset, config.env.options)

@@ -5,7 +5,7 @@ import shlex
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import yaml
 
 from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.sources import overlay, read_yaml
+from accel_rl.envs.choice import is_ale_state
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard
 from accel_rl.training.checkpoint import BEST, CHECKPOINT, PREVIOUS, REPLAYS
@@ -61,7 +62,7 @@ def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
                 raise UsageError(f"{folder} already holds a run; use --resume {folder} to continue it, or --overwrite")
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+        _write_settings(folder, config.as_dict())
         program = "accel-rl" if Path(sys.argv[0]).name in ("accel-rl", "__main__.py") else sys.argv[0]
         (folder / "command.txt").write_text(shlex.join([program, *sys.argv[1:]]) + "\n")
     except OSError as error:
@@ -102,6 +103,8 @@ def reopen(
     is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])
+    if wanted.run.simulator == "auto" and wanted.env.simulator == "native" and _is_of_ale(state):
+        wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # nothing need be converted
     values = wanted.as_dict()
     if values.keys() - saved.keys():  # a run of an earlier version, which had the defaults of settings made since
         saved = resolve(base, spec=state["spec"]).as_dict() | saved
@@ -111,6 +114,12 @@ def reopen(
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return wanted, state
+
+
+def _is_of_ale(state: dict[str, Any]) -> bool:
+    """Returns whether ale-py's simulator has written a checkpoint's states of Atari games."""
+    envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs", ())]
+    return any(is_ale_state(env["simulator"]) for env in envs)
 
 
 def is_finished(folder: Path, given: dict[str, Any]) -> bool:
@@ -134,12 +143,26 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
-    """Prepares a run's folder to be written to again: settings, and no replays that no checkpoint needs."""
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.as_dict(), sort_keys=False))
+    """Prepares a run's folder to be written to again: settings, and no replays that no checkpoint needs.
+
+    Another simulator is noted by `keep_simulator`, once it has taken the checkpoint's states."""
+    simulator = read_settings(folder).get("simulator", "auto")
+    _write_settings(folder, config.as_dict() | {"simulator": simulator})
     kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder)]
     for path in folder.glob(REPLAYS):  # of a checkpoint that was never completed
         if path.name not in kept:
             path.unlink()
+
+
+def keep_simulator(config: Config, folder: Path) -> None:
+    """Notes in config.yaml which simulator a resumed run has been given."""
+    settings = read_settings(folder)
+    if settings.get("simulator") != config.run.simulator:
+        _write_settings(folder, settings | {"simulator": config.run.simulator})
+
+
+def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
 # ---- a folder that the learners of torchrun share, perhaps from several machines ----

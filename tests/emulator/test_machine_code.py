@@ -117,7 +117,7 @@ def test_numba_cannot_be_imported(cache: Path, tmp_path: Path, monkeypatch: pyte
     """Would catch a traceback of Numba's, as with a NumPy that is too new for it, or an endless wait."""
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')")
     monkeypatch.syspath_prepend(tmp_path)
-    message = r"cannot compile sum_rows: ImportError: Numba needs NumPy 2.2 .*simulator=ale"
+    message = r"cannot compile the Atari emulator: ImportError: Numba needs NumPy 2.2 .*simulator=ale"
     with pytest.raises(UsageError, match=message):
         run_it()
 

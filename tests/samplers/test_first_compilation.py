@@ -32,7 +32,9 @@ def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     """Would catch a traceback of the launching process, and a run that waits for it."""
     started = launcher("raise ImportError('Numba needs NumPy 2.2 or less')", tmp_path, monkeypatch)
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"cannot compile command: ImportError: Numba needs .*--simulator ale"):
+        with pytest.raises(
+            UsageError, match=r"cannot compile the Atari emulator: ImportError: Numba needs .*--simulator ale"
+        ):
             started.launch(Setup())  # type: ignore[arg-type]
     started.close([], 1.0)
     assert started._popen.returncode == 0
@@ -72,4 +74,4 @@ def test_it_is_compiled_once_and_not_against_the_clock(tmp_path: Path, monkeypat
     ]
     result = run("train", "--simulator", "native", *flags, "--env-build-timeout-s", 6, "--out", tmp_path / "run")
     assert result.status == 0, result.err
-    assert result.err.count("compiling command") == result.err.count("compiled command") == 1
+    assert result.err.count("compiling the Atari emulator") == result.err.count("compiled command") == 1

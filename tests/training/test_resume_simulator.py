@@ -1,0 +1,48 @@
+"""Runs that are resumed with another simulator, or without asking for one."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import accel_rl
+from accel_rl.envs import atari_states
+from accel_rl.errors import RunError, UsageError
+
+SETTINGS = {
+    "algo": "a2c",
+    "env": "pong",
+    "envs": 2,
+    "sampler": "serial",
+    "eval_interval_steps": 0,
+    "tensorboard": False,
+}
+
+
+def log(folder: Path) -> str:
+    return (folder / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_auto_goes_on_with_the_simulator_of_the_checkpoint(tmp_path: Path) -> None:
+    """Would catch a run of an earlier version, which knew ale-py only, that is converted without need."""
+    folder = accel_rl.train(**SETTINGS, simulator="ale", steps=20, out=tmp_path / "run")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    del settings["simulator"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    accel_rl.train(resume=folder, steps=40)
+    assert "simulator   ale: it has written the checkpoint" in log(folder)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["simulator"] == "auto"
+
+
+@pytest.mark.slow
+def test_a_resume_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a config.yaml that names a simulator that could not take the states: no later resume would work."""
+    folder = accel_rl.train(**SETTINGS, simulator="native", steps=20, out=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(atari_states, "_plays_equally", lambda *_: False)
+        with pytest.raises((UsageError, RunError), match="does not continue exactly on ale"):
+            accel_rl.train(resume=folder, steps=40, simulator="ale")
+    assert yaml.safe_load((folder / "config.yaml").read_text())["simulator"] == "native"
+    accel_rl.train(resume=folder, steps=40, simulator="ale")
+    assert yaml.safe_load((folder / "config.yaml").read_text())["simulator"] == "ale"
