@@ -137,7 +137,7 @@ def test_results_are_written_into_given_arrays() -> None:
         ("rewards", np.zeros(3, np.int64)),
         ("ends", np.zeros((3, 2), np.bool_)),
     ):
-        with pytest.raises(UsageError, match=f"arrays.{name} must be C-contiguous"):
+        with pytest.raises(UsageError, match=f"arrays.{name} must be writable C-contiguous"):
             BatchAtari("breakout", 3, arrays=replace(arrays, **{name: wrong}))
 
 

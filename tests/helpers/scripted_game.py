@@ -11,7 +11,7 @@ import ale_py
 import numpy as np
 import pytest
 
-from accel_rl.emulator import batch
+from accel_rl.emulator import consoles
 from accel_rl.emulator.palette import grey_palette
 from accel_rl.emulator.rules import game_of
 from accel_rl.envs.atari import make_options
@@ -161,7 +161,7 @@ def play(kind: str, folder: Path, script: Script, game: str = GAME, preset: str 
     path.write_bytes(script.rom)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ale_py.roms, "get_rom_path", lambda game: path)
-        patch.setattr(batch, "rules_for", lambda md5: game_of(game))
+        patch.setattr(consoles, "rules_for", lambda md5: game_of(game))
         simulator = MAKE[kind](game, make_options(preset, {"noop_max": 0, **options}), np.random.SeedSequence(seed))
     script.watch(simulator, game)
     row = np.zeros(simulator.spec.row_shape, np.uint8)
