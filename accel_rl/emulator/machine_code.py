@@ -156,7 +156,7 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
         reasons = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
         raise UsageError(
             f"Numba {version} cannot compile the Atari emulator: {reasons[-1]}; try another version of Numba "
-            "(pip install --upgrade numba), or do without it by simulator=ale (--simulator ale)"
+            "(pip install --upgrade numba)"
         )
     image, returns_int = pickle.loads(data)
     _say(f"compiled {function.__name__} in {time.perf_counter() - start:.1f} s")
@@ -176,21 +176,21 @@ def check_numba() -> str:
     return version
 
 
-@cache
-def find_problem() -> str | None:
-    """Returns why Numba cannot be used, or None if it can, or has been: a process of its own tries to import it."""
-    if any(_cache_folder().glob("command-*.o")):
-        return None
-    result = subprocess.run([sys.executable, "-c", "import numba"], stdin=subprocess.DEVNULL, capture_output=True)
-    if result.returncode == 0:
-        return None
-    return (result.stderr.decode(errors="replace").strip().splitlines() or [f"status {result.returncode}"])[-1]
+def _import_llvm() -> Any:
+    """Returns llvmlite. Raises UsageError if it is installed but cannot be imported."""
+    try:
+        import llvmlite.binding as llvm
+    except Exception as error:  # a library that is missing, or of another processor
+        raise UsageError(
+            f"the native emulator needs llvmlite, which cannot be imported ({type(error).__name__}: {error}): "
+            "pip install --force-reinstall llvmlite numba"
+        ) from None
+    return llvm
 
 
 def target_machine() -> Any:
     """Returns this processor as a target; an engine takes it over, so each needs its own."""
-    import llvmlite.binding as llvm
-
+    llvm = _import_llvm()
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features().flatten()
@@ -199,8 +199,7 @@ def target_machine() -> Any:
 
 
 def _link(image: bytes) -> Any:
-    import llvmlite.binding as llvm
-
+    llvm = _import_llvm()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(image))
     engine.finalize_object()
@@ -221,8 +220,7 @@ def _cache_folder() -> Path:
 def _build_key() -> str:
     """Returns a hash of what all machine code depends on: the sources, the compilers' versions, the processor."""
     version = check_numba()
-    import llvmlite.binding as llvm
-
+    llvm = _import_llvm()
     parts = [version, importlib.metadata.version("llvmlite"), sys.version]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     digest = hashlib.sha256("\n".join(parts).encode())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from accel_rl import emulator
-from accel_rl.emulator.machine_code import check_numba, find_problem
+from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
 from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
@@ -39,16 +39,15 @@ def check_simulator(config: EnvConfig) -> None:
 def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     """Returns the simulator of an Atari game, native or ale, and why it is that one.
 
-    auto is native where that is exact and Numba is installed, else ale. Raises UsageError for native where it cannot
-    be: without Numba, or with settings beyond its range."""
+    auto is native where that is exact and can run, else ale. Raises UsageError for native where it cannot run: without
+    a Numba that compiles it (which happens now, if it never did), or with settings beyond its range."""
     check_simulator(config)
     if config.simulator == "ale":
         return "ale", "as asked for"
     game = str(game_name(config.env_id))
     try:
-        check_numba()
-        if config.simulator == "auto" and (problem := find_problem()):
-            return "ale", f"native needs Numba, which cannot be used: {problem}"
+        if problem := find_problem():
+            raise UsageError(problem)
         _check_range(make_options(config.preset, config.options))
     except UsageError as error:
         if config.simulator == "auto":
@@ -93,13 +92,23 @@ def make_native_batch(config: EnvConfig, seeds: Sequence[np.random.SeedSequence]
 
 def describe_native() -> str:
     """Returns whether the native simulator works here; where it was never compiled, that happens now."""
+    if problem := find_problem():
+        return f"--simulator native is not available: {problem}"
+    num_exact = sum(find_difference(game) is None for game in games())
+    return f"--simulator native is ready (Numba {check_numba()}); it is exact in {num_exact} of {len(games())} games"
+
+
+@functools.cache
+def find_problem() -> str | None:
+    """Returns why the native simulator cannot run here, or None if it can: one is made, and compiled if it never was.
+
+    So whatever is wrong with Numba is known before a run has begun."""
     try:
-        version = check_numba()
+        check_numba()
         make_native("pong", AtariOptions(), np.random.SeedSequence(0))
     except UsageError as error:
-        return f"--simulator native is not available: {error}"
-    num_exact = sum(find_difference(game) is None for game in games())
-    return f"--simulator native is ready (Numba {version}); it is exact in {num_exact} of {len(games())} games"
+        return str(error)
+    return None
 
 
 def is_ale_state(state: Any) -> bool:

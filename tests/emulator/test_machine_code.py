@@ -117,9 +117,20 @@ def test_numba_cannot_be_imported(cache: Path, tmp_path: Path, monkeypatch: pyte
     """Would catch a traceback of Numba's, as with a NumPy that is too new for it, or an endless wait."""
     (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')")
     monkeypatch.syspath_prepend(tmp_path)
-    message = r"cannot compile the Atari emulator: ImportError: Numba needs NumPy 2.2 .*simulator=ale"
+    message = r"cannot compile the Atari emulator: ImportError: Numba needs NumPy 2.2 .*pip install --upgrade numba"
     with pytest.raises(UsageError, match=message):
         run_it()
+
+
+def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a traceback, in `accel-rl doctor` too, where a package is there but broken."""
+    (tmp_path / "llvmlite").mkdir()
+    (tmp_path / "llvmlite" / "__init__.py").write_text("raise OSError('libLLVM.so is not of this processor')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "llvmlite"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UsageError, match=r"cannot be imported \(OSError: libLLVM.so is not .*pip install --force"):
+        machine_code.target_machine()
 
 
 def test_no_process_that_uses_machine_code_imports_numba(cache: Path) -> None:

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel_rl.distributed.launch import train
+from accel_rl.emulator.core import command
 from accel_rl.envs import choice, make_env, make_simulator
 from accel_rl.envs.atari import AtariSimulator, games
 from accel_rl.envs.atari_states import to_ale
-from accel_rl.envs.choice import choose_simulator, describe_native, find_difference, is_native, warn_if_inexact
+from accel_rl.envs.choice import (
+    choose_simulator,
+    describe_native,
+    find_difference,
+    find_problem,
+    is_native,
+    warn_if_inexact,
+)
 from accel_rl.envs.native import NativeSimulator
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
@@ -22,7 +31,15 @@ INSTALL = "pip install 'accel-rl[native]'"
 
 
 @pytest.fixture
-def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def unknown() -> Any:
+    """Makes this process forget whether the native simulator can run."""
+    find_problem.cache_clear()
+    yield
+    find_problem.cache_clear()
+
+
+@pytest.fixture
+def without_numba(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
 
     def version_of(name: str) -> str:
@@ -75,6 +92,22 @@ def test_without_numba(without_numba: None) -> None:
     with pytest.raises(UsageError, match=r"simulator=native: .* not installed: pip install .*--simulator ale"):
         resolve({"env": "pong", "simulator": "native", "device": "cpu"})
     assert INSTALL in describe_native()
+
+
+def test_a_numba_that_cannot_compile(unknown: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a run that fails, or leaves a folder behind, where ale-py is there; and one that trusts machine code
+    of another processor or version."""
+    (tmp_path / "numba.py").write_text("def njit(**options): raise TypeError('unknown option _nrt')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "accel_rl" / "emulator").mkdir(parents=True)
+    (tmp_path / "accel_rl" / "emulator" / "command-0123456789abcdef.o").write_text("of another version")
+    monkeypatch.setattr(command, "_compiled", {})
+    name, why = choose_simulator(EnvConfig("pong"))
+    assert name == "ale" and "cannot compile the Atari emulator" in why
+    with pytest.raises(UsageError, match=r"simulator=native: Numba .* cannot compile .*--simulator ale"):
+        train("a2c", "pong", simulator="native", device="cpu", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_that_only_native_can_convert(without_numba: None) -> None:

@@ -32,9 +32,7 @@ def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     """Would catch a traceback of the launching process, and a run that waits for it."""
     started = launcher("raise ImportError('Numba needs NumPy 2.2 or less')", tmp_path, monkeypatch)
     for _ in range(2):
-        with pytest.raises(
-            UsageError, match=r"cannot compile the Atari emulator: ImportError: Numba needs .*--simulator ale"
-        ):
+        with pytest.raises(UsageError, match=r"cannot compile the Atari emulator: ImportError: Numba needs"):
             started.launch(Setup())  # type: ignore[arg-type]
     started.close([], 1.0)
     assert started._popen.returncode == 0
