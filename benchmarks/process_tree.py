@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -111,7 +111,9 @@ class ProcessTree:
         for number in (signal.SIGTERM, signal.SIGCONT):
             _signal(processes, number)
         deadline = time.monotonic() + TERMINATE_TIMEOUT_S
-        while (alive := self.processes()) or self.process.poll() is None:
+        # Those found at first are waited for themselves: once its parent has ended, a process in a group of its own is
+        # no longer found.
+        while (alive := _still_alive({*processes, *self.processes()})) or self.process.poll() is None:
             if time.monotonic() > deadline:
                 _signal(alive, signal.SIGKILL)
             time.sleep(0.02)
@@ -131,6 +133,10 @@ class ProcessTree:
 def is_alive(process: psutil.Process) -> bool:
     """Returns whether a process has not ended; one that only waits to be reaped has."""
     return _status(process) not in ENDED
+
+
+def _still_alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and is_alive(process)]
 
 
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
