@@ -108,7 +108,7 @@ def _spec(values: dict[str, Any]) -> EnvSpec:
         space_json.MOST_NUMBERS
     ):
         raise UsageError(f"frame_stack={frame_stack!r} must be 0 or a number of frames that fit into memory")
-    return EnvSpec(observation, action, frame_stack, nested and space_json.from_json(nested))
+    return EnvSpec(observation, action, frame_stack, None if nested is None else space_json.from_json(nested))
 
 
 def _check_format(path: Path, found: Any) -> None:
