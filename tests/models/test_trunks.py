@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.envs.spaces import parts_of, row_space, to_row
+from accel_rl.envs.spaces import make_spec, parts_of, row_space, to_row, to_rows
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk, same_padding
@@ -202,16 +202,17 @@ def test_nested_observations_are_split_by_entry() -> None:
         {
             "back": Box(0, 255, (2, 20, 21), np.uint8),  # channels first
             "front": Box(0, 255, (24, 32, 3), np.uint8),
-            "map": Box(0, 255, (7, 7, 3), np.uint8),  # too small for convolutions
+            "map": Box(0, 255, (7, 7, 3), np.uint8),  # too small for A3C-Net
             "speed": Box(-1, 1, (2,), np.float32),
             "tool": Discrete(3, start=1),
         }
     )
     nested.seed(0)
     net = make_trunk(flat(nested, Discrete(2)))
-    assert isinstance(net, NestedNet) and net.num_features == 256 + 256 + 64
+    assert isinstance(net, NestedNet) and net.num_features == 256 + 256 + 128 + 64
     seen: dict[str, torch.Tensor] = {}
-    for name, module in [("back", net.nets[0].convolutions), ("front", net.nets[1].convolutions), ("rest", net.mlp)]:
+    modules = dict(zip(("back", "front", "map"), (image_net.convolutions for image_net in net.nets), strict=True))
+    for name, module in [*modules.items(), ("rest", net.mlp)]:
         module.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
     samples = [nested.sample() for _ in range(4)]
     rows = torch.from_numpy(np.stack([to_row(sample, nested) for sample in samples]).astype(np.float32))
@@ -219,13 +220,42 @@ def test_nested_observations_are_split_by_entry() -> None:
     for index, sample in enumerate(samples):
         assert np.allclose(seen["back"][index].numpy(), sample["back"])
         assert np.allclose(seen["front"][index].numpy(), sample["front"].transpose(2, 0, 1))
-        rest = [*(sample["map"].flatten() / 255), *sample["speed"], *(np.arange(1, 4) == sample["tool"])]
+        assert np.allclose(seen["map"][index].numpy(), sample["map"].transpose(2, 0, 1))
+        rest = [*sample["speed"], *(np.arange(1, 4) == sample["tool"])]
         assert np.allclose(seen["rest"][index].numpy(), rest, atol=1e-6)
     rows.requires_grad_()
     net(rows).sum().backward()
     assert rows.grad is not None
     for part in parts_of(nested):
         assert rows.grad[:, part.columns].any(), part.name
+
+
+@pytest.mark.parametrize("size", [7, 24], ids=["small", "large"])
+def test_the_same_picture_in_other_numbers(size: int) -> None:
+    """Would catch pictures that are not scaled by their declared bounds, alone or in a Dict: the network would see
+    nothing in them, or be blinded."""
+    outputs = []
+    picture = np.random.default_rng(0).integers(0, 256, (size, size, 3))
+    for low, high, dtype in [(0, 255, np.uint8), (0, 255, np.float32), (0, 1, np.float64), (-1, 1, np.float32)]:
+        space = Box(low, high, (size, size, 3), dtype)
+        shown = (picture if high == 255 else low + picture / 255 * (high - low)).astype(dtype)
+        for observed, declared in [(shown, space), ({"camera": shown}, spaces.Dict({"camera": space}))]:
+            spec = make_spec(declared, Discrete(2))
+            torch.manual_seed(0)
+            outputs.append(make_trunk(spec)(torch.from_numpy(to_rows(observed, spec)[0])))
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], atol=1e-4, rtol=1e-4)
+
+
+def test_unbounded_pictures_stay_as_they_are() -> None:
+    """Would catch a scale that is guessed, and nan from the logarithm of a negative number."""
+    spec = make_spec(Box(-np.inf, np.inf, (24, 24, 3), np.float32), Discrete(2))
+    picture = torch.randn(2, 3, 24, 24)
+    first = make_trunk(spec).convolutions[0]  # type: ignore[index]
+    assert torch.equal(first(picture), picture)  # type: ignore[operator]
+    assert spec.is_numbers and not make_spec(Box(0, 1, (24, 24, 3)), Discrete(2)).is_numbers
+    small = make_trunk(make_spec(Box(-np.inf, np.inf, (7, 7, 3), np.float32), Discrete(2)))
+    assert small(picture[:, :, :7, :7]).isfinite().all()
 
 
 def test_nested_spaces_without_images_need_no_convolutions() -> None:
