@@ -158,7 +158,7 @@ class Agent:
         torch.set_num_threads(config.plan.sampling_threads)
         least = math.lcm(2, max(1, config.workers))  # the fewest environments that divide over the workers
         num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
-        sampler = build_sampler(config, self.policy, num_envs=least, num_evaluation_envs=num_envs)
+        sampler = build_sampler(config, self.policy, horizon=1, num_envs=least, num_evaluation_envs=num_envs)
         try:
             games = sampler.evaluate(GamesToPlay(episodes), index=0, greedy=config.run.eval_greedy)
         finally:

@@ -88,6 +88,8 @@ def _size(value: Any, level: int = 0) -> int:
             return sum(_size(part, level + 1) for part in parts)
         if kind == "LeftOut":
             return 0
+    except UsageError:
+        raise
     except (KeyError, TypeError, ValueError, RecursionError):
         pass
     raise UsageError(f"{_short(value)} describes no space")
