@@ -122,7 +122,8 @@ def _from_json(value: Any) -> Space:
             start = np.array(value["start"], dtype)
             return spaces.MultiDiscrete(np.array(value["nvec"], dtype), dtype.type, start=start)
         case "MultiBinary":
-            return spaces.MultiBinary(value["shape"])
+            shape = value["shape"]
+            return spaces.MultiBinary(shape if len(shape) != 1 else shape[0])
         case "Dict":
             return spaces.Dict(OrderedDict((name, _from_json(part)) for name, part in value["parts"]))
         case "Tuple":
