@@ -24,22 +24,14 @@ ConvLayer = tuple[int, int, int, int | str]
 A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # for images of at least 20 x 20
 
 
-def make_trunk(
-    spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh
-) -> nn.Module:
+def make_trunk(spec: EnvSpec) -> nn.Module:
     """Returns the default trunk for an observation space.
 
-    This is A3C-Net for images, `small_net` for small ones, each of these and an MLP of these sizes for a Dict or Tuple
-    that contains images, and the MLP for everything else."""
+    This is A3C-Net for images, `small_net` for small ones, each of these and a small MLP for a Dict or Tuple that
+    contains images, and a small MLP for everything else."""
     if spec.is_picture:
         return image_net(spec)
-    has_images = any(is_picture(part.space) for part in _parts(spec))
-    return (NestedNet if has_images else MLP)(spec, sizes, activation)
-
-
-def wide_net(spec: EnvSpec) -> nn.Module:
-    """Returns the default trunk with 2 x 256 ReLU units in place of 2 x 64 tanh units."""
-    return make_trunk(spec, (256, 256), nn.ReLU)
+    return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
 def linear(num_inputs: int, num_outputs: int, norm: float = 1.0) -> nn.Linear:
@@ -270,10 +262,10 @@ class MLP(nn.Module):
 class NestedNet(nn.Module):
     """Applies `image_net` to each image of a Dict or Tuple, an MLP to all other entries, and concatenates the features.
 
-    Observations are flat rows [N, F] of spec.nested_space. sizes, activation: of the MLP.
+    Observations are flat rows [N, F] of spec.nested_space.
     """
 
-    def __init__(self, spec: EnvSpec, sizes: Sequence[int] = (64, 64), activation: Callable[[], nn.Module] = nn.Tanh):
+    def __init__(self, spec: EnvSpec):
         super().__init__()
         parts = _parts(spec)
         self.images = [part for part in parts if is_picture(part.space)]
@@ -282,8 +274,7 @@ class NestedNet(nn.Module):
         self._columns: Tensor
         self.register_buffer("_columns", torch.cat([torch.arange(0), *columns]), persistent=False)
         flat_space = gymnasium.spaces.Box(-math.inf, math.inf, self._columns.shape, np.float32)
-        flat_spec = replace(spec, observation_space=flat_space)
-        self.mlp = MLP(flat_spec, sizes, activation) if len(self._columns) else None
+        self.mlp = MLP(replace(spec, observation_space=flat_space)) if len(self._columns) else None
         self.num_features = sum(net.num_features for net in [*self.nets, self.mlp] if net)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -313,6 +304,11 @@ def _to_image(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
 def a3c_mlp(spec: EnvSpec) -> MLP:
     """Returns one layer of 200 ReLU units, for control from state vectors (Mnih et al. 2016, supplement, section 3)."""
     return MLP(spec, (200,), nn.ReLU)
+
+
+def wide_net(spec: EnvSpec) -> MLP:
+    """Returns two layers of 256 ReLU units, for Q-learning from state vectors."""
+    return MLP(spec, (256, 256), nn.ReLU)
 
 
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
