@@ -239,7 +239,7 @@ def _channels_first(space: gymnasium.Space[Any]) -> tuple[int, ...]:
 
 def _to_image(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
     """Returns the images [N, C, H, W] that flat rows [N, F] hold."""
-    image = rows.reshape(len(rows), *(space.shape or ()))
+    image = rows.reshape(-1, *(space.shape or ()))
     return image.permute(0, 3, 1, 2) if is_channels_last(space) else image
 
 

@@ -1,0 +1,191 @@
+"""A policy as a function of tensors only, in the environment's terms: what `export` writes to a file."""
+
+import copy
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from accel_rl.analysis.agent import Agent
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.distributions import DiagonalGaussian, Distribution, SphericalGaussian
+from accel_rl.models.q_network import QNetwork
+from accel_rl.rollout import RecurrentInputs
+
+
+class ExportablePolicy(nn.Module):
+    """Acts greedily: maps a batch of observations to actions in the environment's own numbering, type and bounds.
+
+    Inputs, all [N, ...]: observation; of a recurrent policy also state float32 [N, S], episode_start bool [N] and
+    reward float32 [N], the reward of the last action. Outputs:
+
+        action                                        [N, *A]
+        q_values [N, A]                               of the Q-learning family
+        logits [N, A], or mean and std [N, *A]        of policy gradients; for several choices, their logits in a row
+        value [N]                                     of policy gradients
+        next_state [N, S]                             of a recurrent policy
+
+    A recurrent policy's state is its core's and, behind it, the action that it has chosen, before clipping to bounds.
+    The network is a copy on the CPU in float32. Raises UsageError for a policy that is neither an `ActorCritic` nor a
+    `QNetwork`."""
+
+    def __init__(self, agent: Agent):
+        super().__init__()
+        self.spec: EnvSpec = agent.config.spec
+        if not isinstance(agent.policy, ActorCritic | QNetwork):
+            raise UsageError(
+                f"a policy of class {type(agent.policy).__name__} cannot be exported; only an ActorCritic or a QNetwork"
+            )
+        self.policy = copy.deepcopy(agent.policy).cpu().eval()
+        self.policy.bf16 = False
+        self.num_action_numbers = math.prod(self.spec.action_shape)
+        self.input_names, self.output_names = ["observation"], ["action"]
+        if isinstance(self.policy, QNetwork):
+            self.output_names += ["q_values"]
+        else:
+            self.output_names += [*_scores(self.policy.distribution, self.policy.policy_head.bias), "value"]
+        if self.policy.state_size:
+            self.input_names += ["state", "episode_start", "reward"]
+            self.output_names += ["next_state"]
+        if isinstance(self.spec.action_space, spaces.Box):
+            self.low: Tensor
+            self.high: Tensor
+            self.register_buffer("low", torch.from_numpy(self.spec.action_space.low.copy()))
+            self.register_buffer("high", torch.from_numpy(self.spec.action_space.high.copy()))
+        elif isinstance(self.spec.action_space, spaces.Discrete | spaces.MultiDiscrete):
+            self.start: Tensor
+            self.register_buffer("start", torch.as_tensor(self.spec.action_space.start, dtype=torch.int64))
+
+    @property
+    def state_size(self) -> int:
+        """The size S of a recurrent policy's state, the last action included; 0 for other policies."""
+        return self.policy.state_size and self.policy.state_size + self.num_action_numbers
+
+    def forward(
+        self,
+        observation: Tensor,
+        state: Tensor | None = None,
+        episode_start: Tensor | None = None,
+        reward: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        if isinstance(self.policy, QNetwork):
+            q_values = self.policy.q_values(self.policy(observation))
+            return self._to_env_action(q_values.argmax(-1)), q_values
+        recurrent_inputs = None
+        if state is not None:
+            assert episode_start is not None and reward is not None
+            core_state, action = state[:, : self.policy.state_size], state[:, self.policy.state_size :]
+            previous_action = self._shaped(action).to(_torch_dtype(self.spec.action_dtype))
+            recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
+        parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
+        distribution = self.policy.distribution
+        action = distribution.mode(parameters)
+        scores = _scores(distribution, parameters)
+        if "mean" in scores:
+            scores = {name: self._shaped(numbers) for name, numbers in scores.items()}
+        outputs = (self._to_env_action(self._shaped(action)), *scores.values(), value)
+        if next_state is None:
+            return outputs
+        flat_action = action.reshape(-1, self.num_action_numbers)
+        return *outputs, torch.cat([next_state, flat_action.to(next_state.dtype)], -1)
+
+    def _shaped(self, numbers: Tensor) -> Tensor:
+        """Returns numbers [N, D] in the shape of the environment's actions [N, *A]."""
+        return numbers.reshape(-1, *self.spec.action_shape)
+
+    def _to_env_action(self, action: Tensor) -> Tensor:
+        """Does for tensors what `accel_rl.envs.spaces.to_env_action` does for arrays."""
+        dtype = _torch_dtype(np.dtype(self.spec.action_space.dtype))
+        if isinstance(self.spec.action_space, spaces.Box):
+            return action.clamp(self.low, self.high).to(dtype)
+        if isinstance(self.spec.action_space, spaces.MultiBinary):
+            return action.to(dtype)
+        return (action + self.start).to(dtype)
+
+    def ties(self, outputs: dict[str, Tensor], tolerance: float) -> Tensor:
+        """Returns where the two best actions are as good as equal: bool [N, *A], for finite choices.
+
+        tolerance: of the difference of their scores, relative to the largest score."""
+        scores = outputs["q_values"] if "q_values" in outputs else outputs["logits"]
+        gaps = []
+        for own in scores.split(_nums_choices(self.spec.action_space), -1):
+            best = own.topk(min(2, own.shape[-1]), -1).values
+            gaps.append(best[:, 0] - best[:, 1] if best.shape[-1] == 2 else torch.full_like(best[:, 0], math.inf))
+        gap = torch.stack(gaps, -1).reshape(outputs["action"].shape)
+        return gap <= 2 * tolerance * max(1.0, float(scores.abs().max()))
+
+
+def _scores(distribution: Distribution, parameters: Tensor) -> dict[str, Tensor]:
+    """Returns by name what a distribution's parameters [N, P] say: logits, or means and standard deviations [N, D]."""
+    if isinstance(distribution, DiagonalGaussian):
+        mean, log_std = parameters.chunk(2, -1)
+        return {"mean": mean, "std": log_std.exp()}
+    if isinstance(distribution, SphericalGaussian):
+        mean = parameters[..., :-1]
+        return {"mean": mean, "std": parameters[..., -1:].sqrt().expand_as(mean)}
+    return {"logits": parameters}
+
+
+def _nums_choices(space: gymnasium.Space[Any]) -> list[int]:
+    """Returns how many actions each choice of a finite action space has."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()  # type: ignore[no-any-return]
+    return [2] * math.prod(space.shape or ())
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
+    """Returns the type, shape and meaning of each input, in words."""
+    spec = policy.spec
+    shape = ", ".join(["N", *map(str, spec.observation_shape)])
+    what = ""
+    if spec.nested_space is not None:
+        what = f": rows of gymnasium.spaces.flatten of {spec.nested_space}"
+    elif spec.frame_stack:
+        what = ": the newest frames, oldest first"
+    elif spec.is_pixels:
+        what = ": pictures, channels first"
+    texts = {"observation": f"{spec.row_dtype} [{shape}]{what}"}
+    if policy.state_size:
+        texts["state"] = f"float32 [N, {policy.state_size}]: next_state of the last call, zeros in the first one"
+        texts["episode_start"] = "bool [N]: a new episode begins with this observation"
+        texts["reward"] = "float32 [N]: of the last action"
+    return texts
+
+
+def sample_inputs(policy: ExportablePolicy, num_samples: int) -> list[Tensor]:
+    """Returns random inputs of a policy [N, ...], the same in every call."""
+    generator = np.random.default_rng(0)
+    inputs = [torch.from_numpy(_sample_observations(policy.spec, num_samples, generator))]
+    if policy.state_size:
+        state = generator.standard_normal((num_samples, policy.state_size), np.float32)
+        reward = generator.standard_normal(num_samples, np.float32)
+        inputs += [torch.from_numpy(array) for array in (state, generator.random(num_samples) < 0.5, reward)]
+    return inputs
+
+
+def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.Generator) -> np.ndarray:
+    shape = (num_samples, *spec.observation_shape)
+    space = spec.observation_space
+    if isinstance(space, spaces.Discrete):
+        return generator.integers(space.start, space.start + space.n, shape, dtype=space.dtype)
+    assert isinstance(space, spaces.Box)
+    if np.issubdtype(space.dtype, np.integer):
+        return generator.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
+    # Uniform where bounds are narrow; where they are wide or missing, numbers that networks are made for.
+    with np.errstate(over="ignore"):
+        is_narrow = np.nan_to_num(space.high - space.low, nan=np.inf) < 1e4
+    low, high = np.where(is_narrow, space.low, 0.0), np.where(is_narrow, space.high, 0.0)
+    normal = np.clip(generator.standard_normal(shape), space.low, space.high)
+    return np.where(is_narrow, generator.uniform(low, high, shape), normal).astype(space.dtype)
