@@ -1,7 +1,7 @@
 """accel_rl: deep reinforcement learning at the speed of the simulators, on one machine full of cores.
 
     accel_rl.train(algo="a2c", env="pong", steps=1_000_000)   -> the run's folder
-    accel_rl.load(run_folder).predict(observation)            -> an action
+    accel_rl.load(run_folder).predict(observation)            -> an action, and a recurrent policy's state
 
 Importing the package imports nothing heavy: simulator processes import it as well, and must stay free of torch.
 """

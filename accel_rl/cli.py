@@ -188,6 +188,9 @@ def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Act
 def _add_run_dir(command: argparse.ArgumentParser) -> None:
     command.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder")
     command.add_argument("--best", action="store_true", help="the best evaluated policy instead of the last one")
+    command.add_argument(
+        "--trust", action="store_true", help="run code from outside this package that the policy's files name"
+    )
 
 
 def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -195,6 +198,9 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     command.add_argument("--out", metavar="DIR", help="the run's folder (default: results/<algo>/<env>/<time>-s<seed>)")
     command.add_argument("--resume", metavar="RUN_DIR", help="continue the run in this folder, up to --steps")
     command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
+    command.add_argument(
+        "--trust", action="store_true", help="--resume: also from another user's checkpoint, which can run code"
+    )
     command.add_argument(
         "--show-affinity", action="store_true", help="print which logical CPUs learners and workers use, and exit"
     )
@@ -302,6 +308,7 @@ def _launch(options: argparse.Namespace) -> None:
         if "device" not in given and not _settings_of_file(options).get("devices"):
             given.setdefault("devices", "all")
         return _train_with(given)
+    trust = given.pop("trust")
     for name in ("config", "resume", "overwrite", "show_affinity", "device"):
         if given.pop(name, None):
             raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")
@@ -316,6 +323,7 @@ def _launch(options: argparse.Namespace) -> None:
         learners.learners_per_gpu,
         cpus,
         only_report,
+        trust,
     )
 
 
@@ -326,7 +334,7 @@ def _show_affinity(given: dict[str, Any]) -> None:
     from accel_rl.training.resolve import resolve
     from accel_rl.training.run_directory import read_settings
 
-    resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite"))
+    resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
     saved = read_settings(Path(resume)) if resume else {}
     config = resolve(overlay(saved, given), Path(file) if file else None)
     check(config)
@@ -353,7 +361,7 @@ def _eval(options: argparse.Namespace) -> None:
 
     if options.episodes < 1:
         raise UsageError(f"episodes={options.episodes} must be at least 1")
-    evaluation = load(options.run_dir, options.best).evaluate(options.episodes, options.seed)
+    evaluation = load(options.run_dir, options.best, options.trust).evaluate(options.episodes, options.seed)
     if evaluation.episodes < options.episodes:
         cut = options.episodes - evaluation.episodes
         print(f"accel-rl: {cut} of {options.episodes} games were cut at their step limit", file=sys.stderr)
@@ -364,10 +372,8 @@ def _record(options: argparse.Namespace) -> None:
     from accel_rl.analysis.agent import load
     from accel_rl.analysis.video import record_video
 
-    agent = load(options.run_dir, options.best)
-    game = record_video(
-        agent.make_env(), lambda observation, reward: agent.predict(observation, reward=reward), options.out
-    )
+    agent = load(options.run_dir, options.best, options.trust)
+    game = record_video(agent.make_env(), agent.player(), options.out)
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
 
 

@@ -39,7 +39,7 @@ def main() -> None:
             folder = Path(scratch) / f"s{seed}"
             named = {"algo": options.algo, "env": options.env, "steps": options.steps, "seed": seed}
             accel_rl.train(**named, **settings, out=folder, tensorboard=False, show=True)
-            evaluation = asdict(accel_rl.load(folder).evaluate(options.episodes, seed=seed + 1000))
+            evaluation = asdict(accel_rl.load(folder, trust=True).evaluate(options.episodes, seed=seed + 1000))
             summary = json.loads((folder / "summary.json").read_text())
             runs.append({**summary, "final_policy": evaluation})
             shutil.copy(folder / "progress.csv", f"{options.out}_s{seed}.csv")

@@ -35,13 +35,15 @@ def record(run_dir: Path, out: Path, frames: int) -> None:
     simulator = env._simulator  # type: ignore[attr-defined]
     recorded = simulator.ale = RecordedEmulator(simulator.ale)
     observation, _ = env.reset()
+    act, reward = agent.player(), 0.0
     scores, score = [], 0.0
     while len(recorded.actions) < frames:
-        observation, reward, terminated, truncated, info = env.step(agent.predict(observation))
+        observation, reward, terminated, truncated, info = env.step(act(observation, reward))
         score += float(info.get("score", reward))
         if terminated or truncated:
             if info.get("game_over", True):
                 scores.append(score)
+                act, reward = agent.player(), 0.0
                 score = 0.0
             observation, _ = env.reset()
     out.write_text(f"# {agent.config.env.env_id}: games of {scores}\n{format_actions(recorded.actions[:frames])}")

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import accel_rl
 from accel_rl import cli
@@ -30,7 +32,7 @@ from accel_rl.envs.atari import AtariOptions
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint
 from tests.helpers.processes import TINY, Result, run
-from tests.helpers.runs import assert_same, assert_same_run, rows
+from tests.helpers.runs import assert_same, assert_same_policy, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 
 ROOT = Path(__file__).parents[1]
@@ -87,7 +89,9 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
         "progress.csv",
         "log.txt",
         "checkpoint.pt",
-        "best.pt",
+        "policy.json",
+        "policy.safetensors",
+        "best.safetensors",
         "summary.json",
         "learning_curve.png",
     }
@@ -131,8 +135,12 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
     expected = {f.name for settings in groups for f in fields(settings)}
     assert config.keys() == expected  # every setting, resolved, and nothing of Atari
     assert config["schedule_steps"] == 960
-    best = checkpoint.load(cartpole / "best.pt")
-    assert best["best_score"] == max(float(row["eval/mean_reward"]) for row in table)
+    scores = [float(row["eval/mean_reward"]) for row in table]
+    with safe_open(cartpole / "best.safetensors", framework="pt") as best:
+        assert float(best.metadata()["score"]) == max(scores)
+        assert best.metadata()["steps"] == table[scores.index(max(scores))]["time/total_timesteps"]
+    with safe_open(cartpole / "policy.safetensors", framework="pt") as last:
+        assert (last.metadata()["steps"], float(last.metadata()["score"])) == ("960", summary["ep_rew_mean"])
 
 
 def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> None:
@@ -140,7 +148,9 @@ def test_a_run_repeats_from_its_own_config(cartpole: Path, tmp_path: Path) -> No
     again = accel_rl.train(config=cartpole / "config.yaml", out=tmp_path / "again")
     assert again == tmp_path / "again"
     assert_same_run(again, cartpole)
-    assert_same(*(checkpoint.load(folder / "best.pt") for folder in (again, cartpole)))
+    assert (again / "policy.json").read_bytes() == (cartpole / "policy.json").read_bytes()
+    for name in ("policy.safetensors", "best.safetensors"):
+        assert_same_policy(again, cartpole, name)
 
 
 def test_a_flag_beats_a_file_beats_a_preset_beats_a_default(tmp_path: Path, capfd: Any) -> None:
@@ -158,10 +168,10 @@ def test_a_flag_beats_a_file_beats_a_preset_beats_a_default(tmp_path: Path, capf
 
 
 def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a best.pt or a row of another run, and a file of the user's that is deleted with them."""
+    """Would catch a best policy or a row of another run, and a file of the user's that is deleted with them."""
     out = tmp_path / "run"
     accel_rl.train(**{**SMALL, "eval_interval_steps": 16, "eval_episodes": 1}, steps=16, horizon=4, out=out)
-    assert (out / "best.pt").exists()
+    assert (out / "best.safetensors").exists()
     (out / "notes.md").write_text("mine")
     words = ["--env", "CartPole-v1", "--steps", 32, "--horizon", 4, *TINY, "--out", out]
     refused = call(capfd, "train", *words)
@@ -170,9 +180,9 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
     assert f"--resume {out}" in refused.err and "--overwrite" in refused.err
     bad = call(capfd, "train", *words, "--overwrite", "--optimizer", "foo")
     bad.assert_one_line(2)
-    assert (out / "best.pt").exists()  # settings are checked first
+    assert (out / "best.safetensors").exists()  # settings are checked first
     assert call(capfd, "train", *words, "--overwrite").status == 0
-    assert not (out / "best.pt").exists()
+    assert not (out / "best.safetensors").exists()
     assert [row["time/total_timesteps"] for row in rows(out)] == ["32"]
     assert (out / "notes.md").exists()
 
@@ -199,18 +209,19 @@ def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) ->
         agent = accel_rl.load(folder)
         env = accel_rl.envs.make_env(env_id)
         observation, _ = env.reset(seed=0)
-        action = agent.predict(observation)
-        assert isinstance(action, int) and env.action_space.contains(action)
+        action, state = agent.predict(observation)
+        assert isinstance(action, np.int64) and env.action_space.contains(action) and state is None
+        env.step(action)
         batch = np.stack([observation] * 5)
-        actions = agent.predict(batch, greedy=True)
+        actions, _ = agent.predict(batch, deterministic=True)
         assert actions.shape == (5,) and len(set(actions.tolist())) == 1
-        assert actions[0] == agent.predict(observation, greedy=True)
-        sampled = agent.predict(np.stack([observation] * 200), greedy=False)
+        assert actions[0] == agent.predict(observation, deterministic=True)[0]
+        sampled, _ = agent.predict(np.stack([observation] * 200))
         assert set(sampled.tolist()) == set(range(num_actions))  # hardly trained: every action has a fair probability
         with pytest.raises(ValueError, match="observation of shape"):
             agent.predict(observation[1:])
     best = accel_rl.load(str(cartpole), best=True).policy.state_dict()
-    assert_same(best, checkpoint.load(cartpole / "best.pt")["policy"])
+    assert_same(dict(best), load_file(cartpole / "best.safetensors"))
 
 
 def test_record_and_plot_make_files(cartpole: Path, pong: Path, tmp_path: Path, capfd: Any) -> None:
@@ -302,7 +313,7 @@ def test_the_users_main_module_is_imported_once(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         f"    settings = {SMALL | {'env': 'my_env:make', 'env_options': {'gravity': 1}, 'steps': 64}!r}\n"
         "    folder = accel_rl.train('a2c', **settings, out='run')\n"
-        "    print(folder, accel_rl.load(folder).predict([0.0] * 4))\n"
+        "    print(folder, accel_rl.load(folder).predict([0.0] * 4)[0])\n"
     )
     result = run(cwd=tmp_path, script=tmp_path / "script.py")
     assert result.status == 0, result.err
@@ -394,7 +405,7 @@ BAD_ARGUMENTS = [
     ("eval {run} --episodes 0", "episodes=0 must be at least 1"),
     ("eval {run} --episodes some", "invalid int value: 'some'"),
     ("eval {run} --seed -1", "seed=-1 must be at least 0"),
-    ("eval {pong} --best", "there is no checkpoint .*best.pt"),
+    ("eval {pong} --best", r"there is no .*best\.safetensors: no evaluation has been kept; omit --best"),
     ("record {run}", "required: --out"),
     ("record {folder} --out {folder}/video.mp4", "holds no run"),
     ("record {pong} --out {folder}/video.avi", "ends in .mp4"),

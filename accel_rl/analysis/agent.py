@@ -1,89 +1,148 @@
-"""A trained agent, loaded from its run's folder: it acts, is evaluated, or is filmed."""
+"""A trained agent, loaded from its run's folder: it acts, is evaluated, or is filmed.
+
+Nothing in the folder is unpickled, and code that its files name is imported only with trust.
+"""
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from accel_rl.envs import make_env
 from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, unbatch
 from accel_rl.envs.spec import Array
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.rollout import RecurrentInputs
 from accel_rl.samplers.base import GamesToPlay
-from accel_rl.training import checkpoint
+from accel_rl.training import policy_file
 from accel_rl.training.build import build_algo, build_sampler
 from accel_rl.training.evaluation import Evaluation
 from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import ANY_MACHINE, read_settings
+from accel_rl.training.run_directory import ANY_MACHINE
+from accel_rl.training.trust import ACTS, PLAYS, check_code, foreign_code
+
+State = tuple[Array, Array]
+"""What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""
 
 
-def load(run_dir: str | Path, best: bool = False) -> "Agent":
+def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Agent":
     """Loads the policy of a run's last checkpoint or, with best, of its best evaluation.
 
-    Raises UsageError if there is none."""
+    Reads policy.json and a safetensors file beside it, and no pickle. trust: imports and runs code from outside this
+    package that policy.json names: an algorithm or a network at once, an environment or wrappers when they are needed.
+    Raises UsageError if there is no policy, if its files are damaged or do not fit together, or if it needs trust."""
     folder = Path(run_dir)
-    saved = read_settings(folder)
-    state = checkpoint.load(folder / (checkpoint.BEST if best else checkpoint.CHECKPOINT))
-    return Agent(resolve(saved | ANY_MACHINE | {"simulator": "auto"}, spec=state["spec"]), state)
+    description = folder / policy_file.DESCRIPTION
+    settings, spec = policy_file.read_description(folder)
+    check_code(settings, ACTS, description, trust)
+    try:
+        config = replace(resolve(settings | ANY_MACHINE | {"simulator": "auto"}, spec=spec), trust=trust)
+        network = _outline(config) if not foreign_code(settings, ACTS) else build_algo(config).policy
+    except UsageError as error:
+        raise UsageError(f"{description}: {error}") from None
+    except Exception as error:  # settings of other people may be wrong in any way
+        if trust:
+            raise
+        raise UsageError(f"{description} describes no policy: {type(error).__name__}: {error}") from error
+    weights = policy_file.read_weights(folder / (policy_file.BEST if best else policy_file.LAST), network)
+    return Agent(config, weights, description)
+
+
+def _outline(config: Config) -> Any:
+    """Returns the policy's network without memory for its tensors: what a file claims may need more than there is."""
+    with torch.device("meta"):
+        return build_algo(replace(config, devices=("meta",) * len(config.devices))).policy
 
 
 class Agent:
-    """Acts with a trained policy. config: of the run that has trained it; state: a checkpoint's contents."""
+    """Acts with a trained policy.
 
-    def __init__(self, config: Config, state: dict[str, Any]):
-        self.config = config
+    config: of the run that has trained it. weights: its network's state_dict. source: the file that config is from.
+    """
+
+    policy: nn.Module
+    """The network, in evaluation mode, on config.device."""
+
+    def __init__(self, config: Config, weights: Mapping[str, Tensor], source: Path):
+        self.config, self._source = config, source
         self.policy = build_algo(config).policy
-        self.policy.load_state_dict(state["policy"])
+        self.policy.load_state_dict(weights)
         self.policy.eval()
         self._generator = torch.Generator(config.run.device).manual_seed(config.run.seed)
-        self._recurrent_inputs: RecurrentInputs | None = None
 
-    def reset(self) -> None:
-        """Makes a recurrent policy forget the last game. To be called before each new one."""
-        self._recurrent_inputs = None
+    def predict(
+        self,
+        observation: Any,
+        state: State | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        reward: Any = None,
+    ) -> tuple[Any, State | None]:
+        """Returns the action for one observation (as accel_rl.envs.make_env returns it), or the actions for a batch,
+        and the state to call this with at the next step. Stable-Baselines3's models are called in the same way.
 
-    def predict(self, observation: Any, greedy: bool | None = None, reward: Any = 0.0) -> Any:
-        """Returns the action for one observation (as accel_rl.envs.make_env returns it), or the actions for a batch.
+        A batch has one axis more, first; in a Dict or Tuple space, each part has it. Pictures may have their channels
+        first or last. Actions are in the environment's own numbering: an array [N, ...] for a batch; for one
+        observation a number if the space is Discrete, else an array. deterministic: the likeliest action instead of a
+        sampled one.
 
-        A batch has one axis more, first; in a Dict or Tuple space, each part has it. Actions are in the environment's
-        own numbering. greedy: the likeliest action instead of a sampled one; None: as the run was evaluated. A
-        recurrent policy remembers what it has seen since `reset`; reward: that of its last action, one for each row of
-        a batch. Raises ValueError if the observation is not of the kind that the policy was trained on."""
+        Only a recurrent policy has a state, with a row for each game; None: all games begin now. episode_start [N]
+        bool: games that begin now, whose state does not count. reward [N]: of the last step, as the policy was trained
+        on it (Atari: clipped), for policies with previous_inputs; None: zeros. Nothing is remembered between calls.
+        Raises ValueError if an argument is not of the kind that the policy was trained on."""
         rows, is_batch = self._rows(observation)
         batch = torch.from_numpy(rows).to(self.config.run.device)
-        greedy = self.config.run.eval_greedy if greedy is None else greedy
-        noise = None if greedy else self.policy.draw_noise(1, len(batch), self._generator)[0]
-        recurrent_inputs = self._make_recurrent_inputs(len(batch), reward)
-        chosen, _, state = self.policy.act(batch, noise, recurrent_inputs)
-        if recurrent_inputs is not None and state is not None:
-            self._recurrent_inputs = recurrent_inputs._replace(
-                state=state, previous_action=chosen, is_first=torch.zeros_like(recurrent_inputs.is_first)
-            )
-        actions = to_env_action(chosen.cpu().numpy(), self.config.spec.action_space)
-        if is_batch:
-            return actions
-        return int(actions[0]) if actions.ndim == 1 and actions.dtype.kind == "i" else actions[0, ...]
+        policy: Any = self.policy
+        noise = None if deterministic else policy.draw_noise(1, len(batch), self._generator)[0]
+        inputs = self._recurrent_inputs(len(batch), state, episode_start, reward) if policy.state_size else None
+        chosen, _, recurrent = policy.act(batch, noise, inputs)
+        chosen = chosen.cpu().numpy()
+        next_state = None if recurrent is None else (recurrent.cpu().numpy(), chosen)
+        space = self.config.spec.action_space
+        actions = to_env_action(chosen, space)
+        if not is_batch:
+            actions = actions[0] if isinstance(space, gymnasium.spaces.Discrete) else actions[0, ...]
+        return actions, next_state
 
-    def _make_recurrent_inputs(self, num_envs: int, reward: Any) -> RecurrentInputs | None:
-        """Returns what a recurrent policy needs besides observations; None if the policy is not recurrent."""
-        if not self.policy.state_size:
-            return None
-        device, spec = self.config.run.device, self.config.spec
-        rewards = torch.as_tensor(reward, dtype=torch.float32, device=device).expand(num_envs)
-        if self._recurrent_inputs is None:
-            state = torch.zeros(num_envs, self.policy.state_size, device=device)
-            action = torch.from_numpy(np.zeros((num_envs, *spec.action_shape), spec.action_dtype)).to(device)
-            return RecurrentInputs(state, action, rewards, torch.ones(num_envs, dtype=torch.bool, device=device))
-        if len(self._recurrent_inputs.state) != num_envs:
-            raise ValueError(
-                f"{num_envs} observations after {len(self._recurrent_inputs.state)}: a recurrent policy plays "
-                "the same number of games from reset() on; call reset() to play another number"
-            )
-        return self._recurrent_inputs._replace(previous_reward=rewards)
+    def player(self) -> Callable[[Any, float], Any]:
+        """Returns act(observation, last reward) for one game from its start; it acts as the run was evaluated."""
+        state: State | None = None
+
+        def act(observation: Any, reward: float) -> Any:
+            nonlocal state
+            action, state = self.predict(observation, state, None, self.config.run.eval_greedy, reward)
+            return action
+
+        return act
+
+    def _recurrent_inputs(self, num_games: int, state: Any, episode_start: Any, reward: Any) -> RecurrentInputs:
+        """Returns what a recurrent policy takes besides observations. Raises ValueError for what does not fit."""
+        spec, device, policy = self.config.spec, self.config.run.device, cast(Any, self.policy)
+        if state is None:
+            recurrent = np.zeros((num_games, policy.state_size), np.float32)
+            action = np.zeros((num_games, *spec.action_shape), spec.action_dtype)
+            is_first = np.ones(num_games, bool)
+        else:
+            if not isinstance(state, tuple) or len(state) != 2:
+                raise ValueError("state must be None or what predict has returned as the second of its results")
+            recurrent, action = state
+            if len(recurrent) != num_games:
+                raise ValueError(f"{num_games} observations with the state of {len(recurrent)} games")
+            is_first = np.zeros(num_games, bool)
+        try:
+            if episode_start is not None:
+                is_first = is_first | np.broadcast_to(np.asarray(episode_start, bool), num_games)
+            rewards = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), num_games).copy()
+        except ValueError:
+            raise ValueError(f"episode_start and reward must have a value for each of {num_games} games") from None
+        inputs = (recurrent, action, rewards, is_first)
+        return RecurrentInputs(*(torch.as_tensor(rows, device=device) for rows in inputs))
 
     def _rows(self, observation: Any) -> tuple[Array, bool]:
         """Returns the network's input [N, ...], and whether the observation is a batch."""
@@ -96,7 +155,7 @@ class Agent:
                 raise ValueError(f"the observation{error} (or a batch of such observations)") from None
             return np.stack([to_row(one, spec.nested_space) for one in single]).astype(spec.row_dtype), is_batch
         shape, array = spec.observation_shape, np.asarray(observation)
-        if array.shape[-3:] == (*shape[1:], *shape[:1]) and len(shape) == 3:
+        if len(shape) == 3 and array.shape[-3:] == (*shape[1:], *shape[:1]) != shape:
             array = np.moveaxis(array, -1, -3)  # an image with its channels last, as gymnasium has them
         is_batch = array.shape[1:] == shape and array.ndim == len(shape) + 1
         if not is_batch and array.shape != shape:
@@ -104,8 +163,11 @@ class Agent:
         return np.ascontiguousarray(array if is_batch else array[None], spec.row_dtype), is_batch
 
     def evaluate(self, episodes: int, seed: int | None = None) -> Evaluation:
-        """Evaluates the policy over whole games, in simulator processes. Raises RunError if no game ends."""
+        """Evaluates the policy over whole games, in simulator processes.
+
+        Raises UsageError if the environment needs trust, RunError if no game ends."""
         config = self.config
+        self._check_env()
         if seed is not None:
             config = resolve({**config.as_dict(), "seed": seed}, spec=config.spec)
         torch.set_num_threads(config.plan.sampling_threads)
@@ -121,6 +183,10 @@ class Agent:
         return Evaluation.of(games)
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
-        """Makes the environment that the policy was trained in, with rendering."""
+        """Makes the environment that the policy was trained in, with rendering. Raises UsageError if it needs trust."""
+        self._check_env()
         env = self.config.env
         return make_env(env.env_id, env.preset, "rgb_array", env.simulator, **env.options)
+
+    def _check_env(self) -> None:
+        check_code(self.config.as_dict(), PLAYS, self._source, self.config.trust)

@@ -7,6 +7,8 @@ from pathlib import Path
 from accel_rl.analysis.plot import plot_runs
 from accel_rl.errors import UsageError
 from accel_rl.training.log import command
+from accel_rl.training.run_directory import read_settings
+from accel_rl.training.trust import foreign_code
 
 
 def print_summary(folder: Path) -> None:
@@ -23,4 +25,5 @@ def print_summary(folder: Path) -> None:
     print(f"run folder      {folder}")
     print(f"learning curve  {picture}")
     run, video = shlex.quote(str(folder)), shlex.quote(str(folder / "video.mp4"))
-    print(f"make a video    {command()} record {run} --out {video}")
+    trust = " --trust" if foreign_code(read_settings(folder)) else ""
+    print(f"make a video    {command()} record {run} --out {video}{trust}")

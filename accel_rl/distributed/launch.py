@@ -26,18 +26,20 @@ def train(
     config: str | Path | None = None,
     resume: str | Path | None = None,
     overwrite: bool = False,
+    trust: bool = False,
     show: bool = False,
     **settings: Any,
 ) -> Path:
     """Trains an agent; returns the run's folder. Takes every setting of `accel-rl train --help` by its field name.
 
     out: the run's folder; config: a YAML file of settings; resume: the folder of a run to continue, up to `steps`;
-    overwrite: replaces the run that `out` holds; show: progress on the console. Raises UsageError for settings that are
+    overwrite: replaces the run that `out` holds; trust: resumes also from another user's checkpoint, although reading
+    it can run code; show: progress on the console. Raises UsageError for settings that are
     wrong or do not fit together, RunError if the run fails; KeyboardInterrupt after SIGINT and SystemExit after
     SIGTERM, once a checkpoint is written."""
     named = {"algo": algo, "env": env, "steps": steps}
     given = {**{name: value for name, value in named.items() if value is not None}, **settings}
-    request = RunRequest(given, out, config, resume, overwrite)
+    request = RunRequest(given, out, config, resume, overwrite, trust)
     with StopSignal() as stop:
         if rank_info := launched_rank_info():
             folder = cast(Path, record(learn_launched)(rank_info, request, stop, show))  # torchrun shows its failure

@@ -133,7 +133,7 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
 
 
 def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
-    state = checkpoint.load(setup.folder / CHECKPOINT) if setup.is_resumed else None
+    state = checkpoint.load(setup.folder / CHECKPOINT, trust=setup.config.trust) if setup.is_resumed else None
     with connected(setup, stop.control, state["steps"] if state else 0) as (coordinator, store):
         learn(setup.config, setup.folder, coordinator, stop, state, setup.show, store)
 

@@ -11,13 +11,16 @@ from accel_rl.training.run_directory import create, prepare_resume, reopen
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The arguments of `train`: settings by field name; the run's folder, a YAML file, a run's folder to continue."""
+    """The arguments of `train`: settings by field name; the run's folder, a YAML file, a run's folder to continue.
+
+    trust: continues also from another user's checkpoint."""
 
     settings: dict[str, Any]
     out: str | Path | None = None
     config: str | Path | None = None
     resume: str | Path | None = None
     overwrite: bool = False
+    trust: bool = False
 
     def resolve(self, alone: bool = False) -> tuple[Config, dict[str, Any] | None]:
         """Returns the run's configuration, and its last checkpoint if it is to be resumed. Writes nothing.
@@ -26,7 +29,7 @@ class RunRequest:
         or do not fit together."""
         state = None
         if self.resume is not None:
-            config, state = reopen(Path(self.resume), self.settings, self.out, self.config)
+            config, state = reopen(Path(self.resume), self.settings, self.out, self.config, self.trust)
         else:
             config = resolve(self.settings, Path(self.config) if self.config else None)
         check(config, (config.device,) if alone else None)

@@ -101,7 +101,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
         request = replace(request, overwrite=True)  # a run that was interrupted before its first checkpoint
         if on_rank_0((folder / CHECKPOINT).exists):
             request = replace(request, out=None, config=None, resume=folder)
-            if on_rank_0(lambda: is_finished(folder, request.settings)):
+            if on_rank_0(lambda: is_finished(folder, request.settings, request.trust)):
                 return None
     # What learners share is only known when all have resolved: each may call another GPU cuda:0.
     config, state = _on_all(coordinator, partial(request.resolve, alone=True))

@@ -89,12 +89,14 @@ def run_experiment(
     learners_per_gpu: int = 1,
     cpus: str = "all",
     only_report: bool = False,
+    trust: bool = False,
 ) -> None:
     """Trains the runs that are not finished, then prints and draws the summary.
 
     given: settings for all runs; devices: as find_devices takes them; cpus: logical CPUs to divide among them.
-    only_report: trains nothing. Raises UsageError before anything starts, RunError if a run has failed,
-    KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    only_report: trains nothing. trust: continues also from another user's checkpoints. Raises UsageError before
+    anything starts, RunError if a run has failed, KeyboardInterrupt or SystemExit after a signal, once all runs have
+    written their checkpoints."""
     experiment = read_experiment(file, given)
     folder = folder or Path("results/experiments") / file.stem
     failed: list[Task] = []
@@ -106,7 +108,7 @@ def run_experiment(
         with _locked(folder):
             tasks = [inspect_run(run, folder / run.name, config) for run, config in configs]
             (folder / MACHINE).write_text(json.dumps(describe_machine(), indent=2) + "\n")
-            failed = _run(tasks, slots, learners_per_gpu)
+            failed = _run(tasks, slots, learners_per_gpu, trust)
     elif not (folder / MACHINE).exists():
         raise UsageError(f"{folder} holds no experiment; omit --summary to start it there")
     report(experiment, folder, json.loads((folder / MACHINE).read_text()))
@@ -235,7 +237,7 @@ def inspect_run(run: ExperimentRun, folder: Path, config: Config) -> Task:
 # ---- processes ----
 
 
-def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int) -> list[Task]:
+def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int, trust: bool) -> list[Task]:
     """Trains; returns the runs that have failed. Raises KeyboardInterrupt or SystemExit if a signal stops them."""
     waiting = [task for task in tasks if not task.finished]
     active: list[Process] = []
@@ -249,7 +251,7 @@ def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int) -> list[Ta
                 if not stop:
                     free = set(range(len(slots))) - {slot for process in active for slot in process.slots}
                     for taken in assign([num_slots(task.learners, learners_per_gpu) for task in waiting], free):
-                        active.append(_start(waiting.pop(0), taken, [slots[slot] for slot in taken]))
+                        active.append(_start(waiting.pop(0), taken, [slots[slot] for slot in taken], trust))
                 elif not forwarded:
                     forwarded = True
                     for process in active:
@@ -268,9 +270,9 @@ def _run(tasks: list[Task], slots: list[Slot], learners_per_gpu: int) -> list[Ta
     return failed
 
 
-def _start(task: Task, taken: tuple[int, ...], slots: list[Slot]) -> Process:
+def _start(task: Task, taken: tuple[int, ...], slots: list[Slot], trust: bool) -> Process:
     if task.can_resume:
-        arguments = ["--resume", str(task.folder)]
+        arguments = ["--resume", str(task.folder), *(["--trust"] if trust else [])]
         settings = {**task.resume_settings, **placement(slots, task.learners)}
     else:
         file = task.folder.with_name(f"{task.folder.name}.yaml")

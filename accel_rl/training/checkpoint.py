@@ -5,78 +5,56 @@ A checkpoint is a zip file written by PyTorch, each of whose records (the pickle
 cache, where writing takes 3.5 s and copying a mapped replay into its arrays 3.6 s (1 GiB of frames, AMD EPYC).
 """
 
-import contextlib
-import os
 import shlex
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import UsageError
+from accel_rl.training.atomic import write_file
+from accel_rl.training.trust import check_owner
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 4
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
-CHECKPOINT, PREVIOUS, BEST, REPLAYS = "checkpoint.pt", "checkpoint.previous.pt", "best.pt", "replay-*.pt*"
+CHECKPOINT, PREVIOUS, REPLAYS = "checkpoint.pt", "checkpoint.previous.pt", "replay-*.pt*"
 
 
 def save(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
     """Replaces the file at path in one go. keep_previous: what it held becomes PREVIOUS, beside it.
 
     Raises RunError if the disk refuses; the file and the previous one are then as they were."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep_previous and path.exists():
-            _link(path, path.with_name(PREVIOUS))
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        survivor = "; the previous one is intact" if path.exists() else ""
-        raise RunError(f"could not write the checkpoint {path}: {error.strerror}{survivor}") from error
-
-
-def _link(path: Path, name: Path) -> None:
-    """Gives the file a second name in one go, so that at no time there is no file at path."""
-    temporary = name.with_name(name.name + ".tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, temporary)
-    os.replace(temporary, name)
+    previous = path.with_name(PREVIOUS) if keep_previous else None
+    write_file(path, lambda file: torch.save({"format": FORMAT, **state}, file), "checkpoint", previous)
 
 
 class DamagedError(UsageError):
     """A file that is not what was once written to it, or that never was a checkpoint."""
 
 
-def load(path: Path, mapped: bool = False) -> dict[str, Any]:
+def load(path: Path, mapped: bool = False, trust: bool = False) -> dict[str, Any]:
     """Returns what `save` was given, on the CPU. mapped: tensors are read from the file when they are used.
 
     Unpickles the file, which can run code: load only checkpoints that you trust. Raises UsageError if there is no such
-    file, or if it is damaged, foreign, or of another version; the message names the way out."""
+    file, if it belongs to another user (unless trust is given), or if it is damaged, foreign, or of another version;
+    the message names the way out."""
     try:
-        return _load(path, mapped)
+        return _load(path, mapped, trust)
     except DamagedError as error:
-        raise DamagedError(f"{error}{_way_out(path)}") from None
+        raise DamagedError(f"{error}{_way_out(path, trust)}") from None
 
 
-def _load(path: Path, mapped: bool) -> dict[str, Any]:
+def _load(path: Path, mapped: bool, trust: bool) -> dict[str, Any]:
     try:
+        check_owner(path, trust)
         if record := _damaged_record(path):
             raise DamagedError(f"{path} is damaged: {record} does not match its checksum")
         state = torch.load(path, map_location="cpu", weights_only=False, mmap=mapped)
     except FileNotFoundError:
         raise UsageError(f"there is no checkpoint {path}") from None
-    except DamagedError:
+    except UsageError:
         raise
     except Exception as error:  # foreign bytes can make the unpickler raise anything
         reason = str(error).splitlines() or [type(error).__name__]
@@ -100,15 +78,13 @@ def _damaged_record(path: Path) -> str | None:
         return records.testzip()
 
 
-def _way_out(path: Path) -> str:
+def _way_out(path: Path, trust: bool) -> str:
     """Returns what to do about a damaged file of a run, as the end of a message; nothing if there is no way out."""
-    if path.name == BEST:
-        return "; use the last checkpoint instead (omit --best)"
     previous = path.with_name(PREVIOUS)
     try:
-        state = _load(previous, mapped=True)
+        state = _load(previous, True, trust)
         for name in replay_names(state):
-            _load(path.with_name(name), mapped=True)
+            _load(path.with_name(name), True, trust)
     except UsageError:
         return ""
     copy = f"cp {shlex.quote(str(previous))} {shlex.quote(str(path.with_name(CHECKPOINT)))}"
@@ -128,21 +104,21 @@ def replay_names(state: dict[str, Any]) -> list[str]:
     return [learner["replay"] for learner in state.get("learners", ()) if learner["replay"]]
 
 
-def replays_of_previous(folder: Path) -> list[str]:
+def replays_of_previous(folder: Path, trust: bool = False) -> list[str]:
     """Returns the names of the replays that the checkpoint before the last one belongs with."""
     try:
-        return replay_names(_load(folder / PREVIOUS, mapped=True))
+        return replay_names(_load(folder / PREVIOUS, True, trust))
     except UsageError:  # there is none, or it is damaged and of no use
         return []
 
 
-def remove_older_replays(folder: Path, named: list[str | None]) -> None:
+def remove_older_replays(folder: Path, named: list[str | None], trust: bool = False) -> None:
     """Removes replays that no checkpoint will need, now that the last one names these and the one before is PREVIOUS.
 
     Newer ones stay: learners may have written them for the next checkpoint already."""
     newest = dict(_rank_and_steps(name) for name in named if name)
     replays = list(folder.glob("replay-*.pt"))
-    kept = replays_of_previous(folder) if replays else []
+    kept = replays_of_previous(folder, trust) if replays else []
     for path in replays:
         rank, steps = _rank_and_steps(path.name)
         if steps < newest.get(rank, steps + 1) and path.name not in kept:

@@ -6,8 +6,8 @@ import torch
 
 from accel_rl.algos import schedules
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint
-from accel_rl.training.checkpoint import BEST, CHECKPOINT
+from accel_rl.training import checkpoint, policy_file
+from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.learner import Learner
 from accel_rl.training.log import logger
 from accel_rl.training.run_directory import keep_simulator
@@ -54,27 +54,29 @@ class Checkpointer:
         if len(states) > 1:  # other learners may have changed the parameters since this one's check
             learner.guard.check(steps)
         progress.merge(learner.coordinator.poll_reports())
-        self._write(
-            CHECKPOINT,
-            steps=steps,
-            evaluation_due=learner.evaluation_is_due,
-            update=learner.update.state_dict(),
-            shared_buffers=self._shared_buffers(),
-            progress=progress.get_state(),
-            learners=states,
-        )
+        state = {
+            "steps": steps,
+            "evaluation_due": learner.evaluation_is_due,
+            "policy": learner.algo.policy.state_dict(),
+            "spec": learner.config.spec,
+            "best_score": learner.best_score,
+            "update": learner.update.state_dict(),
+            "shared_buffers": self._shared_buffers(),
+            "progress": progress.get_state(),
+            "learners": states,
+        }
+        checkpoint.save(learner.folder / CHECKPOINT, state, keep_previous=True)
+        self._save_policy(policy_file.LAST, steps, progress.scores()["rollout/ep_rew_mean"])
         learner.guard.saved()
-        checkpoint.remove_older_replays(learner.folder, [state["replay"] for state in states])
+        replays = [state["replay"] for state in states]
+        checkpoint.remove_older_replays(learner.folder, replays, learner.config.trust)
 
     def save_best(self) -> None:
         """On rank 0: keeps the policy that has just been evaluated as the best one."""
-        self._write(BEST)
+        self._save_policy(policy_file.BEST, self.learner.steps, self.learner.best_score)
 
-    def _write(self, name: str, **state: Any) -> None:
-        learner = self.learner
-        state |= {"policy": learner.algo.policy.state_dict(), "spec": learner.config.spec}
-        state |= {"best_score": learner.best_score}
-        checkpoint.save(learner.folder / name, state, keep_previous=name == CHECKPOINT)
+    def _save_policy(self, name: str, steps: int, score: float | None) -> None:
+        policy_file.save(self.learner.folder / name, self.learner.algo.policy.state_dict(), steps, score)
 
     def _pull(self) -> None:
         """Takes over the newest of what learners share."""
@@ -165,7 +167,8 @@ class Checkpointer:
             return
         if not (learner.folder / name).exists():
             raise UsageError(f"{learner.folder / CHECKPOINT} needs its replay {name}, which is missing: put it back")
-        learner.algo.replay.load_state_dict(checkpoint.load(learner.folder / name, mapped=True))
+        state = checkpoint.load(learner.folder / name, mapped=True, trust=learner.config.trust)
+        learner.algo.replay.load_state_dict(state)
 
     def _log_resumed(self) -> None:
         learner, config = self.learner, self.learner.config

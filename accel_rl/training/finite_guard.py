@@ -22,6 +22,7 @@ class FiniteGuard:
     """Checks statistics, parameters and the optimizer's state for values that are not finite.
 
     settings: the algorithm's, for the learning rate and the clipping that a message names. update: has a state_dict.
+    trust: reads the last checkpoint also if it is another user's.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class FiniteGuard:
         statistics: UpdateStatistics,
         policy: nn.Module,
         update: Any,
+        trust: bool = False,
     ):
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.trust = folder, settings, trust
         self.statistics, self.policy, self.update = statistics, policy, update
 
     def check_statistics(self) -> None:
@@ -76,7 +78,7 @@ class FiniteGuard:
         rate, clip = self.settings.learning_rate, self.settings.clip_grad_norm
         remedies = f"--learning-rate ({rate:g}) or --clip-grad-norm ({clip or 'none'})"
         try:
-            saved_steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, mapped=True)["steps"]
+            saved_steps = checkpoint.load(self.folder / checkpoint.CHECKPOINT, True, self.trust)["steps"]
         except UsageError:
             saved_steps = None
         if saved_steps is None:

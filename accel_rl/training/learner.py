@@ -71,7 +71,7 @@ def build_learner(
     try:
         progress = Progress(folder, steps, run.steps, run.tensorboard, show) if rank == 0 else None
         metrics = MetricsBuffer()
-        guard = FiniteGuard(folder, config.algo, metrics.statistics, algo.policy, update)
+        guard = FiniteGuard(folder, config.algo, metrics.statistics, algo.policy, update, config.trust)
     except BaseException:
         sampler.close()
         raise

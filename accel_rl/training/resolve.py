@@ -40,6 +40,7 @@ class Config:
     rank_info: RankInfo
     devices: tuple[str, ...]  # of the learners on this machine
     plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
+    trust: bool = False  # whether it may be resumed from another user's checkpoint
 
     @property
     def plan(self) -> Plan:

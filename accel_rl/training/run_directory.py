@@ -17,8 +17,8 @@ from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.choice import is_ale_state
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint, finite_guard
-from accel_rl.training.checkpoint import BEST, CHECKPOINT, PREVIOUS, REPLAYS
+from accel_rl.training import checkpoint, finite_guard, policy_file
+from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS, REPLAYS
 from accel_rl.training.resolve import Config, resolve
 
 # Settings that a resumed run may change: how far it goes, and what it runs on.
@@ -48,10 +48,11 @@ SEEN_WITHIN_S = 10.0  # how long a network's disk may take to show what another 
 
 
 def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
-    """Makes a new run's folder, with config.yaml and command.txt in it.
+    """Makes a new run's folder, with config.yaml, policy.json and command.txt in it.
 
     Raises UsageError if it holds a run that is not to be overwritten, or cannot be written."""
-    run = config.run
+    run, settings = config.run, config.as_dict()
+    description = policy_file.describe(settings, config.spec)
     if out is None:
         name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
         out = Path("results") / as_file_name(run.algo) / as_file_name(run.env) / name
@@ -62,7 +63,8 @@ def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
                 raise UsageError(f"{folder} already holds a run; use --resume {folder} to continue it, or --overwrite")
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_settings(folder, config.as_dict())
+        _write_settings(folder, settings)
+        policy_file.write_description(folder, description)
         program = "accel-rl" if Path(sys.argv[0]).name in ("accel-rl", "__main__.py") else sys.argv[0]
         (folder / "command.txt").write_text(shlex.join([program, *sys.argv[1:]]) + "\n")
     except OSError as error:
@@ -80,26 +82,35 @@ def _clear(folder: Path) -> None:
         "log.txt",
         CHECKPOINT,
         PREVIOUS,
-        BEST,
+        policy_file.DESCRIPTION,
+        policy_file.LAST,
+        policy_file.BEST,
+        policy_file.OLD_BEST,
         finite_guard.MARKER_FILE,
         "summary.json",
         "learning_curve.png",
     )
-    matches = [path for pattern in ("events.out.tfevents.*", REPLAYS, "*.pt.tmp") for path in folder.glob(pattern)]
+    patterns = ("events.out.tfevents.*", REPLAYS, "*.pt.tmp", "*.safetensors.tmp", f"{policy_file.DESCRIPTION}.tmp")
+    matches = [path for pattern in patterns for path in folder.glob(pattern)]
     for path in [*(folder / name for name in names), *matches]:
         path.unlink(missing_ok=True)
 
 
 def reopen(
-    folder: Path, given: dict[str, Any], out: str | Path | None, config_file: str | Path | None
+    folder: Path,
+    given: dict[str, Any],
+    out: str | Path | None,
+    config_file: str | Path | None,
+    trust: bool = False,
 ) -> tuple[Config, dict[str, Any]]:
-    """Returns a run's configuration and last checkpoint.
+    """Returns a run's configuration and last checkpoint. trust: also if that belongs to another user.
 
-    Raises UsageError if the folder has none, if it is damaged, or for settings that would change the run."""
+    Raises UsageError if the folder has none, if it is damaged or another user's, or for settings that would change the
+    run."""
     saved = read_settings(folder)
     if out is not None or config_file is not None:
         raise UsageError("a resumed run continues in its own folder with its own settings; omit --out and --config")
-    state = checkpoint.load(folder / CHECKPOINT)
+    state = checkpoint.load(folder / CHECKPOINT, trust=trust)
     is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])
@@ -113,7 +124,7 @@ def reopen(
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
-    return wanted, state
+    return replace(wanted, trust=trust), state
 
 
 def _is_of_ale(state: dict[str, Any]) -> bool:
@@ -122,10 +133,10 @@ def _is_of_ale(state: dict[str, Any]) -> bool:
     return any(is_ale_state(env["simulator"]) for env in envs)
 
 
-def is_finished(folder: Path, given: dict[str, Any]) -> bool:
+def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> bool:
     """Returns whether the run's last checkpoint has all the steps that the run is to have."""
     steps = given.get("steps") or read_settings(folder)["steps"]
-    return bool(checkpoint.load(folder / CHECKPOINT, mapped=True)["steps"] >= int(steps))
+    return bool(checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust)["steps"] >= int(steps))
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -143,12 +154,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
-    """Prepares a run's folder to be written to again: settings, and no replays that no checkpoint needs.
+    """Prepares a run's folder to be written to again: its settings, and no replays that no checkpoint needs.
 
     Another simulator is noted by `keep_simulator`, once it has taken the checkpoint's states."""
     simulator = read_settings(folder).get("simulator", "auto")
-    _write_settings(folder, config.as_dict() | {"simulator": simulator})
-    kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder)]
+    settings = config.as_dict() | {"simulator": simulator}
+    _write_settings(folder, settings)
+    policy_file.write_description(folder, policy_file.describe(settings, config.spec))
+    kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder, config.trust)]
     for path in folder.glob(REPLAYS):  # of a checkpoint that was never completed
         if path.name not in kept:
             path.unlink()

@@ -22,14 +22,16 @@ def test_images_are_accepted_as_the_environment_returns_them(tmp_path: Path) -> 
     """Would catch an agent that cannot act in its own environment, whose images have their channels last."""
     env_id = "tests.helpers.toy_envs:Picture"
     folder = train("a2c", env_id, out=tmp_path / "run", network="tests.helpers.samplers:Flat", **TINY)
-    agent = accel_rl.load(folder)
+    agent = accel_rl.load(folder, trust=True)
     env = make_env(env_id)
     observation, _ = env.reset(seed=0)
     assert observation.shape[-1] == 3
-    action = agent.predict(observation)
+    action, _ = agent.predict(observation)
     assert env.action_space.contains(action)
-    assert agent.predict(observation[None]).shape == (1,)
-    assert agent.predict(np.moveaxis(observation, -1, 0), greedy=True) == agent.predict(observation, greedy=True)
+    assert agent.predict(observation[None])[0].shape == (1,)
+    channels_first = np.moveaxis(observation, -1, 0)
+    for batch in (observation, channels_first, observation[None], channels_first[None]):
+        assert agent.predict(batch, deterministic=True)[0] == agent.predict(observation, deterministic=True)[0]
     with pytest.raises(ValueError, match="shape"):
         agent.predict(observation[:1])
 
@@ -40,9 +42,10 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Agent:
     core = {"core": "lstm", "core_size": 8, "previous_inputs": True, "sampler": "serial", "device": "cpu"}
     folder = train("a2c", "CartPole-v1", out=tmp_path_factory.mktemp("agent") / "run", **{**TINY, **core, "envs": 4})
     agent = accel_rl.load(folder)
+    policy: Any = agent.policy
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in (*agent.policy.encoder.core.parameters(), *agent.policy.policy_head.parameters()):
+        for parameter in (*policy.encoder.core.parameters(), *policy.policy_head.parameters()):
             if parameter.dim() > 1:
                 parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
     return agent
@@ -53,42 +56,50 @@ def test_a_recurrent_agent_acts_like_the_sampler(recurrent: Agent) -> None:
     sampler: Any = build_sampler(recurrent.config, recurrent.policy, horizon=60)
     sampler._envs.start()
     rollout = sampler._collect(sampler._server, sampler._envs, recurrent.policy, greedy=True)
-    seen, games, differ = rollout.observation_rows.numpy(), 0, 0
-    for env in range(4):
-        for t in range(60):
-            if rollout.reset[t, env]:
-                recurrent.reset()
-                games += 1
-            reward = rollout.reward[t - 1, env] if t else 0.0
-            action = recurrent.predict(seen[t, env], greedy=True, reward=reward)
-            assert action == rollout.action[t, env].item()
-            differ += action != rollout.action[0, 0].item()
-    assert games > 4 and differ > 0
+    seen, reset = rollout.observation_rows.numpy(), rollout.reset.numpy()
+    states: list[Any] = [None] * 4
+    state, differ = None, 0
+    for t in range(60):
+        rewards = rollout.reward[t - 1].numpy() if t else None
+        together, state = recurrent.predict(seen[t], state, reset[t], deterministic=True, reward=rewards)
+        assert together.tolist() == rollout.action[t].tolist()
+        for env in range(4):  # one game at a time, which forgets by having no state
+            before = None if reset[t, env] else states[env]
+            reward = 0.0 if rewards is None else rewards[env]
+            action, states[env] = recurrent.predict(seen[t, env], before, deterministic=True, reward=reward)
+            assert action == together[env]
+        differ += len(set(together.tolist())) > 1
+    assert reset[1:].sum() > 0 and differ > 0
     sampler.close()
-    # All environments at once, until the first game is over.
-    recurrent.reset()
-    for t in range(int(rollout.reset[1:].any(1).nonzero()[0])):
-        reward = rollout.reward[t - 1].numpy() if t else 0.0
-        assert recurrent.predict(seen[t], greedy=True, reward=reward).tolist() == rollout.action[t].tolist()
 
 
-def test_reset_makes_a_recurrent_agent_forget(recurrent: Agent) -> None:
-    """Would catch a game that begins with the recurrent inputs of the last one, or batches of games mixed up."""
+def test_what_episode_start_marks_begins_anew(recurrent: Agent) -> None:
+    """Would catch a game that begins with the state of the last one, a state that the agent keeps for itself, and
+    batches of games mixed up."""
     observations = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)
-    play = lambda: [recurrent.predict(rows, greedy=True).tolist() for rows in observations]  # noqa: E731
-    recurrent.reset()
-    first, state = play(), recurrent._recurrent_inputs
-    again, other = play(), recurrent._recurrent_inputs
-    recurrent.reset()
-    assert play() == first and state is not None and other is not None
-    assert recurrent._recurrent_inputs is not None and recurrent._recurrent_inputs.state.equal(state.state)
-    assert not other.state.equal(state.state) or again != first
-    with pytest.raises(ValueError, match=r"2 observations after 3.*call reset\(\)"):
-        recurrent.predict(observations[0][:2])
-    with pytest.raises(ValueError, match="1 observations after 3"):
-        recurrent.predict(observations[0][0])
-    recurrent.reset()
-    recurrent.predict(observations[0][0])
+
+    def play(state: Any, starts: Any) -> tuple[list[Any], Any]:
+        actions = []
+        for rows in observations:
+            action, state = recurrent.predict(rows, state, starts, deterministic=True)
+            actions.append(action.tolist())
+            starts = None
+        return actions, state
+
+    first, end = play(None, None)
+    again, other = play(end, None)
+    assert not np.array_equal(other[0], end[0]) or again != first
+    forgotten, same = play(end, np.ones(3, bool))
+    assert forgotten == first and np.array_equal(same[0], end[0]) and np.array_equal(same[1], end[1])
+    one, _ = play(end, np.array([True, False, True]))
+    assert [row[0] for row in one] == [row[0] for row in first] and [row[1] for row in one] == [row[1] for row in again]
+    with pytest.raises(ValueError, match="2 observations with the state of 3 games"):
+        recurrent.predict(observations[0][:2], end)
+    with pytest.raises(ValueError, match="state must be None or what predict has returned"):
+        recurrent.predict(observations[0], 5)
+    for arguments in ({"episode_start": [True, False]}, {"reward": np.zeros(2)}):
+        with pytest.raises(ValueError, match="must have a value for each of 3 games"):
+            recurrent.predict(observations[0], end, **arguments)
 
 
 def test_reset_starts_a_new_game_in_the_middle_of_one() -> None:

@@ -103,7 +103,7 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     player = accel_rl.load(run)
     assert all(bool(torch.isfinite(p).all()) for p in player.policy.parameters())
     observation, _ = player.make_env().reset(seed=0) if env == "pong" else make_env(env).reset(seed=0)
-    assert player.config.spec.action_space.contains(player.predict(observation))
+    assert player.config.spec.action_space.contains(player.predict(observation)[0])
 
 
 @pytest.mark.slow
@@ -116,8 +116,8 @@ def test_an_env_preset_trains(tmp_path: Path, env_preset: str) -> None:
     assert player.config.spec.observation_shape == (4, height, width)
     observation, _ = make_env("pong", env_preset).reset(seed=0)
     assert observation.shape == (4, height, width)
-    assert 0 <= player.predict(observation) < 6
-    assert player.predict(np.stack([observation] * 3)).shape == (3,)
+    assert 0 <= player.predict(observation)[0] < 6
+    assert player.predict(np.stack([observation] * 3))[0].shape == (3,)
 
 
 def test_a_variant_belongs_to_its_algorithm() -> None:

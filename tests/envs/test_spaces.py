@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_learns(run: Path) -> None:
     """Would catch actions or parts of observations that are mixed up on their way: the third choice has to follow the
     goal that is observed. At random 1/2 + 1/3 + 1/4 of the three choices are right, without looking 2 1/2."""
-    found = accel_rl.load(run).evaluate(episodes=20, seed=9)
+    found = accel_rl.load(run, trust=True).evaluate(episodes=20, seed=9)
     assert found.mean_reward / found.mean_length > 2.9
 
 
@@ -72,18 +72,18 @@ def test_predict(run: Path) -> None:
     """Would catch a policy that can't act in its own environment, or acts by the framework's numbering."""
     player, env = accel_rl.load(run), make_env(f"{TOYS}:Nested")
     seen = [env.reset(seed=seed)[0] for seed in range(4)]
-    single = [player.predict(one, greedy=True) for one in seen]
+    single = [player.predict(one, deterministic=True)[0] for one in seen]
     for one, action in zip(seen, single, strict=True):
         assert env.action_space.contains(action)
         assert action.tolist() == [0, -1, 5 + (one["arm"]["angles"][1] > 0)]
-    assert env.action_space.contains(player.predict(seen[0]))
+    assert env.action_space.contains(player.predict(seen[0])[0])
     arms = [one["arm"] for one in seen]
     batch = {
         "camera": np.stack([one["camera"] for one in seen]),
         "arm": {name: np.stack([arm[name] for arm in arms]) for name in ("angles", "grip")},
         "switches": np.stack([one["switches"] for one in seen]),
     }
-    assert np.array_equal(player.predict(batch, greedy=True), single)
+    assert np.array_equal(player.predict(batch, deterministic=True)[0], single)
     with pytest.raises(ValueError, match="the observation has the parts"):
         player.predict({"camera": seen[0]["camera"]})
     with pytest.raises(ValueError, match=r"part 'camera', has shape \(23, 32, 3\)"):
@@ -94,8 +94,8 @@ def test_record(run: Path, tmp_path: Path) -> None:
     """Would catch a video of an environment whose observations are no arrays."""
     from accel_rl.analysis.video import record_video
 
-    player = accel_rl.load(run)
-    game = record_video(player.make_env(), player.predict, tmp_path / "game.mp4", seed=1)
+    player = accel_rl.load(run, trust=True)
+    game = record_video(player.make_env(), player.player(), tmp_path / "game.mp4", seed=1)
     assert game.length == 5
 
 
@@ -107,5 +107,5 @@ def test_other_spaces(name: str, tmp_path: Path) -> None:
     player, env = accel_rl.load(folder), make_env(f"{TOYS}:{name}")
     observation, _ = env.reset(seed=0)
     for _ in range(5):
-        observation, *_ = env.step(player.predict(observation))
+        observation, *_ = env.step(player.predict(observation)[0])
     assert player.evaluate(episodes=2).mean_length == 7

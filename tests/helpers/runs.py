@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from accel_rl.training import checkpoint
 
@@ -48,6 +49,15 @@ def assert_same_run(first: Path, second: Path) -> None:
             assert {"algo", "sampler", "torch_generator"} <= learner.keys()
         del state["progress"]["seconds"]
     assert_same(*states)
+
+
+def assert_same_policy(first: Path, second: Path, name: str = "best.safetensors") -> None:
+    """Asserts that the policy files of this name in two runs' folders hold the same tensors and metadata."""
+    contents = []
+    for run in (first, second):
+        with safe_open(run / name, framework="pt") as file:
+            contents.append((file.metadata(), {key: file.get_tensor(key) for key in file.keys()}))  # noqa: SIM118
+    assert_same(*contents, name)
 
 
 def assert_same(first: Any, second: Any, where: str = "state") -> None:

@@ -19,7 +19,7 @@ import torch
 import accel_rl
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
-from accel_rl.training.checkpoint import BEST, CHECKPOINT, PREVIOUS
+from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
 from tests.helpers.runs import assert_same, assert_same_run
 
 # A small DQN: checkpoints at steps 40, 80 and 120, each with its replay.
@@ -180,13 +180,6 @@ def test_there_is_no_way_out_that_is_damaged_itself(finished: Path, tmp_path: Pa
         with pytest.raises(UsageError) as caught:
             checkpoint.load(run / CHECKPOINT)
         assert ("is intact" in str(caught.value)) == (name == "replay-120.pt")
-
-
-def test_a_damaged_best_policy_has_its_own_way_out(finished: Path, tmp_path: Path) -> None:
-    """Would catch advice to continue a run in order to look at its policy."""
-    (tmp_path / BEST).write_bytes((finished / CHECKPOINT).read_bytes()[:-1000])
-    with pytest.raises(UsageError, match=r"best\.pt is damaged .*; use the last checkpoint instead \(omit --best\)"):
-        checkpoint.load(tmp_path / BEST)
 
 
 def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

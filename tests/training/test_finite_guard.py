@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import accel_rl
 from accel_rl.errors import RunError, UsageError
@@ -75,8 +76,8 @@ def test_parameters_are_checked_where_there_are_no_statistics(tmp_path: Path) ->
     evaluation = {"eval_interval_steps": 20, "eval_episodes": 2}
     with pytest.raises(RunError, match=r"agent step 140\): parameter .* is nan"):
         accel_rl.train(**{**settings, **evaluation, "steps": 400}, out=tmp_path / "best")
-    best = checkpoint.load(tmp_path / "best" / "best.pt")
-    assert all(value.isfinite().all() for value in best["policy"].values())
+    best = load_file(tmp_path / "best" / "best.safetensors")
+    assert all(value.isfinite().all() for value in best.values())
     accel_rl.train(**{**settings, "learning_rate": 1e-3}, overwrite=True, out=tmp_path / "end")
     assert not (tmp_path / "end" / "not_finite.txt").exists()
 

@@ -193,7 +193,7 @@ def test_what_is_done_with_a_run(tmp_path: Path, capfd: Any) -> None:
     assert main(["record", str(run), "--out", str(tmp_path / "film.mp4")]) == 0
     assert main(["plot", str(run), "--out", str(tmp_path / "curve.png")]) == 0
     assert (tmp_path / "film.mp4").stat().st_size and (tmp_path / "curve.png").stat().st_size
-    assert accel_rl.load(run).predict(np.zeros(4, np.float32)) in (0, 1)
+    assert accel_rl.load(run).predict(np.zeros(4, np.float32))[0] in (0, 1)
 
 
 # ---- GPUs ----

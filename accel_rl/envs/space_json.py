@@ -1,0 +1,159 @@
+"""Spaces as plain JSON, so that a policy can be shared without a pickle.
+
+A space is an object with its type: Box (shape, dtype, low, high), Discrete (n, start), MultiDiscrete (nvec, start),
+MultiBinary (shape), Dict (parts: [name, space] in their order), Tuple (parts). Bounds are one number if they are all
+equal, else a flat list; infinite ones are "inf" and "-inf". A space that cannot be learned from, such as a text, is
+{"type": "other", "name": its class}.
+"""
+
+import math
+import reprlib
+from collections import OrderedDict
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from accel_rl.errors import UsageError
+
+Space = gymnasium.Space[Any]
+
+MOST_NUMBERS = 2**25  # of all parts of an observation together, which is five pictures of 1080 x 1920 in colour
+MOST_LEVELS = 32  # of Dict and Tuple spaces inside each other
+
+
+class OtherSpace(gymnasium.Space[Any]):
+    """Stands for a space of which only the name of its class is known."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OtherSpace) and other.name == self.name
+
+
+def to_json(space: Space) -> dict[str, Any]:
+    """Returns the space as an object of plain numbers, texts and lists."""
+    match space:
+        case spaces.Box():
+            bounds = {"low": _bounds(space.low), "high": _bounds(space.high)}
+            return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
+        case spaces.Discrete():
+            return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+        case spaces.MultiDiscrete():
+            values = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": "MultiDiscrete", **values, "dtype": str(space.dtype)}
+        case spaces.MultiBinary():
+            return {"type": "MultiBinary", "shape": list(space.shape)}
+        case spaces.Dict():
+            return {"type": "Dict", "parts": [[name, to_json(part)] for name, part in space.spaces.items()]}
+        case spaces.Tuple():
+            return {"type": "Tuple", "parts": [to_json(part) for part in space.spaces]}
+        case _:
+            return {"type": "other", "name": space.name if isinstance(space, OtherSpace) else type(space).__name__}
+
+
+def _bounds(values: Any) -> Any:
+    if values.size and (values == values.flat[0]).all():
+        return _bound(values.flat[0].item())
+    return [_bound(value) for value in values.flatten().tolist()]
+
+
+def _bound(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_json(value: Any) -> Space:
+    """Returns the space that `to_json` has described.
+
+    Raises UsageError, before it takes memory, for what describes no space or one that is too large."""
+    if (size := _size(value)) > MOST_NUMBERS:
+        raise UsageError(f"a space of {size:,} numbers is too large; {MOST_NUMBERS:,} is the most")
+    try:
+        return _from_json(value)
+    except UsageError:
+        raise
+    except Exception as error:  # gymnasium checks its arguments with errors and assertions of all kinds
+        raise UsageError(f"{_short(value)} describes no space: {_short(error)}") from None
+
+
+def _size(value: Any, level: int = 0) -> int:
+    """Returns how many numbers a described space holds, as one row. Raises UsageError for what describes no space."""
+    if level > MOST_LEVELS:
+        raise UsageError(f"spaces lie inside each other more than {MOST_LEVELS} levels deep")
+    try:
+        kind = value["type"]
+        if kind in ("Box", "MultiBinary"):
+            return math.prod(_natural(length) for length in value["shape"])
+        if kind == "Discrete":
+            return _natural(value["n"])
+        if kind == "MultiDiscrete":
+            return _total(value["nvec"])
+        if kind in ("Dict", "Tuple"):
+            parts = [part for _, part in value["parts"]] if kind == "Dict" else value["parts"]
+            return sum(_size(part, level + 1) for part in parts)
+        if kind == "other":
+            return 0
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    raise UsageError(f"{_short(value)} describes no space")
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError
+    return value
+
+
+def _total(values: Any) -> int:
+    return sum(_total(value) for value in values) if isinstance(values, list) else _natural(values)
+
+
+def _from_json(value: Any) -> Space:
+    match value["type"]:
+        case "Box":
+            shape, dtype = tuple(value["shape"]), _dtype(value["dtype"], "biuf")
+            low, high = (_array(value[name], shape, dtype) for name in ("low", "high"))
+            return spaces.Box(low, high, shape, dtype.type)
+        case "Discrete":
+            return spaces.Discrete(value["n"], start=value["start"], dtype=_dtype(value["dtype"], "iu").type)
+        case "MultiDiscrete":
+            dtype = _dtype(value["dtype"], "iu")
+            start = np.array(value["start"], dtype)
+            return spaces.MultiDiscrete(np.array(value["nvec"], dtype), dtype.type, start=start)
+        case "MultiBinary":
+            return spaces.MultiBinary(value["shape"])
+        case "Dict":
+            return spaces.Dict(OrderedDict((name, _from_json(part)) for name, part in value["parts"]))
+        case "Tuple":
+            return spaces.Tuple([_from_json(part) for part in value["parts"]])
+    return OtherSpace(str(value["name"]))
+
+
+def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
+    dtype = np.dtype(str(name))
+    if dtype.kind not in kinds:
+        raise UsageError(f"dtype {name!r} is not one of numbers that this space can hold")
+    return dtype
+
+
+def _array(bounds: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Returns the bounds [*shape] of one number for all, or of a flat list of them."""
+    if isinstance(bounds, list):
+        return np.array([_value(bound) for bound in bounds], dtype).reshape(shape)
+    return np.full(shape, _value(bounds), dtype)
+
+
+def _value(bound: Any) -> Any:
+    return float(bound) if isinstance(bound, str) else bound
+
+
+def _short(value: Any) -> str:
+    """Returns text of one line and at most 100 characters, also of a value that is huge."""
+    text = " ".join((str(value) if isinstance(value, Exception) else reprlib.repr(value)).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."

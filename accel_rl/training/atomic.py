@@ -1,0 +1,41 @@
+"""Files that are replaced in one go: whoever reads one finds what was there before or all that is new."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from accel_rl.errors import RunError
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previous: Path | None = None) -> None:
+    """Replaces the file at path by what write writes. previous: the name that what it held keeps.
+
+    kind: of file, for the message. Raises RunError if the disk refuses; both files are then as they were."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if previous and path.exists():
+            _link(path, previous)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        survivor = "; the previous one is intact" if path.exists() else ""
+        raise RunError(f"could not write the {kind} {path}: {error.strerror}{survivor}") from error
+
+
+def _link(path: Path, name: Path) -> None:
+    """Gives the file a second name in one go, so that at no time there is no file at path."""
+    temporary = name.with_name(name.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, temporary)
+    os.replace(temporary, name)

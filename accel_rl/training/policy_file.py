@@ -1,0 +1,259 @@
+"""Policies without code: what a run's folder holds for those who only want to use its policy.
+
+policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits any of
+the others. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
+evaluation. Their metadata hold `steps` and `score` as text, and a checksum. Nothing in any of them is executed when it
+is read.
+"""
+
+import json
+import math
+import shlex
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from accel_rl.config.sources import read_yaml
+from accel_rl.envs import space_json
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint
+from accel_rl.training.atomic import write_file
+from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.log import command
+
+FORMAT_NAME, FORMAT_VERSION = "accel_rl policy", 1
+FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
+# Files in a run's folder.
+DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
+OLD_BEST = "best.pt"  # a pickle, which earlier versions wrote
+MOST_BYTES = 2**26  # of a description
+
+# ---- the description ----
+
+
+def describe(settings: dict[str, Any], spec: EnvSpec) -> str:
+    """Returns the text of policy.json. Raises UsageError for a setting that JSON cannot hold."""
+    spaces = {name: getattr(spec, name) for name in ("observation_space", "action_space", "nested_space")}
+    document = {
+        "format": FORMAT,
+        "settings": {name: _plain(name, value) for name, value in settings.items()},
+        "spec": {
+            **{name: space and space_json.to_json(space) for name, space in spaces.items()},
+            "frame_stack": spec.frame_stack,
+        },
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Returns the value in JSON's types."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(name, each) for each in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(name, each) for key, each in value.items()}
+    raise UsageError(
+        f"{name} holds {value!r}, which {DESCRIPTION} cannot; use numbers, texts, lists, and mappings from texts"
+    )
+
+
+def write_description(folder: Path, text: str) -> None:
+    """Writes what `describe` has returned. Raises RunError if the disk refuses."""
+    write_file(folder / DESCRIPTION, lambda file: file.write(text.encode()), "policy's description")
+
+
+def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
+    """Returns the settings and the spec of a run, whose values are not checked yet.
+
+    Raises UsageError if the folder has no such file, or for a file that is damaged, foreign, or of a newer version."""
+    path = folder / DESCRIPTION
+    if not path.is_file():
+        raise _missing(folder, DESCRIPTION)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > MOST_BYTES:
+        raise UsageError(f"{path} has more than {MOST_BYTES // 2**20} MB: it is no description of a policy")
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}") from None
+    _check_format(path, document.get("format") if isinstance(document, dict) else None)
+    settings, spec = document.get("settings"), document.get("spec")
+    if not (isinstance(settings, dict) and isinstance(spec, dict)):
+        raise UsageError(f"{path} is damaged: it needs settings and spec")
+    try:
+        return settings, _spec(spec)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _spec(values: dict[str, Any]) -> EnvSpec:
+    nested, frame_stack = values.get("nested_space"), values.get("frame_stack")
+    observation, action = (space_json.from_json(values.get(f"{name}_space")) for name in ("observation", "action"))
+    if not isinstance(frame_stack, int) or not 0 <= frame_stack * math.prod(observation.shape or ()) <= (
+        space_json.MOST_NUMBERS
+    ):
+        raise UsageError(f"frame_stack={frame_stack!r} must be 0 or a number of frames that fit into memory")
+    return EnvSpec(observation, action, frame_stack, nested and space_json.from_json(nested))
+
+
+def _check_format(path: Path, found: Any) -> None:
+    if not isinstance(found, str) or not found.startswith(FORMAT_NAME):
+        raise UsageError(f"{path} does not belong to a policy of accel_rl")
+    if found != FORMAT:
+        raise UsageError(
+            f"{path} has format {found.removeprefix(FORMAT_NAME).strip()!r}, but this version of accel_rl reads format "
+            f"{FORMAT_VERSION}: use the version that wrote it"
+        )
+
+
+# ---- the tensors ----
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raises UsageError if a network's state_dict has something that a safetensors file cannot hold."""
+    for name, value in state.items():
+        try:
+            safetensors.torch.save({name: value.detach().new_empty(0, device="cpu")})
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError):
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise UsageError(
+                f"the network's {name} is of type {kind}, which a policy file cannot hold; make it a tensor of plain "
+                "numbers, or leave it out of state_dict (register_buffer(..., persistent=False))"
+            ) from None
+
+
+def save(path: Path, state: Mapping[str, Tensor], steps: int | None = None, score: float | None = None) -> None:
+    """Replaces the file at path by the tensors of a network's state_dict, as they are now.
+
+    steps: agent steps of the run; score: mean of games that were played with it. Raises RunError if the disk refuses;
+    the file is then as it was."""
+    tensors = {  # each with memory of its own, as the format demands
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in state.items()
+    }
+    metadata = {"format": FORMAT, "crc32": _checksum(tensors)}
+    if steps is not None:
+        metadata["steps"] = str(steps)
+    if score is not None and math.isfinite(score):
+        metadata["score"] = repr(float(score))
+    content = safetensors.torch.save(tensors, metadata)
+    write_file(path, lambda file: file.write(content), "policy")
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    value = 0
+    for name in sorted(tensors):
+        content: Any = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(content, value)
+    return f"{value:08x}"
+
+
+def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors of a policy file, on the CPU. network: those it must have, if only on the device "meta".
+
+    Raises UsageError if there is no such file, if it is damaged or no safetensors file, or if its tensors are not those
+    of the network: their names and shapes are compared before any of them is read."""
+    if not path.is_file():
+        raise _missing(path.parent, path.name)
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start[:1] == b"\x80" or start == b"PK\x03\x04":
+            raise UsageError(
+                f"{path} is a pickle, which could run code, and no safetensors file; it was not opened{_other(path)}"
+            )
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            _check_format(path, metadata.get("format"))
+            wanted = network.state_dict()
+            found = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _compare(path, found, wanted)
+            tensors = {name: file.get_tensor(name) for name in found}
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged or no safetensors file: {error}{_other(path)}") from None
+    for name, value in tensors.items():
+        if value.dtype != wanted[name].dtype:
+            raise UsageError(f"{path} does not fit {DESCRIPTION}: {name} is {value.dtype}, not {wanted[name].dtype}")
+    if metadata.get("crc32", "") != _checksum(tensors):
+        raise UsageError(f"{path} is damaged: its tensors do not match its checksum{_other(path)}")
+    for name, _ in network.named_parameters():
+        if not tensors[name].isfinite().all():
+            raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
+    return tensors
+
+
+def _compare(path: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> None:
+    """Raises UsageError if a file's tensors are not those that the described network has."""
+    problem = None
+    if missing := wanted.keys() - found.keys():
+        problem = f"it lacks {min(missing)}"
+    elif more := found.keys() - wanted.keys():
+        problem = f"{min(more)} is none of the network's tensors"
+    elif wrong := [name for name, shape in found.items() if shape != wanted[name].shape]:
+        name = min(wrong)
+        problem = f"{name} has shape {list(found[name])}, the network's {list(wanted[name].shape)}"
+    if problem:
+        raise UsageError(f"{path} does not fit the network that {DESCRIPTION} describes: {problem}")
+
+
+def _other(path: Path) -> str:
+    """Returns what to do without the best policy's file, as the end of a message."""
+    use_last = path.name == BEST and path.with_name(LAST).is_file()
+    return "; use the last checkpoint's policy instead (omit --best)" if use_last else ""
+
+
+# ---- runs of earlier versions ----
+
+
+def _missing(folder: Path, name: str) -> UsageError:
+    """Returns the error for a folder without this file, with the way out."""
+    if (folder / (OLD_BEST if name == BEST else CHECKPOINT)).is_file() or (
+        name == DESCRIPTION and (folder / OLD_BEST).is_file()
+    ):
+        convert = f"{command()} export {shlex.quote(str(folder))} --format safetensors --trust"
+        return UsageError(
+            f"{folder} has its policy only in a pickle, as earlier versions wrote it: {convert} converts it; that can "
+            "run code, so do it only if you know who made the file"
+        )
+    if name == DESCRIPTION:
+        return UsageError(f"{folder} holds no run (no {DESCRIPTION})")
+    if name == BEST:
+        return UsageError(f"there is no {folder / BEST}: no evaluation has been kept; omit --best")
+    return UsageError(f"there is no {folder / LAST} yet: a run's first checkpoint writes it")
+
+
+def convert(run_dir: Path) -> list[Path]:
+    """Writes the policy files of a run that has only pickles; returns their paths.
+
+    Unpickles checkpoint.pt and best.pt, which can run code: call it only for files that you trust. Raises UsageError if
+    the folder has neither or they cannot be read, RunError if the disk refuses."""
+    folder = Path(run_dir)
+    states = [
+        (name, checkpoint.load(folder / old, trust=True))
+        for old, name in ((CHECKPOINT, LAST), (OLD_BEST, BEST))
+        if (folder / old).is_file()
+    ]
+    if not states:
+        raise UsageError(f"{folder} holds no run to convert (neither {CHECKPOINT} nor {OLD_BEST})")
+    settings = read_yaml(folder / "config.yaml", "settings")
+    write_description(folder, describe(settings, states[0][1]["spec"]))
+    for name, state in states:
+        save(folder / name, state["policy"], state.get("steps"), state["best_score"] if name == BEST else None)
+    return [folder / DESCRIPTION, *(folder / name for name, _ in states)]

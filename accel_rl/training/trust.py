@@ -1,0 +1,73 @@
+"""What files of other people may not do unless the user trusts them: name code to import, and be unpickled."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from accel_rl.errors import UsageError
+
+ACTS = ("algo", "network")
+"""Settings that name what a policy needs to act."""
+PLAYS = ("env", "wrappers", "env_options")
+"""Settings that name what it needs to play games."""
+BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "accel_rl.envs.threed:doom"}
+"""How names of this package's own code begin. Its other functions may do anything with the arguments that they get."""
+
+
+def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS)) -> list[str]:
+    """Returns, as text, which of these settings name code outside this package.
+
+    Texts among env_options count as well if they may be the name of a module or a file: what an environment does with
+    them is unknown. Environments that gymnasium knows by a name of their own do not count."""
+    return [f"{name}={text}" for name in names for text in _foreign(name, settings.get(name))]
+
+
+def _foreign(name: str, value: Any) -> list[str]:
+    texts = list(_texts(value))
+    if name == "env_options":
+        return [text for text in texts if not set("./\\:").isdisjoint(text)]
+    own = BUILT_IN.get(name)
+    return [text for text in texts if ":" in text and not (own and text.startswith(own))]
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Yields all texts in a setting, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from (*_texts(key), *_texts(each))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, trust: bool) -> None:
+    """Raises UsageError if the settings of source name code outside this package, unless that is trusted."""
+    if not trust and (found := foreign_code(settings, names)):
+        raise UsageError(
+            f"{source} names code from outside accel_rl: {', '.join(found)}; --trust (in Python trust=True) imports "
+            "and runs it: give it only if you know who wrote that code"
+        )
+
+
+def check_owner(path: Path, trust: bool) -> None:
+    """Raises UsageError if a file that is to be unpickled belongs to another user, unless that is trusted."""
+    if trust or not hasattr(os, "geteuid"):  # a system without users' numbers
+        return
+    owner, user = path.stat().st_uid, os.geteuid()
+    if owner != user:
+        raise UsageError(
+            f"{path} belongs to user {_user_name(owner)}, not to you ({_user_name(user)}), and reading it can run code "
+            "(it is a pickle): if you trust that user, add --trust (in Python trust=True)"
+        )
+
+
+def _user_name(uid: int) -> str:
+    import pwd  # here: not on every system
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
