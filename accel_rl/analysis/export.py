@@ -5,13 +5,15 @@ are chosen by. It is checked before it gets its name: it has to act as the polic
 """
 
 import contextlib
+import io
 import json
 import logging
-import os
+import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +22,14 @@ from torch import Tensor
 from accel_rl.analysis.agent import Agent
 from accel_rl.analysis.exportable import ExportablePolicy, describe_inputs, sample_inputs
 from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.training.atomic import write_file
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript"}
 """The formats, and how their files' names end."""
 CHECKED_BATCHES = (64, 1)  # numbers of random observations on which a file has to act as the policy does
+MOST_ONNX_BYTES = 2**31 - 2**20
 TOLERANCE = 1e-4  # of scores, relative to the largest one: other programs round differently
 
 
@@ -40,6 +44,15 @@ class ExportedFile(NamedTuple):
     outputs: dict[str, str]
     is_checked: bool
 
+    def __str__(self) -> str:
+        """Describes the file for a person, in lines."""
+        rows = [("input", *item) for item in self.inputs.items()] + [("output", *item) for item in self.outputs.items()]
+        width = max(len(name) for _, name, _ in rows)
+        lines = [f"{kind:6}  {name:{width}}  {text}" for kind, name, text in rows]
+        checked = f"acts as the policy does on {CHECKED_BATCHES[0]} random observations"
+        remark = checked if self.is_checked else "not checked: onnxruntime is not installed"
+        return "\n".join([f"{self.path}: {remark}", *lines])
+
 
 def export(agent: Agent, path: str | Path, format: str) -> ExportedFile:
     """Writes an agent's policy to path, as "onnx" or "torchscript"; replaces a file that is there.
@@ -47,29 +60,34 @@ def export(agent: Agent, path: str | Path, format: str) -> ExportedFile:
     The network computes in float32, also where it was trained in bfloat16. Raises UsageError for an unknown format, a
     package that is missing, a policy or a network that cannot be exported, and a path that cannot be written; RunError
     if the file does not act as the policy does. Then nothing is written."""
-    if format not in SUFFIXES:
-        raise unknown("format", format, SUFFIXES, f"(there are {', '.join(SUFFIXES)})")
+    check_format(format)
     path = Path(path)
-    if path.is_dir():
-        raise UsageError(f"cannot write {path}: it is a folder; name a file")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: {'it is' if path.is_dir() else 'there is no'} folder; name a file")
     policy = ExportablePolicy(agent)
     inputs = sample_inputs(policy, 2)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.touch()  # before the work is done that it would undo
-        with _quiet():
-            outputs = dict(zip(policy.output_names, policy(*inputs), strict=True))
-            described = ExportedFile(path, describe_inputs(policy), _describe(outputs), is_checked=True)
-            metadata = _metadata(agent, described)
-            run = (_write_onnx if format == "onnx" else _write_torchscript)(policy, inputs, unfinished, metadata)
-        if run is not None:
-            _check(policy, run)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return described._replace(is_checked=run is not None)
+    with _quiet():
+        outputs = policy.outputs(*inputs)
+        exported = ExportedFile(path, describe_inputs(policy), _describe(outputs), is_checked=True)
+        write, load = (_to_onnx, _load_onnx) if format == "onnx" else (_to_torchscript, _load_torchscript)
+        content = write(policy, inputs, _metadata(agent, exported))
+    run = load(content, policy.input_names)
+    if run is not None:
+        _check(policy, run)
+    write_file(path, lambda file: file.write(content), "policy")
+    return exported._replace(is_checked=run is not None)
+
+
+def check_format(format: str) -> None:
+    """Raises UsageError if there is no such format, or if the package that it takes is missing."""
+    if format not in SUFFIXES:
+        raise unknown("format", format, [*SUFFIXES, "safetensors"], "(there are onnx, torchscript, safetensors)")
+    if format == "onnx":
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise UsageError(f'ONNX files need the package {error.name}: pip install "accel-rl[export]"') from None
 
 
 def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -91,68 +109,98 @@ def _metadata(agent: Agent, described: ExportedFile) -> dict[str, str]:
 def _quiet() -> Iterator[None]:
     """Keeps PyTorch's remarks on its own exporters from the user's terminal."""
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(disabled)
 
 
-# ---- the formats: each writes a file and returns what runs it ----
+# ---- the formats ----
 
 
-def _write_torchscript(policy: ExportablePolicy, inputs: list[Tensor], path: Path, metadata: dict[str, str]) -> Run:
+def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str, str]) -> bytes:
+    """Returns a policy as TorchScript."""
+    buffer = io.BytesIO()
     try:
         traced = torch.jit.trace(policy, tuple(inputs), check_trace=False)
-        torch.jit.save(traced, str(path), _extra_files={"metadata.json": json.dumps(metadata, indent=2)})
-    except RuntimeError as error:
+        torch.jit.save(traced, buffer, _extra_files={"metadata.json": json.dumps(metadata, indent=1)})
+    except Exception as error:  # whatever a network does that cannot be recorded
         raise _unsupported("TorchScript", error) from error
-    loaded = torch.jit.load(str(path))
+    return buffer.getvalue()
+
+
+def _load_torchscript(content: bytes, input_names: list[str]) -> Run:
+    loaded = torch.jit.load(io.BytesIO(content))
     return lambda inputs: list(loaded(*inputs))
 
 
-def _write_onnx(policy: ExportablePolicy, inputs: list[Tensor], path: Path, metadata: dict[str, str]) -> Run | None:
-    try:
-        import onnxscript  # noqa: F401  (PyTorch needs both)
-
-        import onnx  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f'ONNX files need the package {error.name}: pip install "accel-rl[export]"') from None
-    batch = torch.export.Dim("N")
+def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str, str]) -> bytes:
+    """Returns a policy as ONNX."""
+    if sum(tensor.nbytes for tensor in policy.state_dict().values()) > MOST_ONNX_BYTES:
+        raise UsageError("the network has more than 2 GB, which an ONNX file cannot hold; use torchscript")
     names = policy.input_names
+    batch = torch.export.Dim("N")
     try:
-        program = torch.export.export(policy, tuple(inputs), dynamic_shapes=[{0: batch}] * len(names), strict=False)
-        written = torch.onnx.export(
-            program, dynamo=True, input_names=names, output_names=policy.output_names, verbose=False
+        shapes = (tuple({0: batch} for _ in names),)
+        program = torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes, strict=False)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=names,
+            output_names=list(policy.outputs(*inputs)),
+            dynamic_shapes=tuple({0: "N"} for _ in names),  # its name in the file
+            verbose=False,
         )
     except Exception as error:  # whatever a network does that cannot be recorded
         raise _unsupported("ONNX", error) from error
-    assert written is not None
-    written.model.metadata_props.update(metadata)
-    written.save(path, external_data=False)
-    return _onnx_runner(path, names)
+    assert exported is not None
+    exported.model.metadata_props.update(metadata)
+    model = exported.model_proto
+    for node in model.graph.node:
+        del node.metadata_props[:]  # which lines of this machine's files it is from
+    return model.SerializeToString()
 
 
-def _onnx_runner(path: Path, names: list[str]) -> Run | None:
+def _load_onnx(content: bytes, input_names: list[str]) -> Run | None:
     """Returns what runs an ONNX file, or None if onnxruntime is missing."""
     try:
         import onnxruntime
     except ImportError:
         return None
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(inputs: list[Tensor]) -> list[Tensor]:
-        arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        arrays = {name: tensor.numpy() for name, tensor in zip(input_names, inputs, strict=True)}
         return [torch.from_numpy(np.asarray(array)) for array in session.run(None, arrays)]
 
     return run
 
 
 def _unsupported(format: str, error: Exception) -> UsageError:
-    reason = str(error).strip().partition("\n")[0]
-    return UsageError(f"the network cannot be written as {format}: {reason}")
+    """Returns the error for a network that does what a format cannot hold, which names it as far as it is known."""
+    text, cause = "", error
+    while cause is not None:
+        text, cause = f"{text}{cause}\n", cause.__cause__
+    if operation := re.search(r"op='([^']+)'|Python function call '([^']+)'", text):
+        reason = f"the format has nothing for the operation {operation[1] or operation[2]}"
+    elif "data-dependent" in text:
+        reason = "in Python, it decides by the numbers in a tensor"
+    elif "Constraints violated" in text:
+        reason = "it is made for one size of the batch; let it use x.shape[0], not len(x), and no loop over the batch"
+    else:
+        reason = text.strip().partition("\n")[0]
+    return UsageError(f"the network cannot be written as {format}: {reason}{_place(error)}")
+
+
+def _place(error: Exception) -> str:
+    """Returns where in the user's code an error came from, if it did."""
+    ours, torchs = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(torchs)]
+    last = frames[-1]
+    return "" if last.filename.startswith(ours) else f" ({last.filename}, line {last.lineno})"
 
 
 # ---- whether a file acts as the policy does ----
@@ -163,10 +211,17 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
     for num_samples in CHECKED_BATCHES:
         inputs = sample_inputs(policy, num_samples)
         with torch.no_grad():
-            expected = dict(zip(policy.output_names, policy(*inputs), strict=True))
-        found = dict(zip(policy.output_names, run(inputs), strict=True))
-        if problem := find_difference(policy, found, expected):
-            raise RunError(f"the file does not act as the policy does: {problem}; it was not kept")
+            expected = policy.outputs(*inputs)
+            try:
+                found = dict(zip(expected, run(inputs), strict=True))
+                problem = find_difference(policy, found, expected)
+            except Exception as error:  # whatever stops another program
+                problem = f"with {num_samples} observations, {str(error).strip().splitlines()[-1]}"
+        if problem:
+            raise RunError(
+                f"the file would not act as the policy does, and was not written: {problem}; does the network decide "
+                "in Python by numbers or by the size of the batch, or draw random numbers?"
+            )
 
 
 def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
@@ -175,7 +230,8 @@ def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected
     Rounding may decide between actions whose scores are as good as equal."""
     for name, values in expected.items():
         if found[name].shape != values.shape or found[name].dtype != values.dtype:
-            return f"{name} is {_describe(found)[name]} instead of {_describe(expected)[name]}"
+            kinds = [f"{tensor.dtype} {[*tensor.shape]}" for tensor in (found[name], values)]
+            return f"{name} is {kinds[0]} instead of {kinds[1]}"
         if values.is_floating_point():
             difference = (found[name] - values).abs().nan_to_num(0.0) if values.numel() else values
             tolerance = TOLERANCE * max(1.0, float(values.abs().max()))

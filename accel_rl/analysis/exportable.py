@@ -14,7 +14,7 @@ from accel_rl.analysis.agent import Agent
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.distributions import DiagonalGaussian, Distribution, SphericalGaussian
+from accel_rl.models.distributions import DiagonalGaussian, SphericalGaussian
 from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import RecurrentInputs
 
@@ -42,17 +42,12 @@ class ExportablePolicy(nn.Module):
             raise UsageError(
                 f"a policy of class {type(agent.policy).__name__} cannot be exported; only an ActorCritic or a QNetwork"
             )
-        self.policy = copy.deepcopy(agent.policy).cpu().eval()
+        self.policy = copy.deepcopy(agent.policy).cpu().eval().requires_grad_(False)
         self.policy.bf16 = False
         self.num_action_numbers = math.prod(self.spec.action_shape)
-        self.input_names, self.output_names = ["observation"], ["action"]
-        if isinstance(self.policy, QNetwork):
-            self.output_names += ["q_values"]
-        else:
-            self.output_names += [*_scores(self.policy.distribution, self.policy.policy_head.bias), "value"]
+        self.input_names = ["observation"]
         if self.policy.state_size:
             self.input_names += ["state", "episode_start", "reward"]
-            self.output_names += ["next_state"]
         if isinstance(self.spec.action_space, spaces.Box):
             self.low: Tensor
             self.high: Tensor
@@ -67,33 +62,44 @@ class ExportablePolicy(nn.Module):
         """The size S of a recurrent policy's state, the last action included; 0 for other policies."""
         return self.policy.state_size and self.policy.state_size + self.num_action_numbers
 
-    def forward(
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.outputs(*inputs).values())
+
+    def outputs(
         self,
         observation: Tensor,
         state: Tensor | None = None,
         episode_start: Tensor | None = None,
         reward: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> dict[str, Tensor]:
+        """Returns what `forward` returns, by name and in the same order."""
         if isinstance(self.policy, QNetwork):
             q_values = self.policy.q_values(self.policy(observation))
-            return self._to_env_action(q_values.argmax(-1)), q_values
+            return {"action": self._to_env_action(q_values.argmax(-1)), "q_values": q_values}
         recurrent_inputs = None
         if state is not None:
             assert episode_start is not None and reward is not None
-            core_state, action = state[:, : self.policy.state_size], state[:, self.policy.state_size :]
+            core_state, action = state.split([self.policy.state_size, self.num_action_numbers], -1)
             previous_action = self._shaped(action).to(_torch_dtype(self.spec.action_dtype))
             recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
-        distribution = self.policy.distribution
-        action = distribution.mode(parameters)
-        scores = _scores(distribution, parameters)
-        if "mean" in scores:
-            scores = {name: self._shaped(numbers) for name, numbers in scores.items()}
-        outputs = (self._to_env_action(self._shaped(action)), *scores.values(), value)
-        if next_state is None:
-            return outputs
-        flat_action = action.reshape(-1, self.num_action_numbers)
-        return *outputs, torch.cat([next_state, flat_action.to(next_state.dtype)], -1)
+        action = self.policy.distribution.mode(parameters)
+        outputs = {"action": self._to_env_action(self._shaped(action))}
+        outputs |= self._scores(parameters) | {"value": value}
+        if next_state is not None:
+            numbers = action.reshape(-1, self.num_action_numbers).to(next_state.dtype)
+            outputs["next_state"] = torch.cat([next_state, numbers], -1)
+        return outputs
+
+    def _scores(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Returns by name what parameters [N, P] say: logits [N, P], or means and standard deviations [N, *A]."""
+        if isinstance(self.policy.distribution, DiagonalGaussian):
+            mean, log_std = parameters.chunk(2, -1)
+            return {"mean": self._shaped(mean), "std": self._shaped(log_std.exp())}
+        if isinstance(self.policy.distribution, SphericalGaussian):
+            mean = parameters[..., :-1]
+            return {"mean": self._shaped(mean), "std": self._shaped(parameters[..., -1:].sqrt().expand_as(mean))}
+        return {"logits": parameters}
 
     def _shaped(self, numbers: Tensor) -> Tensor:
         """Returns numbers [N, D] in the shape of the environment's actions [N, *A]."""
@@ -119,17 +125,6 @@ class ExportablePolicy(nn.Module):
             gaps.append(best[:, 0] - best[:, 1] if best.shape[-1] == 2 else torch.full_like(best[:, 0], math.inf))
         gap = torch.stack(gaps, -1).reshape(outputs["action"].shape)
         return gap <= 2 * tolerance * max(1.0, float(scores.abs().max()))
-
-
-def _scores(distribution: Distribution, parameters: Tensor) -> dict[str, Tensor]:
-    """Returns by name what a distribution's parameters [N, P] say: logits, or means and standard deviations [N, D]."""
-    if isinstance(distribution, DiagonalGaussian):
-        mean, log_std = parameters.chunk(2, -1)
-        return {"mean": mean, "std": log_std.exp()}
-    if isinstance(distribution, SphericalGaussian):
-        mean = parameters[..., :-1]
-        return {"mean": mean, "std": parameters[..., -1:].sqrt().expand_as(mean)}
-    return {"logits": parameters}
 
 
 def _nums_choices(space: gymnasium.Space[Any]) -> list[int]:
