@@ -35,7 +35,8 @@ def record(run_dir: Path, out: Path, frames: int) -> None:
     simulator = env._simulator  # type: ignore[attr-defined]
     recorded = simulator.ale = RecordedEmulator(simulator.ale)
     observation, _ = env.reset()
-    act, reward = agent.player(), 0.0
+    act = agent.player()
+    reward: Any = 0.0
     scores, score = [], 0.0
     while len(recorded.actions) < frames:
         observation, reward, terminated, truncated, info = env.step(act(observation, reward))

@@ -4,7 +4,7 @@ Nothing in the folder is unpickled, and code that its files name is imported onl
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,12 +12,13 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel_rl.envs import make_env
 from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, unbatch
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
+from accel_rl.models.memory_limit import MemoryLimit
 from accel_rl.rollout import RecurrentInputs
 from accel_rl.samplers.base import GamesToPlay
 from accel_rl.training import policy_file
@@ -26,6 +27,8 @@ from accel_rl.training.evaluation import Evaluation
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import ANY_MACHINE
 from accel_rl.training.trust import ACTS, PLAYS, check_code, foreign_code
+
+SPARE_NUMBERS = 2**22  # of a network that are not in its file
 
 State = tuple[Array, Array]
 """What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""
@@ -40,40 +43,40 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Agent
     folder = Path(run_dir)
     description = folder / policy_file.DESCRIPTION
     settings, spec = policy_file.read_description(folder)
+    weights = policy_file.find_weights(folder, best)
     check_code(settings, ACTS, description, trust)
     try:
         config = replace(resolve(settings | ANY_MACHINE | {"simulator": "auto"}, spec=spec), trust=trust)
-        network = _outline(config) if not foreign_code(settings, ACTS) else build_algo(config).policy
+        policy = _build_policy(config, weights)
     except UsageError as error:
         raise UsageError(f"{description}: {error}") from None
     except Exception as error:  # settings of other people may be wrong in any way
         if trust:
             raise
         raise UsageError(f"{description} describes no policy: {type(error).__name__}: {error}") from error
-    weights = policy_file.read_weights(folder / (policy_file.BEST if best else policy_file.LAST), network)
-    return Agent(config, weights, description)
+    policy.load_state_dict(policy_file.read_weights(weights, policy))
+    return Agent(config, policy, description)
 
 
-def _outline(config: Config) -> Any:
-    """Returns the policy's network without memory for its tensors: what a file claims may need more than there is."""
-    with torch.device("meta"):
-        return build_algo(replace(config, devices=("meta",) * len(config.devices))).policy
+def _build_policy(config: Config, weights: Path) -> Any:
+    """Returns the run's network. Raises UsageError, before it takes memory, if the file of weights is far too small."""
+    if foreign_code(config.as_dict(), ACTS):
+        return build_algo(config).policy
+    try:
+        with MemoryLimit(weights.stat().st_size + SPARE_NUMBERS):  # four times what a file in float32 holds
+            return build_algo(config).policy
+    except MemoryError:
+        raise UsageError(f"{weights} has less than the network that these settings describe") from None
 
 
 class Agent:
     """Acts with a trained policy.
 
-    config: of the run that has trained it. weights: its network's state_dict. source: the file that config is from.
+    config: of the run that has trained it. policy: its network, on config.device. source: the file that config is from.
     """
 
-    policy: nn.Module
-    """The network, in evaluation mode, on config.device."""
-
-    def __init__(self, config: Config, weights: Mapping[str, Tensor], source: Path):
-        self.config, self._source = config, source
-        self.policy = build_algo(config).policy
-        self.policy.load_state_dict(weights)
-        self.policy.eval()
+    def __init__(self, config: Config, policy: nn.Module, source: Path):
+        self.config, self.policy, self._source = config, policy.eval(), source
         self._generator = torch.Generator(config.run.device).manual_seed(config.run.seed)
 
     def predict(

@@ -9,6 +9,7 @@ equal, else a flat list; infinite ones are "inf" and "-inf". A space that cannot
 import math
 import reprlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -93,7 +94,8 @@ def _size(value: Any, level: int = 0) -> int:
         if kind == "Discrete":
             return _natural(value["n"])
         if kind == "MultiDiscrete":
-            return _total(value["nvec"])
+            counts = list(_leaves(value["nvec"]))
+            return len(counts) * max(counts, default=0)  # what choosing among them takes
         if kind in ("Dict", "Tuple"):
             parts = [part for _, part in value["parts"]] if kind == "Dict" else value["parts"]
             return sum(_size(part, level + 1) for part in parts)
@@ -110,8 +112,12 @@ def _natural(value: Any) -> int:
     return value
 
 
-def _total(values: Any) -> int:
-    return sum(_total(value) for value in values) if isinstance(values, list) else _natural(values)
+def _leaves(values: Any) -> Iterator[int]:
+    if not isinstance(values, list):
+        yield _natural(values)
+        return
+    for value in values:
+        yield from _leaves(value)
 
 
 def _from_json(value: Any) -> Space:

@@ -163,13 +163,19 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     return f"{value:08x}"
 
 
-def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors of a policy file, on the CPU. network: those it must have, if only on the device "meta".
-
-    Raises UsageError if there is no such file, if it is damaged or no safetensors file, or if its tensors are not those
-    of the network: their names and shapes are compared before any of them is read."""
+def find_weights(folder: Path, best: bool) -> Path:
+    """Returns the file of the last or of the best policy. Raises UsageError if there is none."""
+    path = folder / (BEST if best else LAST)
     if not path.is_file():
-        raise _missing(path.parent, path.name)
+        raise _missing(folder, path.name)
+    return path
+
+
+def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors of a policy file, on the CPU. network: the one that they are for.
+
+    Raises UsageError if the file is damaged or no safetensors file, or if its tensors are not those of the network:
+    their names and shapes are compared before any of them is read."""
     try:
         with path.open("rb") as file:
             start = file.read(4)

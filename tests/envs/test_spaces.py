@@ -70,7 +70,7 @@ def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
 
 def test_predict(run: Path) -> None:
     """Would catch a policy that can't act in its own environment, or acts by the framework's numbering."""
-    player, env = accel_rl.load(run), make_env(f"{TOYS}:Nested")
+    player, env = accel_rl.load(run, trust=True), make_env(f"{TOYS}:Nested")
     seen = [env.reset(seed=seed)[0] for seed in range(4)]
     single = [player.predict(one, deterministic=True)[0] for one in seen]
     for one, action in zip(seen, single, strict=True):
@@ -104,7 +104,7 @@ def test_other_spaces(name: str, tmp_path: Path) -> None:
     """Would catch an action of a shape that a sampler, a loss or a player can't take."""
     settings = {**NESTED, "env": f"{TOYS}:{name}", "env_options": {}, "schedule_steps": None}
     folder = train(**settings, steps=100, out=tmp_path / "run")
-    player, env = accel_rl.load(folder), make_env(f"{TOYS}:{name}")
+    player, env = accel_rl.load(folder, trust=True), make_env(f"{TOYS}:{name}")
     observation, _ = env.reset(seed=0)
     for _ in range(5):
         observation, *_ = env.step(player.predict(observation)[0])

@@ -117,7 +117,7 @@ def test_a_run_with_heads_is_evaluated_loaded_and_filmed(tmp_path: Path, capfd: 
     settings = {**CLOCK, **LSTM, "eval_interval_steps": 40, "eval_episodes": 2}
     run = accel_rl.train(**settings, steps=40, out=tmp_path / "run")
     assert [row["eval/episodes"] for row in rows(run)][-1] == "2"
-    agent = accel_rl.load(run, best=True)
+    agent = accel_rl.load(run, best=True, trust=True)
     assert {name.split(".")[1] for name in agent.policy.state_dict() if name.startswith("auxiliary_heads.")} == {
         "pixel_control",
         "reward_prediction",

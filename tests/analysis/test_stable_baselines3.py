@@ -1,0 +1,121 @@
+"""Stable-Baselines3's and gymnasium's tools take our policies as they take their own models."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage, VecVideoRecorder
+
+import accel_rl
+from accel_rl.analysis.agent import Agent
+from accel_rl.envs import make_env
+from tests.helpers.runs import TINY_SERIAL_RUN
+from tests.helpers.samplers import TOYS
+
+
+def untrained(folder: Path, env: str, weights: int = 1, **settings: Any) -> Agent:
+    """Returns an agent with large random weights from a seed, so that actions depend on what it is given."""
+    settings = {**TINY_SERIAL_RUN, **settings, "env": env, "steps": 20}
+    agent = accel_rl.load(accel_rl.train("a2c", **settings, out=folder), trust=True)
+    generator = torch.Generator().manual_seed(weights)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
+    return agent
+
+
+def play(agent: Agent, env: gymnasium.Env[Any, Any], seed: int, games: int) -> list[float]:
+    """Returns the scores of some games one after the other, played without Stable-Baselines3."""
+    observation, _ = env.reset(seed=seed)
+    scores, state = [0.0], None
+    while len(scores) <= games:
+        action, state = agent.predict(observation, state, deterministic=True)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        scores[-1] += float(reward)
+        if terminated or truncated:
+            scores.append(0.0)
+            observation, state = env.reset()[0], None
+    return scores[:games]
+
+
+@pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")
+@pytest.mark.parametrize(("core", "seed"), [pytest.param("none", 4, marks=pytest.mark.slow), ("lstm", 2)])
+def test_evaluate_policy_plays_the_games_that_we_play(tmp_path: Path, core: str, seed: int) -> None:
+    """Would catch a TypeError, an action that belongs to another environment of the batch, and the state of a game that
+    goes on in the next one."""
+    agent = untrained(
+        tmp_path / "run", "CartPole-v1", weights=seed, core=core, core_size=8
+    )  # more units would make chaos of rounding
+    make = lambda: make_env("CartPole-v1")  # noqa: E731
+    vec_env = DummyVecEnv([make] * 3)
+    vec_env.seed(5)
+    scores, _ = evaluate_policy(agent, vec_env, 9, return_episode_rewards=True)
+    expected = [score for env in range(3) for score in play(agent, make(), 5 + env, 3)]
+    assert sorted(scores) == sorted(expected) and len(set(expected)) > 3
+    mean, _ = evaluate_policy(agent, make(), 2)  # a plain environment
+    assert 1 <= mean <= 500
+
+
+@pytest.mark.filterwarnings("ignore:Evaluation environment is not wrapped")
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("tests.helpers.rooms:Rooms", {}),
+        pytest.param(f"{TOYS}:Picture", {}, marks=pytest.mark.slow),
+        pytest.param("pong", {"max_episode_steps": 9}, marks=pytest.mark.slow),
+    ],
+)
+def test_observations_of_a_vec_env_are_those_of_the_environment(
+    tmp_path: Path, env: str, options: dict[str, Any]
+) -> None:
+    """Would catch a Dict of batches, pictures with their channels in front, or stacks of frames that a policy
+    refuses or takes for others."""
+    settings = {"network": "tests.helpers.samplers:Flat"} if "Picture" in env else {}
+    atari = {"decorrelation_steps": 0, "max_episode_steps": 9} if env == "pong" else {}
+    agent = untrained(tmp_path / "run", env, **settings, **atari)
+    vec_env = DummyVecEnv([lambda: make_env(env, **options)] * 2)
+    vec_env.seed(3)
+    seen = vec_env.reset()
+    actions, _ = agent.predict(seen, deterministic=True)
+    assert all(vec_env.action_space.contains(action) for action in actions)
+    single = [make_env(env, **options).reset(seed=3 + index)[0] for index in range(2)]
+    assert actions.tolist() == [agent.predict(one, deterministic=True)[0] for one in single]
+    if env != "pong":
+        transposed = VecTransposeImage(vec_env)
+        channels_first = transposed.transpose_observations(seen)
+        if "Rooms" in env:
+            assert channels_first["picture"].shape == (2, 3, 24, 20)
+        else:
+            assert agent.predict(channels_first, deterministic=True)[0].tolist() == actions.tolist()
+    evaluate_policy(agent, vec_env, 2)
+
+
+@pytest.mark.slow
+def test_their_recorders_film_our_policy(tmp_path: Path) -> None:
+    """Would catch an environment without what recorders ask for, or actions that they cannot pass on."""
+    pytest.importorskip("moviepy")
+    agent = untrained(tmp_path / "run", "CartPole-v1")
+    vec_env = VecVideoRecorder(
+        DummyVecEnv([agent.make_env]), str(tmp_path / "vec"), lambda step: step == 0, video_length=20
+    )
+    observations, state, starts = vec_env.reset(), None, np.ones(1, bool)
+    for _ in range(30):
+        actions, state = agent.predict(observations, state, starts)
+        observations, _, starts, _ = vec_env.step(actions)
+    vec_env.close()
+    env = gymnasium.wrappers.RecordVideo(agent.make_env(), str(tmp_path / "one"), episode_trigger=lambda episode: True)
+    observation, _ = env.reset(seed=0)
+    done = False
+    while not done:
+        action, _ = agent.predict(observation)
+        observation, _, terminated, truncated, _ = env.step(action)
+        done = terminated or truncated
+    env.close()
+    for folder in ("vec", "one"):
+        (film,) = (tmp_path / folder).glob("*.mp4")
+        assert film.read_bytes()[4:8] == b"ftyp"
