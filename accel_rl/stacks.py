@@ -21,7 +21,7 @@ def is_exporting() -> bool:
     """Tells whether PyTorch is recording a network's operations, to write them to a file.
 
     Then only its own, public ones may be used."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
 
 
 def interleaved(images: Tensor) -> Tensor:

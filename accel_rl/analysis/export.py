@@ -125,7 +125,7 @@ def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: di
     """Returns a policy as TorchScript."""
     buffer = io.BytesIO()
     try:
-        traced = torch.jit.trace(policy, tuple(inputs), check_trace=False)
+        traced = torch.jit.trace(policy, tuple(inputs), check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, buffer, _extra_files={"metadata.json": json.dumps(metadata, indent=1)})
     except Exception as error:  # whatever a network does that cannot be recorded
         raise _unsupported("TorchScript", error) from error
@@ -133,7 +133,7 @@ def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: di
 
 
 def _load_torchscript(content: bytes, input_names: list[str]) -> Run:
-    loaded = torch.jit.load(io.BytesIO(content))
+    loaded = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
     return lambda inputs: list(loaded(*inputs))
 
 
@@ -161,7 +161,7 @@ def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str,
     model = exported.model_proto
     for node in model.graph.node:
         del node.metadata_props[:]  # which lines of this machine's files it is from
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
 
 
 def _load_onnx(content: bytes, input_names: list[str]) -> Run | None:
@@ -181,7 +181,8 @@ def _load_onnx(content: bytes, input_names: list[str]) -> Run | None:
 
 def _unsupported(format: str, error: Exception) -> UsageError:
     """Returns the error for a network that does what a format cannot hold, which names it as far as it is known."""
-    text, cause = "", error
+    text = ""
+    cause: BaseException | None = error
     while cause is not None:
         text, cause = f"{text}{cause}\n", cause.__cause__
     if operation := re.search(r"op='([^']+)'|Python function call '([^']+)'", text):

@@ -11,11 +11,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from accel_rl.analysis.agent import Agent
-from accel_rl.envs.spec import EnvSpec
+from accel_rl.envs.spaces import remaining_space
+from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.distributions import DiagonalGaussian, SphericalGaussian
 from accel_rl.models.q_network import QNetwork
+from accel_rl.models.trunks import to_images
 from accel_rl.rollout import RecurrentInputs
 
 
@@ -73,13 +75,15 @@ class ExportablePolicy(nn.Module):
         reward: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Returns what `forward` returns, by name and in the same order."""
+        if self.spec.picture_shape:
+            observation = to_images(observation, self.spec.picture_shape)
         if isinstance(self.policy, QNetwork):
             q_values = self.policy.q_values(self.policy(observation))
             return {"action": self._to_env_action(q_values.argmax(-1)), "q_values": q_values}
         recurrent_inputs = None
         if state is not None:
             assert episode_start is not None and reward is not None
-            core_state, action = state.split([self.policy.state_size, self.num_action_numbers], -1)
+            core_state, action = torch.split(state, [self.policy.state_size, self.num_action_numbers], -1)
             previous_action = self._shaped(action).to(_torch_dtype(self.spec.action_dtype))
             recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
@@ -120,7 +124,7 @@ class ExportablePolicy(nn.Module):
         tolerance: of the difference of their scores, relative to the largest score."""
         scores = outputs["q_values"] if "q_values" in outputs else outputs["logits"]
         gaps = []
-        for own in scores.split(_nums_choices(self.spec.action_space), -1):
+        for own in torch.split(scores, _nums_choices(self.spec.action_space), -1):
             best = own.topk(min(2, own.shape[-1]), -1).values
             gaps.append(best[:, 0] - best[:, 1] if best.shape[-1] == 2 else torch.full_like(best[:, 0], math.inf))
         gap = torch.stack(gaps, -1).reshape(outputs["action"].shape)
@@ -132,7 +136,7 @@ def _nums_choices(space: gymnasium.Space[Any]) -> list[int]:
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.flatten().tolist()  # type: ignore[no-any-return]
+        return space.nvec.flatten().tolist()
     return [2] * math.prod(space.shape or ())
 
 
@@ -143,14 +147,14 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
     """Returns the type, shape and meaning of each input, in words."""
     spec = policy.spec
-    shape = ", ".join(["N", *map(str, spec.observation_shape)])
     what = ""
     if spec.nested_space is not None:
-        what = f": rows of gymnasium.spaces.flatten of {spec.nested_space}"
+        what = f": rows of gymnasium.spaces.flatten of {remaining_space(spec.nested_space)}"
     elif spec.frame_stack:
         what = ": the newest frames, oldest first"
-    elif spec.is_pixels:
-        what = ": pictures, channels first"
+    elif spec.is_picture:
+        what = ": pictures as the environment returns them"
+    shape = ", ".join(["N", *map(str, spec.picture_shape or spec.observation_shape)])
     texts = {"observation": f"{spec.row_dtype} [{shape}]{what}"}
     if policy.state_size:
         texts["state"] = f"float32 [N, {policy.state_size}]: next_state of the last call, zeros in the first one"
@@ -162,7 +166,8 @@ def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
 def sample_inputs(policy: ExportablePolicy, num_samples: int) -> list[Tensor]:
     """Returns random inputs of a policy [N, ...], the same in every call."""
     generator = np.random.default_rng(0)
-    inputs = [torch.from_numpy(_sample_observations(policy.spec, num_samples, generator))]
+    observations = _sample_observations(policy.spec, num_samples, generator)
+    inputs = [torch.from_numpy(observations.reshape(num_samples, *policy.spec.picture_shape or observations.shape[1:]))]
     if policy.state_size:
         state = generator.standard_normal((num_samples, policy.state_size), np.float32)
         reward = generator.standard_normal(num_samples, np.float32)
@@ -170,7 +175,7 @@ def sample_inputs(policy: ExportablePolicy, num_samples: int) -> list[Tensor]:
     return inputs
 
 
-def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.Generator) -> np.ndarray:
+def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.Generator) -> Array:
     shape = (num_samples, *spec.observation_shape)
     space = spec.observation_space
     if isinstance(space, spaces.Discrete):

@@ -10,7 +10,11 @@ class RunSettings:
     """What every run has: names, sizes, sampling, logging, evaluation."""
 
     algo: str = setting("a2c", "an algorithm's name (`accel-rl list algos`), or package.module:Class for your own Algo")
-    env: str = setting("pong", "an Atari game, a gymnasium id, or package.module:factory (`accel-rl list envs`)")
+    env: str = setting(
+        "pong",
+        "an Atari game, a gymnasium id, package:id where importing the package registers it, or package.module:factory "
+        "(`accel-rl list envs`)",
+    )
     preset: str | None = setting(None, "a variant of the algorithm, by name (`accel-rl list presets`)")
     env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))
     simulator: str = setting(
@@ -20,6 +24,9 @@ class RunSettings:
         choices=("auto", "native", "ale"),
     )
     env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
+    wrappers: tuple[str, ...] = setting(
+        (), "wrappers around the environment, the innermost first, as in gymnasium.wrappers:FlattenObservation,..."
+    )
     network: str | None = setting(
         None,
         "a3c, nature, cule, a3c_mlp, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of your own: "

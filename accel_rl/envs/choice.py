@@ -25,6 +25,16 @@ TABLE = Path(str(emulator.__file__)).with_name("exactness.csv")
 MOST = 2**31 - 1  # the native simulator counts in 32 bits
 
 
+def check_wrappers(config: EnvConfig) -> None:
+    """Raises UsageError if wrappers are to be put around an Atari game."""
+    if config.wrappers and (game := game_name(config.env_id)):
+        raise UsageError(
+            f"{game} takes no wrappers, since all games of a process are stepped together; Atari games have settings "
+            "of their own (`accel-rl train --help`), and a factory (--env package.module:factory) may return "
+            "gymnasium's ALE environment in any wrappers"
+        )
+
+
 def check_simulator(config: EnvConfig) -> None:
     """Raises UsageError for an unknown simulator, or for one that is asked for although this is no Atari game."""
     if config.simulator not in SIMULATORS:

@@ -1,22 +1,22 @@
 """Any gymnasium environment as a simulator; envs/spaces.py says which spaces are supported."""
 
 import functools
-import importlib
-import inspect
 import math
-import os
 import pickle
-import sys
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.making import make_gym_env
+from accel_rl.envs.pictures import is_picture
 from accel_rl.envs.spaces import (
     check_action_space,
-    check_observation_space,
     find_mismatch,
     is_flattened,
+    learnable,
+    remaining,
+    remaining_space,
     row_space,
     to_env_action,
     to_row,
@@ -24,65 +24,7 @@ from accel_rl.envs.spaces import (
 )
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome
 from accel_rl.envs.states import capture, has_hook, is_exact, restore
-from accel_rl.errors import RunError, UsageError, unknown
-
-
-def import_name(name: str, kind: str) -> Any:
-    """Returns what `package.module:name` names.
-
-    Raises UsageError if there is no such module, or no such name in it."""
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise UsageError(f"{kind} {name!r} must be named as package.module:name")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and module_name.startswith(error.name):
-            raise UsageError(
-                f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
-            ) from None
-        raise
-    if not hasattr(module, attribute):
-        callables = [name for name, value in vars(module).items() if callable(value)]
-        raise unknown(kind, attribute, callables, f"(in {module_name})")
-    return getattr(module, attribute)
-
-
-def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Builds a registered environment, or calls the user's factory with the arguments that it takes.
-
-    Raises UsageError for an unknown id or option, or if the factory does not return a gymnasium.Env."""
-    if ":" not in config.env_id:
-        if config.env_id not in gymnasium.registry:
-            from accel_rl.envs.atari import games
-
-            raise unknown("environment", config.env_id, [*games(), *gymnasium.registry], "(`accel-rl list envs`)")
-        if render_mode and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-            os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
-        try:
-            return gymnasium.make(config.env_id, **{"render_mode": render_mode, **config.options})
-        except gymnasium.error.DependencyNotInstalled as error:
-            extra = "mujoco" if "mujoco" in str(error).lower() else None
-            way_out = f'install it with: pip install "accel-rl[{extra}]"' if extra else str(error)
-            raise UsageError(f"{config.env_id} needs a package that is not installed; {way_out}") from error
-        except TypeError as error:
-            if "unexpected keyword argument" not in str(error):
-                raise
-            raise UsageError(str(error)) from error
-    factory = import_name(config.env_id, "environment")
-    signature = inspect.signature(factory)
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    offered = {"seed": seed, "render_mode": render_mode}
-    arguments = {name: value for name, value in offered.items() if takes_any or name in signature.parameters}
-    arguments.update(config.options)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise UsageError(f"{config.env_id}: {error}") from None
-    env = factory(**arguments)
-    if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"{config.env_id} returned {type(env).__name__}; a factory must return a gymnasium.Env")
-    return env
+from accel_rl.errors import RunError
 
 
 class GymSimulator:
@@ -97,11 +39,18 @@ class GymSimulator:
         self._config, self._seed_sequence = config, seed
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
-        space, self._action_space = self._env.observation_space, self._env.action_space
-        check_observation_space(space, config.env_id)
+        self._action_space = self._env.action_space
+        self._declared_space = learnable(self._env.observation_space, config.env_id)
         check_action_space(self._action_space, config.env_id)
-        self._observation_space = space
-        self.spec = EnvSpec(row_space(space), self._action_space, nested_space=space if is_flattened(space) else None)
+        self._observation_space = space = remaining_space(self._declared_space)
+        self._leaves_out = space is not self._declared_space
+        rows = row_space(space)
+        self.spec = EnvSpec(
+            rows,
+            self._action_space,
+            nested_space=self._declared_space if is_flattened(space) else None,
+            picture_shape=space.shape if is_picture(space) and space.shape != rows.shape else None,
+        )
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._steps = 0
 
@@ -113,7 +62,7 @@ class GymSimulator:
         space = self.spec.observation_space
         if not space.contains(row):
             assert isinstance(space, gymnasium.spaces.Box)
-            part = wrong_part((row < space.low) | (row > space.high), self._observation_space)
+            part = wrong_part((row < space.low) | (row > space.high), self._declared_space)
             raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
@@ -131,11 +80,13 @@ class GymSimulator:
 
     def _write(self, observation: Any, row: Array) -> None:
         """Raises RunError if the observation does not fit the declared space or is not finite."""
+        if self._leaves_out:
+            observation = remaining(observation, self._declared_space)
         problem = find_mismatch(observation, self._observation_space)
         if not problem:
             row[...] = to_row(observation, self._observation_space)
             if self._is_float and not np.isfinite(row).all():
-                problem = f"{wrong_part(~np.isfinite(row), self._observation_space)} is not finite: {observation}"
+                problem = f"{wrong_part(~np.isfinite(row), self._declared_space)} is not finite: {observation}"
         if problem:
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 

@@ -1,8 +1,9 @@
 """Translates between gymnasium's spaces and arrays: observations become rows, actions what the environment expects.
 
-Supported observations: Box and Discrete as they are, pictures with their channels first; MultiDiscrete, MultiBinary,
-and Dict and Tuple of all these as one flat float32 row, by gymnasium's own rules (`gymnasium.spaces.flatten`: parts in
-the space's order, finite choices one-hot). Supported actions: Discrete, MultiDiscrete, MultiBinary, Box.
+Supported observations: Box and Discrete as they are, pictures with their channels first (see pictures.py);
+MultiDiscrete, MultiBinary, and Dict and Tuple of all these as one flat float32 row, by gymnasium's own rules
+(`gymnasium.spaces.flatten`: parts in the space's order, finite choices one-hot). Parts of a Dict or Tuple that are none
+of these, such as texts, are left out. Supported actions: Discrete, MultiDiscrete, MultiBinary, Box.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +15,28 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
+from accel_rl.envs.pictures import channels_first, is_picture
+from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTED = (spaces.Dict, spaces.Tuple)
+
+
+class LeftOut(Space):
+    """Stands for a part of observations that cannot be learned from; kind: the name of its type, as "Text"."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"LeftOut({self.kind})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LeftOut) and other.kind == self.kind
 
 
 class Part(NamedTuple):
@@ -33,17 +50,23 @@ class Part(NamedTuple):
 
 
 def parts_of(space: Space) -> list[Part]:
-    """Returns the parts of a space, in the order in which they stand in the flat row."""
+    """Returns the parts of a space, in the order in which they stand in the flat row, without those left out."""
     parts, start = [], 0
     for name, leaf in _leaves(space):
-        width = spaces.flatdim(leaf)
-        parts.append(Part(name, leaf, slice(start, start + width)))
-        start += width
+        if not isinstance(leaf, LeftOut):
+            width = spaces.flatdim(leaf)
+            parts.append(Part(name, leaf, slice(start, start + width)))
+            start += width
     return parts
 
 
+def left_out(space: Space) -> dict[str, str]:
+    """Returns the parts that are left out: name -> kind."""
+    return {name: leaf.kind for name, leaf in _leaves(space) if isinstance(leaf, LeftOut)}
+
+
 def _leaves(space: Space, name: str = "") -> list[tuple[str, Space]]:
-    if not isinstance(space, _NESTED) or not space.spaces:
+    if not isinstance(space, _NESTED):
         return [(name, space)]
     return [leaf for key, child in _children(space) for leaf in _leaves(child, _join(name, key))]
 
@@ -56,32 +79,52 @@ def _join(name: str, key: Any) -> str:
     return f"{name}/{key}" if name else str(key)
 
 
-def is_picture(space: Space) -> bool:
-    """Returns whether observations are uint8 arrays with three axes."""
-    return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
+def learnable(space: Space, env_id: str) -> Space:
+    """Returns the same space with a `LeftOut` for each part that cannot be learned from.
 
-
-def is_channels_last(space: Space) -> bool:
-    """Returns whether observations are pictures [H, W, C]; assumed unless the first axis is the shortest one."""
-    shape = tuple(space.shape or ())
-    return is_picture(space) and not shape[0] < min(shape[1:])
-
-
-def check_observation_space(space: Space, env_id: str) -> None:
-    """Raises UsageError for a space that is not supported or holds no number."""
-    leaves = _leaves(space)
-    for name, leaf in leaves:
-        where = f" (part {name!r})" if name else ""
-        if isinstance(leaf, _NESTED):
-            raise UsageError(f"{env_id}: there is nothing to observe in an empty {type(leaf).__name__}{where}")
-        if not isinstance(leaf, _LEAVES):
-            raise UsageError(
-                f"{env_id}: observations of type {type(leaf).__name__}{where} are not supported; "
-                "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
-                + (" (gymnasium.wrappers.FilterObservation leaves parts out)" if name else "")
-            )
-    if not sum(spaces.flatdim(leaf) for _, leaf in leaves):
+    Raises UsageError if nothing remains."""
+    found = _with_left_out(space)
+    parts = parts_of(found)
+    if isinstance(found, LeftOut) or not parts:
+        names = [f"part {name!r}: {kind}" if name else kind for name, kind in left_out(found).items()]
+        raise UsageError(
+            f"{env_id}: there is nothing to observe that can be learned from ({', '.join(names) or space}); "
+            "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple with such parts"
+        )
+    if not sum(spaces.flatdim(part.space) for part in parts):
         raise UsageError(f"{env_id}: there is nothing to observe in {space}; the observation needs at least one number")
+    return found
+
+
+def _with_left_out(space: Space) -> Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _with_left_out(child) for key, child in _children(space)})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_with_left_out(child) for _, child in _children(space)])
+    return space if isinstance(space, _LEAVES) else LeftOut(type(space).__name__)
+
+
+def remaining_space(space: Space) -> Space:
+    """Returns a space without the parts that are left out."""
+    if not isinstance(space, _NESTED) or not left_out(space):
+        return space
+    children = {key: remaining_space(child) for key, child in _children(space) if parts_of(child)}
+    return spaces.Dict(children) if isinstance(space, spaces.Dict) else spaces.Tuple([*children.values()])
+
+
+def remaining(observation: Any, space: Space) -> Any:
+    """Returns an observation, or a batch of them, without the parts that are left out of its space."""
+    if isinstance(observation, Mapping) and isinstance(space, spaces.Dict):
+        ignored = {key for key, child in _children(space) if not parts_of(child)}
+        return {
+            key: remaining(part, space[key]) if key in space.spaces else part
+            for key, part in observation.items()
+            if key not in ignored
+        }
+    if isinstance(observation, tuple | list) and isinstance(space, spaces.Tuple) and len(observation) == len(space):
+        pairs = zip(observation, space, strict=True)
+        return tuple(remaining(part, child) for part, child in pairs if parts_of(child))
+    return observation
 
 
 def check_action_space(space: Space, env_id: str) -> None:
@@ -107,15 +150,14 @@ def is_flattened(space: Space) -> bool:
 
 def row_space(space: Space) -> Space:
     """Returns the space of the rows that observations become (see `to_row`)."""
-    if is_channels_last(space):
-        assert isinstance(space, spaces.Box)
-        return spaces.Box(np.moveaxis(space.low, 2, 0), np.moveaxis(space.high, 2, 0), dtype=np.uint8)
     flat = spaces.flatten_space(space) if is_flattened(space) else space
-    if isinstance(flat, spaces.Box) and (flat is not space or np.issubdtype(flat.dtype, np.floating)):
-        with np.errstate(over="ignore"):  # beyond float32's range there is no bound
-            low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
-        return spaces.Box(low, high, dtype=np.float32)
-    return flat
+    if not isinstance(flat, spaces.Box):
+        return flat
+    low, high = (channels_first(bound) if is_picture(space) else bound for bound in (flat.low, flat.high))
+    if flat is space and not np.issubdtype(flat.dtype, np.floating):
+        return spaces.Box(low, high, dtype=flat.dtype)  # type: ignore[arg-type]
+    with np.errstate(over="ignore"):  # beyond float32's range there is no bound
+        return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
 def to_row(observation: Any, space: Space) -> NDArray[Any]:
@@ -123,7 +165,34 @@ def to_row(observation: Any, space: Space) -> NDArray[Any]:
     if is_flattened(space):
         return np.asarray(spaces.flatten(space, observation))
     array = np.asarray(observation)
-    return np.moveaxis(array, -1, 0) if is_channels_last(space) else array
+    return channels_first(array) if is_picture(space) else array
+
+
+def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
+    """Returns what a network sees of an observation [N, ...], and whether the observation is a batch of N.
+
+    It is as the environment returns it, with or without the parts that are left out; pictures may have their channels
+    first or last. A batch has one axis more, first; in a Dict or Tuple, each part has it. Raises ValueError if the
+    observation is not one of spec's."""
+    if spec.nested_space is not None:
+        space = remaining_space(spec.nested_space)
+        observation = remaining(observation, spec.nested_space)
+        is_batch = bool(find_mismatch(observation, space))
+        try:
+            single = unbatch(observation, space) if is_batch else [observation]
+        except ValueError as error:
+            raise ValueError(f"the observation{error} (or a batch of such observations)") from None
+        return np.stack([to_row(one, space) for one in single]).astype(spec.row_dtype), is_batch
+    array, shape = np.asarray(observation), spec.observation_shape
+    own = spec.picture_shape or ((*shape[1:], shape[0]) if spec.is_picture else shape)
+    for accepted in (own, shape):
+        is_batch = array.shape[1:] == accepted and array.ndim == len(accepted) + 1
+        if is_batch or array.shape == accepted:
+            rows = array if is_batch else array[None]
+            if accepted == own != shape:
+                rows = np.stack([channels_first(row) for row in rows])
+            return np.ascontiguousarray(rows, spec.row_dtype), is_batch
+    raise ValueError(f"observation of shape {array.shape}: the policy takes shape {own}, or a batch of it")
 
 
 def unbatch(observations: Any, space: Space) -> list[Any]:

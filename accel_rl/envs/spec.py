@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from accel_rl.envs.pictures import value_range
+
 Array = NDArray[Any]
 
 
@@ -20,13 +22,15 @@ class EnvSpec:
     observation_space: of what is written at each step: a frame [H, W] if frame_stack > 0, else the whole observation.
     frame_stack: the network sees this many newest frames, oldest first; 0: observations are complete as they are.
     nested_space: the environment's own space, if its observations become flat rows (see envs/spaces.py); `parts_of`
-        returns which numbers of a row belong to which part.
+        returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
+    picture_shape: of the environment's own pictures, if their rows have another (channels last, or grey [H, W]).
     """
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     frame_stack: int = 0
     nested_space: gymnasium.Space[Any] | None = None
+    picture_shape: tuple[int, ...] | None = None
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -44,14 +48,22 @@ class EnvSpec:
 
     @property
     def is_pixels(self) -> bool:
-        return len(self.observation_shape) == 3 and self.row_dtype == np.uint8
+        """Whether observations are pictures of bytes."""
+        return self.is_picture and self.row_dtype == np.uint8
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether observations are pictures [C, H, W], of bytes or of floating-point numbers."""
+        is_box = isinstance(self.observation_space, gymnasium.spaces.Box)
+        is_byte_or_float = self.row_dtype == np.uint8 or np.issubdtype(self.row_dtype, np.floating)
+        return is_box and len(self.observation_shape) == 3 and bool(is_byte_or_float)
 
     @property
     def is_numbers(self) -> bool:
-        """Whether observations are plain numbers of any scale: no picture, no discrete choice, nothing nested."""
-        is_picture = self.row_dtype == np.uint8 and len(self.observation_shape) > 1
+        """Whether observations are numbers of any scale: no bounded picture, no discrete choice, nothing nested."""
         is_box = isinstance(self.observation_space, gymnasium.spaces.Box)
-        return is_box and not is_picture and self.nested_space is None
+        is_bounded = self.is_pixels or (self.is_picture and value_range(self.observation_space) is not None)
+        return is_box and not is_bounded and self.nested_space is None
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -66,14 +78,16 @@ class EnvSpec:
 class EnvConfig:
     """Names one kind of environment, so that a worker process can build it.
 
-    env_id: an Atari game, a gymnasium id or `package.module:factory`. preset: of Atari games. options: keyword
-        arguments. simulator: of Atari games: native, ale or auto (see envs/choice.py).
+    env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`. preset: of Atari games. options:
+        keyword arguments. simulator: of Atari games: native, ale or auto (see envs/choice.py). wrappers: put around any
+        other environment, each named as `package.module:Wrapper`, the innermost first.
     """
 
     env_id: str
     preset: str = "stooke"
     options: dict[str, Any] = field(default_factory=dict)
     simulator: str = "auto"
+    wrappers: tuple[str, ...] = ()
 
 
 class Outcome(NamedTuple):

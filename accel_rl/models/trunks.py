@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from accel_rl.envs.spaces import Part, is_channels_last, is_picture, parts_of
+from accel_rl.envs.pictures import is_channels_last, is_picture, is_small, value_range
+from accel_rl.envs.spaces import Part, parts_of, row_space
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
 from accel_rl.models.layers import ByteConv, Conv2d, Linear
 
 ConvLayer = tuple[int, int, int, int | str]
@@ -25,10 +26,10 @@ A3C_LAYERS = [(16, 8, 4, 0), (32, 4, 2, 0)]  # for images of at least 20 x 20
 def make_trunk(spec: EnvSpec) -> nn.Module:
     """Returns the default trunk for an observation space.
 
-    This is A3C-Net for images, both A3C-Net and a small MLP for a Dict or Tuple that contains images, and a small MLP
-    for everything else."""
-    if spec.is_pixels:
-        return a3c_net(spec)
+    This is A3C-Net for images, `small_net` for small ones, each of these and a small MLP for a Dict or Tuple that
+    contains images, and a small MLP for everything else."""
+    if spec.is_picture:
+        return image_net(spec)
     return NestedNet(spec) if any(is_picture(part.space) for part in _parts(spec)) else MLP(spec)
 
 
@@ -93,32 +94,87 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     return missing // 2, missing - missing // 2
 
 
-class ConvNet(nn.Module):
-    """Applies convolutions and a hidden layer, with ReLU after each: images uint8 [N, C, H, W] -> [N, num_features]."""
+class Scale(nn.Module):
+    """Maps images of numbers between low and high to numbers between 0 and 1."""
 
-    def __init__(self, shape: tuple[int, ...], layers: Sequence[ConvLayer], num_features: int):
+    def __init__(self, low: float, high: float):
         super().__init__()
+        self.low, self.factor = low, 1 / (high - low)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return (image.float() - self.low) * self.factor
+
+
+class LinearAndLog(Scale):
+    """Maps images [N, C, H, W] of numbers between low and high to [N, 2 C, H, W]: x between 0 and 1, and
+    log2(1 + 255 |x|) / 8, also between 0 and 1, with the sign of x.
+
+    Small images often hold codes of things, such as 0 ... 10 in a space of 0 ... 255. Their logarithms are far apart.
+    """
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = super().forward(image)
+        return torch.cat([x, x.sign() * torch.log2(1 + 255 * x.abs()) / 8], 1)
+
+
+class ConvNet(nn.Module):
+    """Applies convolutions and a hidden layer, with ReLU after each: images [N, C, H, W] -> [N, num_features].
+
+    Numbers between the bounds of spec's images become 0 ... 1; unbounded ones stay as they are. logs: the network sees
+    their logarithms, too. Raises UsageError for observations that are no images, or too small for the kernels."""
+
+    def __init__(self, spec: EnvSpec, layers: Sequence[ConvLayer], num_features: int, logs: bool = False):
+        super().__init__()
+        _check_images(spec, layers)
+        shape = spec.observation_shape
         (num_inputs, *size), modules = shape, list[nn.Module]()
+        low, high = value_range(spec.observation_space) or (0.0, 1.0)
+        takes_bytes = spec.is_pixels and (low, high) == (0, 255) and not logs  # then the first convolution scales
+        if not takes_bytes:
+            modules.append((LinearAndLog if logs else Scale)(low, high))
+            num_inputs *= 2 if logs else 1
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
-            sides = [same_padding(n, kernel, stride) if padding == "same" else (int(padding),) * 2 for n in size]
+            sides = [_padding(n, kernel, stride, padding) for n in size]
             (top, bottom), (left, right) = sides
             is_symmetric = top == bottom and left == right
             if not is_symmetric:
                 modules.append(nn.ZeroPad2d((left, right, top, bottom)))
             own_padding = (top, left) if is_symmetric else 0
-            layer = conv(num_inputs, num_filters, kernel, stride, own_padding, takes_bytes=index == 0)
+            layer = conv(num_inputs, num_filters, kernel, stride, own_padding, takes_bytes and index == 0)
             modules += [layer, nn.ReLU()]
             num_inputs = num_filters
             size = [(n + sum(pads) - kernel) // stride + 1 for n, pads in zip(size, sides, strict=True)]
         self.convolutions = nn.Sequential(*modules, _Flatten())
-        with torch.no_grad():
-            num_outputs = self.convolutions(torch.zeros(1, *shape)).shape[1]
-        self.hidden = Linear(num_outputs, num_features)
+        self.hidden = Linear(num_inputs * math.prod(size), num_features)
         initialize(self.hidden)
         self.num_features = num_features
 
     def forward(self, image: Tensor) -> Tensor:
         return self.hidden(self.convolutions(image), relu=True)  # type: ignore[no-any-return]
+
+
+def _padding(size: int, kernel: int, stride: int, padding: int | str) -> tuple[int, int]:
+    """Returns the zeros before and behind rows or columns of this size."""
+    return same_padding(size, kernel, stride) if padding == "same" else (int(padding), int(padding))
+
+
+def _check_images(spec: EnvSpec, layers: Sequence[ConvLayer]) -> None:
+    """Raises UsageError for observations that are no images, or too small for the kernels of these layers."""
+    shape = spec.observation_shape
+    if not spec.is_picture:
+        raise UsageError(
+            f"this network takes pictures, but observations are {spec.nested_space or spec.observation_space}; omit "
+            "--network, and the network fits"
+        )
+    for size in shape[1:]:
+        for _, kernel, stride, padding in layers:
+            size += sum(_padding(size, kernel, stride, padding)) - kernel
+            if size < 0:
+                raise UsageError(
+                    f"this network's convolutions are too large for pictures of {shape[1]}x{shape[2]}; omit --network, "
+                    "and the network fits"
+                )
+            size = size // stride + 1
 
 
 def _half_size(spec: EnvSpec) -> bool:
@@ -133,7 +189,22 @@ def a3c_net(spec: EnvSpec) -> ConvNet:
     """
     first, second = A3C_LAYERS
     layers = [first, (*second[:3], 1)] if _half_size(spec) else A3C_LAYERS
-    return ConvNet(spec.observation_shape, layers, num_features=256)
+    return ConvNet(spec, layers, num_features=256)
+
+
+def small_net(spec: EnvSpec) -> ConvNet:
+    """Returns a trunk for images of any size, even those too small for A3C-Net: 3x7x7 -> 16x7x7 -> 32x4x4 -> 128.
+
+    Where a side is longer than 8, a third convolution follows: 3x16x16 -> 16x16x16 -> 32x8x8 -> 32x4x4 -> 128."""
+    layers: list[ConvLayer] = [(16, 3, 1, 1), (32, 3, 2, 1)]
+    if max(spec.observation_shape[1:]) > 8:
+        layers.append((32, 3, 2, 1))
+    return ConvNet(spec, layers, num_features=128, logs=True)
+
+
+def image_net(spec: EnvSpec) -> ConvNet:
+    """Returns the default trunk for images."""
+    return small_net(spec) if is_small(spec.observation_shape) else a3c_net(spec)
 
 
 def nature_cnn(spec: EnvSpec) -> ConvNet:
@@ -144,17 +215,17 @@ def nature_cnn(spec: EnvSpec) -> ConvNet:
     4x104x80 -> 32x25x19 -> 64x12x9 -> 64x12x9 -> 512;  4x84x84 -> 32x20x20 -> 64x9x9 -> 64x7x7 -> 512.
     """
     padding = int(_half_size(spec))
-    return ConvNet(spec.observation_shape, [(32, 8, 4, 0), (64, 4, 2, padding), (64, 3, 1, padding)], num_features=512)
+    return ConvNet(spec, [(32, 8, 4, 0), (64, 4, 2, padding), (64, 3, 1, padding)], num_features=512)
 
 
 def cule_net(spec: EnvSpec) -> ConvNet:
     """Returns the trunk of CuLE's A2C, PPO and V-trace examples: 4x84x84 -> 32x20x20 -> 64x9x9 -> 32x7x7 -> 512."""
-    return ConvNet(spec.observation_shape, [(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512)
+    return ConvNet(spec, [(32, 8, 4, 0), (64, 4, 2, 0), (32, 3, 1, 0)], num_features=512)
 
 
 def ga3c_net(spec: EnvSpec) -> ConvNet:
     """Returns A3C-Net with padded convolutions, as in the code of GA3C: 4x84x84 -> 16x21x21 -> 32x11x11 -> 256."""
-    return ConvNet(spec.observation_shape, [(16, 8, 4, "same"), (32, 4, 2, "same")], num_features=256)
+    return ConvNet(spec, [(16, 8, 4, "same"), (32, 4, 2, "same")], num_features=256)
 
 
 def ga3c_large_net(spec: EnvSpec, stride: int) -> ConvNet:
@@ -162,7 +233,7 @@ def ga3c_large_net(spec: EnvSpec, stride: int) -> ConvNet:
 
     4x84x84 -> 32x21x21 -> 32x11x11 -> 64x6x6 -> 256 with stride 4, 32x84x84 -> 32x42x42 -> 64x21x21 with stride 1."""
     layers = [(32, 8, stride, "same"), (32, 4, 2, "same"), (64, 4, 2, "same")]
-    return ConvNet(spec.observation_shape, layers, num_features=256)
+    return ConvNet(spec, layers, num_features=256)
 
 
 class MLP(nn.Module):
@@ -188,38 +259,30 @@ class MLP(nn.Module):
 
 
 class NestedNet(nn.Module):
-    """Applies an A3C-Net to each image of a Dict or Tuple, an MLP to all other entries, and concatenates the features.
+    """Applies `image_net` to each image of a Dict or Tuple, an MLP to all other entries, and concatenates the features.
 
-    Observations are flat rows [N, F] of spec.nested_space. Images too small for the convolutions go into the MLP, also
-    divided by 255.
+    Observations are flat rows [N, F] of spec.nested_space.
     """
 
     def __init__(self, spec: EnvSpec):
         super().__init__()
         parts = _parts(spec)
-        self.images = [part for part in parts if _is_large_image(part.space)]
-        self.nets = nn.ModuleList(ConvNet(_channels_first(part.space), A3C_LAYERS, 256) for part in self.images)
-        flat_parts = [part for part in parts if not _is_large_image(part.space)]
-        columns = [torch.arange(part.columns.start, part.columns.stop) for part in flat_parts]
-        scales = [
-            torch.full((len(column),), 1 / 255 if is_picture(part.space) else 1.0)
-            for part, column in zip(flat_parts, columns, strict=True)
-        ]
+        self.images = [part for part in parts if is_picture(part.space)]
+        self.nets = nn.ModuleList(image_net(EnvSpec(row_space(part.space), spec.action_space)) for part in self.images)
+        columns = [torch.arange(p.columns.start, p.columns.stop) for p in parts if not is_picture(p.space)]
         self._columns: Tensor
-        self._scale: Tensor
         self.register_buffer("_columns", torch.cat([torch.arange(0), *columns]), persistent=False)
-        self.register_buffer("_scale", torch.cat([torch.ones(0), *scales]), persistent=False)
         flat_space = gymnasium.spaces.Box(-math.inf, math.inf, self._columns.shape, np.float32)
         self.mlp = MLP(replace(spec, observation_space=flat_space)) if len(self._columns) else None
         self.num_features = sum(net.num_features for net in [*self.nets, self.mlp] if net)
 
     def forward(self, observation: Tensor) -> Tensor:
         features = [
-            net(_to_image(observation[:, part.columns], part.space))
+            net(to_images(observation[:, part.columns], tuple(part.space.shape or ())))
             for part, net in zip(self.images, self.nets, strict=True)
         ]
         if self.mlp:
-            features.append(self.mlp(observation[:, self._columns] * self._scale))
+            features.append(self.mlp(observation[:, self._columns]))
         return torch.cat(features, -1)
 
 
@@ -227,20 +290,13 @@ def _parts(spec: EnvSpec) -> list[Part]:
     return [] if spec.nested_space is None else parts_of(spec.nested_space)
 
 
-def _is_large_image(space: gymnasium.Space[Any]) -> bool:
-    """Returns whether this is an image large enough for A3C-Net's convolutions."""
-    return is_picture(space) and min(_channels_first(space)[1:]) >= 20
-
-
-def _channels_first(space: gymnasium.Space[Any]) -> tuple[int, ...]:
-    shape = tuple(space.shape or ())
-    return (shape[2], *shape[:2]) if is_channels_last(space) else shape
-
-
-def _to_image(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
-    """Returns the images [N, C, H, W] that flat rows [N, F] hold."""
-    image = rows.reshape(-1, *(space.shape or ()))
-    return image.permute(0, 3, 1, 2) if is_channels_last(space) else image
+def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns as [N, C, H, W] the pictures of an environment, of this shape, that rows [N, ...] hold."""
+    image = rows.reshape(-1, *shape)
+    if len(shape) == 2:
+        return image.unsqueeze(1)
+    image = image.movedim(-1, -3) if is_channels_last(shape[-3:]) else image
+    return image.flatten(1, -3)
 
 
 def a3c_mlp(spec: EnvSpec) -> MLP:

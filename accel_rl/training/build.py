@@ -11,7 +11,7 @@ from accel_rl.algos.actor_critic import ActorCriticAlgo
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.config.queues import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
-from accel_rl.envs.gym import import_name
+from accel_rl.envs.making import import_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
 from accel_rl.hardware.placement import divides_evenly

@@ -6,6 +6,7 @@ from torch import nn
 
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.choice import choose_simulator, warn_if_inexact
+from accel_rl.envs.spaces import left_out
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
@@ -38,6 +39,10 @@ def log_description(config: Config, policy: nn.Module) -> None:
         options = make_options(config.env.preset, config.env.options)
         if reason := why_no_reserve(game, options):
             logger.info("%s starts from real resets, not from prepared states: %s", run.env, reason)
+    nested = config.spec.nested_space
+    if nested is not None and (ignored := left_out(nested)):
+        parts = ", ".join(f"{name} ({kind})" for name, kind in ignored.items())
+        logger.warning("parts of the observation that cannot be learned from are left out: %s", parts)
     for line in describe_placement(config):
         logger.info("%s", line)
     instructions = read_instructions() if run.device == "cpu" else None

@@ -11,9 +11,11 @@ from accel_rl.config.queues import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
-from accel_rl.envs.choice import check_simulator, choose_simulator
-from accel_rl.envs.gym import import_name
+from accel_rl.envs.choice import check_simulator, check_wrappers, choose_simulator
+from accel_rl.envs.making import import_name
+from accel_rl.envs.pictures import LARGE, is_picture, is_small
 from accel_rl.envs.probe import probe_spec
+from accel_rl.envs.spaces import parts_of
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
@@ -111,6 +113,8 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
     # A preset normalizes where that is possible; a user who asks for more gets an error.
     if not spec.is_numbers:
         below["normalize_observations"] = False
+    if not _takes_preset_network(spec):
+        below["network"] = None
     if overlay(below, chosen).get("sampler") == "queued":
         below["normalize_returns"] = False
     if chosen.get("deterministic"):
@@ -199,7 +203,15 @@ def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) ->
 
 def _kind(spec: EnvSpec) -> str:
     """Returns the name of a preset's block for these observations."""
-    return "pixels" if spec.is_pixels else "vectors"
+    return "pixels" if spec.is_picture and not is_small(spec.observation_shape) else "vectors"
+
+
+def _takes_preset_network(spec: EnvSpec) -> bool:
+    """Returns whether a preset's network fits: that for pixels is for large pictures, that for vectors for none."""
+    if _kind(spec) == "pixels":
+        return min(spec.observation_shape[1:]) >= LARGE
+    nested = parts_of(spec.nested_space) if spec.nested_space is not None else []
+    return not spec.is_picture and not any(is_picture(part.space) for part in nested)
 
 
 def _env_config(values: Values, chosen: Values) -> EnvConfig:
@@ -211,10 +223,11 @@ def _env_config(values: Values, chosen: Values) -> EnvConfig:
     atari = {f.name: values[f.name] for f in fields(AtariOptions) if f.name in values}
     game = game_name(run.env)
     check_simulator(EnvConfig(run.env, simulator=run.simulator))
+    check_wrappers(EnvConfig(run.env, wrappers=run.wrappers))
     if game is None:
         for name in atari.keys() & chosen.keys():
             raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
-        return EnvConfig(run.env, run.env_preset, run.env_options)
+        return EnvConfig(run.env, run.env_preset, run.env_options, wrappers=run.wrappers)
     if run.env_options:
         raise UsageError(f"{game} takes no env_options; Atari games have settings of their own, as in frame_skip=4")
     env = EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)), run.simulator)

@@ -14,6 +14,8 @@ from accel_rl.training.build import build_algo
 from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import TOYS, spec_of
 
+LARGE = {"height": 36, "width": 40}  # pictures for which a preset's settings for pixels apply
+
 
 def resolve_on_cpu(**settings: Any) -> Config:
     return resolve({"device": "cpu", **settings})
@@ -104,7 +106,7 @@ def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatc
     """Would catch settings for vectors applied to pixels, or the other way round."""
     import accel_rl.training.resolve as resolving
 
-    vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture")
+    vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture", options=LARGE)
     monkeypatch.setattr(resolving, "probe_spec", lambda env, timeout_s: spec_of(pixels if env.options else vectors))
     with pytest.raises(UsageError, match=r"settings for vectors, .* shows pixels; set env_options outside of vectors"):
         resolve_on_cpu(algo=f"{__name__}:TurnsIntoPixels", env="Pendulum-v1")
@@ -113,8 +115,8 @@ def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatc
 def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> None:
     """Would catch a preset that refuses a gymnasium environment with pictures, and a chosen setting that is ignored."""
     name = f"{__name__}:PixelDefaults"
-    config = resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", network=None)
-    assert config.env.options == {}
+    config = resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", env_options=LARGE)
+    assert config.env.options == LARGE
     with pytest.raises(UsageError, match="frame_skip is a setting of Atari games"):
         resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", frame_skip=2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.spaces import parts_of
+from accel_rl.envs.spaces import left_out, parts_of, to_rows
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 
@@ -137,14 +137,13 @@ def test_out_of_bounds():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"observation": "Text"}, "observations of type Text are not supported; use Box, Discrete, .* Dict or Tuple"),
-        ({"observation": "Graph"}, "Graph .* use Box"),
-        ({"observation": "Sequence"}, "Sequence .* use Box"),
-        ({"observation": "OneOf"}, "OneOf .* use Box"),
-        ({"observation": "Dict with a Text"}, "Text .part 'arm/1'. .*FilterObservation"),
-        ({"observation": "empty Dict"}, "nothing to observe in an empty Dict"),
-        ({"observation": "Dict with an empty Tuple"}, "nothing to observe in an empty Tuple .part 'b'"),
-        ({"observation": "empty Box"}, "nothing to observe"),
+        ({"observation": "Text"}, r"nothing to observe that can be learned from \(Text\); use Box"),
+        ({"observation": "Graph"}, r"\(Graph\); use Box"),
+        ({"observation": "Sequence"}, r"\(Sequence\); use Box"),
+        ({"observation": "OneOf"}, r"\(OneOf\); use Box"),
+        ({"observation": "Dict of Texts"}, r"\(part 'arm/0': Graph, part 'name': Text\); use Box"),
+        ({"observation": "empty Dict"}, r"learned from \(Dict\(\)\); use Box"),
+        ({"observation": "empty Box"}, "at least one number"),
         ({"action": "Dict"}, "actions of type Dict are not supported; use Discrete, MultiDiscrete, MultiBinary or Box"),
         ({"action": "integer Box"}, "actions in a Box of type int64 .* use MultiDiscrete"),
         ({"action": "empty Box"}, "nothing to choose"),
@@ -154,6 +153,27 @@ def test_unsupported_spaces(options, words):
     """Catches spaces that nobody checked, and that would fail much later."""
     with pytest.raises(UsageError, match=f"Unsupported: .*{words}"):
         make("Unsupported", **options)
+
+
+def test_parts_that_cannot_be_learned_from():
+    """Catches a text that ends the run, parts that move to the columns of their neighbours, a space that cannot be sent
+    to the learner, and a policy that refuses the environment's own observations."""
+    simulator, row = make("Worded")
+    spec = pickle.loads(pickle.dumps(simulator.spec))
+    assert spec.row_shape == (5,) and left_out(spec.nested_space) == {"1/words": "Wish", "2": "Graph"}
+    assert [part.name for part in parts_of(spec.nested_space)] == ["0", "1/code", "3"]
+    simulator.reset(row)
+    simulator.step(0, row)
+    assert row.tolist() == [0, 1, 1, 0, 1]
+    whole, _, _, _, _ = simulator._env.step(1)
+    expected = [0, 2, 0, 1, 1]
+    rows, is_batch = to_rows(whole, spec)
+    assert rows.tolist() == [expected] and not is_batch
+    batch = (np.stack([whole[0]] * 2), {"code": np.array([1, 1]), "words": ["a", "b"]}, None, np.ones((2, 1), np.int8))
+    rows, is_batch = to_rows(batch, spec)
+    assert rows.tolist() == [expected] * 2 and is_batch
+    without = (whole[0], {"code": 1}, whole[3])
+    assert to_rows(without, spec)[0].tolist() == [expected]
 
 
 def test_nested_observations():

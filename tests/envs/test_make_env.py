@@ -157,7 +157,7 @@ def test_gymnasium_ids_with_options():
 def test_factories():
     """Catches a seed or options that a factory asks for and does not get, or gets without asking."""
     env = make_env(f"{TOYS}:with_anything", color="red")
-    assert env.arguments == {"seed": None, "render_mode": None, "color": "red"}
+    assert env.arguments == {"color": "red"}  # gymnasium.make(id, **arguments) would pass them on
     assert make_env(f"{TOYS}:with_anything", render_mode="rgb_array").arguments["render_mode"] == "rgb_array"
     assert make_env(f"{TOYS}:with_anything", seed=3).arguments["seed"] == 3
     assert type(make_env(f"{TOYS}:without_seed")).__name__ == "Counting"
@@ -176,6 +176,8 @@ def test_factories():
         (f"{TOYS}:", None),
         ("tests.helpers.no_such_module:Counting", "tests.helpers.no_such_module"),
         ("no_such_package.module:Env", "no_such_package"),
+        ("MiniGrid-Emty-5x5-v0", "name it minigrid:MiniGrid-Emty-5x5-v0"),
+        ("gymnasium:CartPol-v1", "mean CartPole-v1"),
     ],
 )
 def test_unknown_names(env_id, nearest):
@@ -204,6 +206,9 @@ def test_unknown_names(env_id, nearest):
         (f"{TOYS}:without_seed", {"seed": 2}, [f"{TOYS}:without_seed", "seed"]),
         ("json:dumps", {}, ["json:dumps", "obj"]),
         (f"{TOYS}:not_an_env", {}, [f"{TOYS}:not_an_env", "dict", "gymnasium.Env"]),
+        (f"{TOYS}:forgetful", {}, [f"{TOYS}:forgetful returned None; a factory must return a gymnasium.Env"]),
+        (f"{TOYS}:several", {}, ["SyncVectorEnv", "several environments in one", "--envs"]),
+        (f"{TOYS}:TOYS_VERSION", {}, ["an object of type int; name a function or class"]),
     ],
 )
 def test_wrong_options(env_id, options, words):
@@ -211,6 +216,65 @@ def test_wrong_options(env_id, options, words):
     with pytest.raises(UsageError) as raised:
         make_env(env_id, **options)
     assert all(word in str(raised.value) for word in words), raised.value
+
+
+def test_registered_by_a_module():
+    """Catches module:id, gymnasium's own form, taken for a factory; options and wrappers must reach it, too."""
+    env = make_env(
+        "tests.helpers.registered:Registered-v0", lengths=[9], wrappers=["gymnasium.wrappers:FlattenObservation"]
+    )
+    assert env.unwrapped._lengths == (9,) and env.spec.max_episode_steps == 7
+    with pytest.raises(UsageError, match=r"unknown environment 'Registerd-v0'; did you mean Registered-v0"):
+        make_env("tests.helpers.registered:Registerd-v0")
+
+
+WRAPPERS = ["gymnasium.wrappers:FlattenObservation", f"{TOYS}:Doubled", f"{TOYS}:plus_one"]
+
+
+def test_wrappers():
+    """Catches wrappers in the other order, or ones that are left out."""
+    env = make_env(f"{TOYS}:Picture", wrappers=WRAPPERS)
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == (360,) and env.observation_space.shape == (360,)
+    assert observation[:4].tolist() == [1, 101, 201, 5]  # pixels 0, 50, 100, 2: doubled, then plus one
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [
+        ("gymnasium.wrappers:NoSuch", ["unknown wrapper 'NoSuch'"]),
+        ("FlattenObservation", ["must be named as package.module:name"]),
+        (
+            "gymnasium.wrappers:ResizeObservation",
+            ["alone", "shape", "def wrap(env): return ResizeObservation(env, ...)"],
+        ),
+        ("gymnasium.wrappers.vector:FlattenObservation", ["is no gymnasium.Wrapper"]),
+        ("collections:Counter", ["is no gymnasium.Wrapper"]),
+        (f"{TOYS}:TOYS_VERSION", ["an object of type int"]),
+        (f"{TOYS}:forgetful_wrapper", ["returned None; a wrapper must return a gymnasium.Env"]),
+        ("json:dumps", ["failed around <Counting", "TypeError: ", "not JSON serializable"]),
+    ],
+)
+def test_wrong_wrappers(wrapper, words):
+    """Catches a traceback in place of one line that says what to do."""
+    with pytest.raises(UsageError) as raised:
+        make_env(f"{TOYS}:Counting", wrappers=[wrapper])
+    assert all(word in str(raised.value) for word in [wrapper.rpartition(":")[2], *words]), raised.value
+    assert "\n" not in str(raised.value)
+
+
+def test_atari_games_take_no_wrappers():
+    """Catches wrappers that are ignored."""
+    with pytest.raises(UsageError, match="pong takes no wrappers"):
+        make_env("ALE/Pong-v5", wrappers=WRAPPERS[:1])
+
+
+@pytest.mark.parametrize("name", [":rps_v2", ".rps_v2:env", ".rps_v2:raw_env", ".rps_v2:parallel_env"])
+def test_pettingzoo(name):
+    """Catches a traceback for environments of several agents: a module, agents in turn or together, in wrappers."""
+    pytest.importorskip("pettingzoo.classic.rps_v2")
+    with pytest.raises(UsageError, match=r"is a PettingZoo environment, in which several agents act, .*; return a gym"):
+        make_env(f"pettingzoo.classic{name}")
 
 
 def test_frame_shape_from_a_list():

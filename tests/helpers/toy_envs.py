@@ -281,13 +281,14 @@ class Deceptive(Counting):
 
 UNSUPPORTED = {
     "Text": spaces.Text(5),
-    "Dict with a Text": spaces.Dict({"arm": spaces.Tuple((spaces.Discrete(2), spaces.Text(5)))}),
+    "Dict of Texts": spaces.Dict(
+        {"arm": spaces.Tuple((spaces.Graph(spaces.Discrete(2), None),)), "name": spaces.Text(5)}
+    ),
     "Graph": spaces.Graph(spaces.Discrete(2), None),
     "Sequence": spaces.Sequence(spaces.Discrete(2)),
     "OneOf": spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
     "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
     "empty Dict": spaces.Dict({}),
-    "Dict with an empty Tuple": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple(())}),
     "empty Box": spaces.Box(-1, 1, (0,)),
     "integer Box": spaces.Box(0, 3, (2,), np.int64),
 }
@@ -302,6 +303,31 @@ class Unsupported(Counting):
             self.action_space = UNSUPPORTED[action]
         elif observation:
             self.observation_space = UNSUPPORTED[observation]
+
+
+class Wish(spaces.Space[str]):
+    """A space of one's own, as MiniGrid's missions; it cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make = lambda: "a wish"
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+
+class Worded(Counting):
+    """Observes ([game, step], {code: (step + 1) % 2, words: a text}, None, [1]): a text and a graph are left out."""
+
+    def __init__(self, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths)
+        words, graph = Wish(), spaces.Graph(spaces.Discrete(2), None)
+        code = spaces.Dict({"code": spaces.Discrete(2), "words": words})
+        self.observation_space = spaces.Tuple((self.observation_space, code, graph, spaces.MultiBinary(1)))
+
+    def _observe(self) -> Any:
+        words = "x" * (self.steps + 1)
+        return super()._observe(), {"code": (self.steps + 1) % 2, "words": words}, None, np.ones(1, np.int8)
 
 
 class Nested(Counting):
@@ -419,6 +445,31 @@ def with_anything(**arguments: Any) -> Counting:
 
 def not_an_env() -> Any:
     return {"observation_space": None}
+
+
+def forgetful() -> None:
+    """A factory whose author forgot to return the environment."""
+    Counting()
+
+
+def several() -> Any:
+    return gymnasium.vector.SyncVectorEnv([Counting, Counting])
+
+
+TOYS_VERSION = 1
+
+
+class Doubled(gymnasium.ObservationWrapper[Any, Any, Any]):
+    def observation(self, observation: Any) -> Any:
+        return observation * 2
+
+
+def plus_one(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.TransformObservation(env, lambda observation: observation + 1, None)
+
+
+def forgetful_wrapper(env: gymnasium.Env[Any, Any]) -> None:
+    Doubled(env)
 
 
 class Closable(Broken):

@@ -126,7 +126,7 @@ def test_every_geometry_of_the_first_layer(geometry: tuple[int, int, int]) -> No
         shape = (3, 22, width)
 
         def network(spec: EnvSpec) -> ConvNet:
-            return ConvNet(spec.observation_shape, [(6, *geometry), (5, 3, 2, 1)], num_features=20)
+            return ConvNet(spec, [(6, *geometry), (5, 3, 2, 1)], num_features=20)
 
         assert_acts_as_plain(disturbed(ActorCritic(pixels(*shape), network)), images(shape, 4))
 

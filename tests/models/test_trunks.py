@@ -202,16 +202,17 @@ def test_nested_observations_are_split_by_entry() -> None:
         {
             "back": Box(0, 255, (2, 20, 21), np.uint8),  # channels first
             "front": Box(0, 255, (24, 32, 3), np.uint8),
-            "map": Box(0, 255, (7, 7, 3), np.uint8),  # too small for convolutions
+            "map": Box(0, 255, (7, 7, 3), np.uint8),  # too small for A3C-Net
             "speed": Box(-1, 1, (2,), np.float32),
             "tool": Discrete(3, start=1),
         }
     )
     nested.seed(0)
     net = make_trunk(flat(nested, Discrete(2)))
-    assert isinstance(net, NestedNet) and net.num_features == 256 + 256 + 64
+    assert isinstance(net, NestedNet) and net.num_features == 256 + 256 + 128 + 64
     seen: dict[str, torch.Tensor] = {}
-    for name, module in [("back", net.nets[0].convolutions), ("front", net.nets[1].convolutions), ("rest", net.mlp)]:
+    modules = dict(zip(("back", "front", "map"), (image_net.convolutions for image_net in net.nets), strict=True))
+    for name, module in [*modules.items(), ("rest", net.mlp)]:
         module.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
     samples = [nested.sample() for _ in range(4)]
     rows = torch.from_numpy(np.stack([to_row(sample, nested) for sample in samples]).astype(np.float32))
@@ -219,7 +220,8 @@ def test_nested_observations_are_split_by_entry() -> None:
     for index, sample in enumerate(samples):
         assert np.allclose(seen["back"][index].numpy(), sample["back"])
         assert np.allclose(seen["front"][index].numpy(), sample["front"].transpose(2, 0, 1))
-        rest = [*(sample["map"].flatten() / 255), *sample["speed"], *(np.arange(1, 4) == sample["tool"])]
+        assert np.allclose(seen["map"][index].numpy(), sample["map"].transpose(2, 0, 1))
+        rest = [*sample["speed"], *(np.arange(1, 4) == sample["tool"])]
         assert np.allclose(seen["rest"][index].numpy(), rest, atol=1e-6)
     rows.requires_grad_()
     net(rows).sum().backward()

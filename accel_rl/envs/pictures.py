@@ -1,0 +1,55 @@
+"""Pictures among the observations: which arrays are pictures, where their channels are, and what their numbers mean.
+
+Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-point numbers; grey ones [H, W] of
+uint8; and stacks of pictures, [S, H, W, C] or [S, C, H, W], whose S x C channels become those of one picture.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+SMALL = 20  # pixels: pictures are small if a side is shorter
+LARGE = 36  # pixels: pictures are large, for every network of the papers, if no side is shorter
+
+
+def is_picture(space: gymnasium.Space[Any]) -> bool:
+    """Returns whether observations of this space are pictures."""
+    if not isinstance(space, spaces.Box):
+        return False
+    if space.dtype == np.uint8:
+        return len(space.shape) in (2, 3, 4)
+    return len(space.shape) in (3, 4) and bool(np.issubdtype(space.dtype, np.floating))
+
+
+def is_channels_last(shape: tuple[int, ...]) -> bool:
+    """Returns whether pictures of this shape are [H, W, C].
+
+    Square ones show where the channels are; of others, the channels are first if that axis is the shortest."""
+    first, second, third = shape
+    if (first == second) != (second == third):
+        return first == second
+    return not first < min(second, third)
+
+
+def channels_first(picture: NDArray[Any]) -> NDArray[Any]:
+    """Returns a picture of any of the shapes above as [C, H, W]; a view where that is possible."""
+    if picture.ndim == 2:
+        return picture[None]
+    last = is_channels_last(picture.shape[-3:])
+    picture = np.moveaxis(picture, -1, -3) if last else picture
+    return picture.reshape(-1, *picture.shape[-2:])
+
+
+def is_small(shape: tuple[int, ...]) -> bool:
+    """Returns whether pictures [C, H, W] of this shape are too small for A3C-Net's convolutions."""
+    return min(shape[1:]) < SMALL
+
+
+def value_range(space: gymnasium.Space[Any]) -> tuple[float, float] | None:
+    """Returns the lowest and the highest number that pictures of this space may hold; None if they are not bounded."""
+    assert isinstance(space, spaces.Box)
+    low, high = float(space.low.min()), float(space.high.max())
+    return (low, high) if np.isfinite([low, high]).all() and low < high else None
