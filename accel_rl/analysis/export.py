@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from accel_rl.analysis.agent import Agent
 from accel_rl.analysis.exportable import ExportablePolicy, describe_inputs, sample_inputs
@@ -63,7 +64,8 @@ def export(agent: Agent, path: str | Path, format: str) -> ExportedFile:
     check_format(format)
     path = Path(path)
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: {'it is' if path.is_dir() else 'there is no'} folder; name a file")
+        problem = "it is a folder; name a file" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UsageError(f"cannot write {path}: {problem}")
     policy = ExportablePolicy(agent)
     inputs = sample_inputs(policy, 2)
     with _quiet():
@@ -121,19 +123,33 @@ def _quiet() -> Iterator[None]:
 # ---- the formats ----
 
 
+def _record(policy: ExportablePolicy, inputs: list[Tensor]) -> ExportedProgram:
+    """Records what a policy does for batches of any size.
+
+    Raises UsageError where that depends on the batch in ways that a record cannot hold, which `torch.jit` does not."""
+    batch = torch.export.Dim("N")
+    try:
+        shapes = (tuple({0: batch} for _ in inputs),)
+        return torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # a user's network can do anything
+        raise _unsupported("to a file", error) from error
+
+
 def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str, str]) -> bytes:
     """Returns a policy as TorchScript."""
+    _record(policy, inputs)
     buffer = io.BytesIO()
     try:
         traced = torch.jit.trace(policy, tuple(inputs), check_trace=False)  # type: ignore[no-untyped-call]
         torch.jit.save(traced, buffer, _extra_files={"metadata.json": json.dumps(metadata, indent=1)})
-    except Exception as error:  # whatever a network does that cannot be recorded
-        raise _unsupported("TorchScript", error) from error
+    except Exception as error:
+        raise _unsupported("as TorchScript", error) from error
     return buffer.getvalue()
 
 
 def _load_torchscript(content: bytes, input_names: list[str]) -> Run:
-    loaded = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
+    with _quiet():
+        loaded = torch.jit.load(io.BytesIO(content))  # type: ignore[no-untyped-call]
     return lambda inputs: list(loaded(*inputs))
 
 
@@ -141,21 +157,18 @@ def _to_onnx(policy: ExportablePolicy, inputs: list[Tensor], metadata: dict[str,
     """Returns a policy as ONNX."""
     if sum(tensor.nbytes for tensor in policy.state_dict().values()) > MOST_ONNX_BYTES:
         raise UsageError("the network has more than 2 GB, which an ONNX file cannot hold; use torchscript")
-    names = policy.input_names
-    batch = torch.export.Dim("N")
+    program = _record(policy, inputs)
     try:
-        shapes = (tuple({0: batch} for _ in names),)
-        program = torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes, strict=False)
         exported = torch.onnx.export(
             program,
             dynamo=True,
-            input_names=names,
+            input_names=policy.input_names,
             output_names=list(policy.outputs(*inputs)),
-            dynamic_shapes=tuple({0: "N"} for _ in names),  # its name in the file
+            dynamic_shapes=tuple({0: "N"} for _ in inputs),  # its name in the file
             verbose=False,
         )
-    except Exception as error:  # whatever a network does that cannot be recorded
-        raise _unsupported("ONNX", error) from error
+    except Exception as error:
+        raise _unsupported("as ONNX", error) from error
     assert exported is not None
     exported.model.metadata_props.update(metadata)
     model = exported.model_proto
@@ -179,7 +192,7 @@ def _load_onnx(content: bytes, input_names: list[str]) -> Run | None:
     return run
 
 
-def _unsupported(format: str, error: Exception) -> UsageError:
+def _unsupported(how: str, error: Exception) -> UsageError:
     """Returns the error for a network that does what a format cannot hold, which names it as far as it is known."""
     text = ""
     cause: BaseException | None = error
@@ -193,7 +206,7 @@ def _unsupported(format: str, error: Exception) -> UsageError:
         reason = "it is made for one size of the batch; let it use x.shape[0], not len(x), and no loop over the batch"
     else:
         reason = text.strip().partition("\n")[0]
-    return UsageError(f"the network cannot be written as {format}: {reason}{_place(error)}")
+    return UsageError(f"the network cannot be written {how}: {reason}{_place(error)}")
 
 
 def _place(error: Exception) -> str:
@@ -220,8 +233,8 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
                 problem = f"with {num_samples} observations, {str(error).strip().splitlines()[-1]}"
         if problem:
             raise RunError(
-                f"the file would not act as the policy does, and was not written: {problem}; does the network decide "
-                "in Python by numbers or by the size of the batch, or draw random numbers?"
+                f"the file would not act as the policy does, and was not written: {problem} (does the network "
+                "draw random numbers, or change while it acts?)"
             )
 
 
@@ -229,16 +242,16 @@ def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected
     """Returns how a file's outputs [N, ...] differ from the policy's by more than rounding, or None.
 
     Rounding may decide between actions whose scores are as good as equal."""
+    tolerances = {name: TOLERANCE * max(1.0, float(values.abs().max())) for name, values in expected.items()}
     for name, values in expected.items():
         if found[name].shape != values.shape or found[name].dtype != values.dtype:
             kinds = [f"{tensor.dtype} {[*tensor.shape]}" for tensor in (found[name], values)]
             return f"{name} is {kinds[0]} instead of {kinds[1]}"
-        if values.is_floating_point():
-            difference = (found[name] - values).abs().nan_to_num(0.0) if values.numel() else values
-            tolerance = TOLERANCE * max(1.0, float(values.abs().max()))
-            if not torch.allclose(found[name], values, rtol=0.0, atol=tolerance, equal_nan=True):
-                return f"{name} differs by up to {float(difference.max()):g}"
-    differs = found["action"] != expected["action"]
-    if not expected["action"].is_floating_point() and bool((differs & ~policy.ties(expected, TOLERANCE)).any()):
-        return f"action differs for {int(differs.flatten(1).any(1).sum())} of {len(differs)} observations"
-    return None
+        is_close = torch.allclose(found[name], values, rtol=0.0, atol=tolerances[name], equal_nan=True)
+        if values.is_floating_point() and not is_close:
+            return f"{name} differs by up to {float((found[name] - values).abs().max()):.3g}"
+    if expected["action"].is_floating_point():
+        return None
+    scores = "q_values" if "q_values" in expected else "logits"
+    is_worse = (policy.regret(found["action"], expected) > 2 * tolerances[scores]).any(-1)
+    return f"action differs for {int(is_worse.sum())} of {len(is_worse)} observations" if is_worse.any() else None

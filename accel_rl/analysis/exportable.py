@@ -118,17 +118,19 @@ class ExportablePolicy(nn.Module):
             return action.to(dtype)
         return (action + self.start).to(dtype)
 
-    def ties(self, outputs: dict[str, Tensor], tolerance: float) -> Tensor:
-        """Returns where the two best actions are as good as equal: bool [N, *A], for finite choices.
+    def regret(self, action: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+        """Returns how much lower the scores of actions [N, *A] are than the best ones, for finite choices: [N, D].
 
-        tolerance: of the difference of their scores, relative to the largest score."""
+        outputs: of this policy for the same observations. Infinite for an action that there is not."""
         scores = outputs["q_values"] if "q_values" in outputs else outputs["logits"]
-        gaps = []
-        for own in torch.split(scores, _nums_choices(self.spec.action_space), -1):
-            best = own.topk(min(2, own.shape[-1]), -1).values
-            gaps.append(best[:, 0] - best[:, 1] if best.shape[-1] == 2 else torch.full_like(best[:, 0], math.inf))
-        gap = torch.stack(gaps, -1).reshape(outputs["action"].shape)
-        return gap <= 2 * tolerance * max(1.0, float(scores.abs().max()))
+        first = self.start.flatten() if hasattr(self, "start") else 0
+        choices = (action.reshape(len(action), -1).long() - first).unbind(-1)
+        regrets = []
+        for own, choice in zip(torch.split(scores, _nums_choices(self.spec.action_space), -1), choices, strict=True):
+            last = own.shape[-1] - 1
+            chosen = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
+            regrets.append((own.amax(-1) - chosen).masked_fill((choice < 0) | (choice > last), math.inf))
+        return torch.stack(regrets, -1)
 
 
 def _nums_choices(space: gymnasium.Space[Any]) -> list[int]:
