@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,14 @@ def runner(path: Path) -> Run:
     if path.suffix == ".onnx":
         session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
         names = [each.name for each in session.get_inputs()]
-        feed = lambda inputs: dict(zip(names, [each.numpy() for each in inputs], strict=True))  # noqa: E731
-        run = lambda inputs: [torch.from_numpy(each) for each in session.run(None, feed(inputs))]  # noqa: E731
-        return run  # type: ignore[no-any-return]
-    module: Any = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+
+        def run(inputs: list[Tensor]) -> list[Tensor]:
+            feed = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+            return [torch.from_numpy(each) for each in session.run(None, feed)]
+
+        return run
+    with warnings.catch_warnings(action="ignore"):  # PyTorch would rather have another format
+        module: Any = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
     return lambda inputs: list(module(*inputs))
 
 
@@ -258,7 +263,7 @@ class Network(nn.Module):
 
 class Doubling(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
+    def forward(context: Any, x: Tensor) -> Any:
         return 2 * x
 
 
@@ -268,7 +273,7 @@ class OwnFunction(Network):
 
 
 class Eigenvalues(Network):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return torch.linalg.eigvals(self.layer(x).reshape(-1, 2, 2)).real.repeat(1, 2)
 
 
