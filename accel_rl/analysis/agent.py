@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from accel_rl.envs import make_env
-from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, unbatch
+from accel_rl.envs.spaces import to_env_action, to_rows
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.memory_limit import MemoryLimit
@@ -99,7 +99,7 @@ class Agent:
         bool: games that begin now, whose state does not count. reward [N]: of the last step, as the policy was trained
         on it (Atari: clipped), for policies with previous_inputs; None: zeros. Nothing is remembered between calls.
         Raises ValueError if an argument is not of the kind that the policy was trained on."""
-        rows, is_batch = self._rows(observation)
+        rows, is_batch = to_rows(observation, self.config.spec)
         batch = torch.from_numpy(rows).to(self.config.run.device)
         policy: Any = self.policy
         noise = None if deterministic else policy.draw_noise(1, len(batch), self._generator)[0]
@@ -147,24 +147,6 @@ class Agent:
         inputs = (recurrent, action, rewards, is_first)
         return RecurrentInputs(*(torch.as_tensor(rows, device=device) for rows in inputs))
 
-    def _rows(self, observation: Any) -> tuple[Array, bool]:
-        """Returns the network's input [N, ...], and whether the observation is a batch."""
-        spec = self.config.spec
-        if spec.nested_space is not None:
-            is_batch = bool(find_mismatch(observation, spec.nested_space))
-            try:
-                single = unbatch(observation, spec.nested_space) if is_batch else [observation]
-            except ValueError as error:
-                raise ValueError(f"the observation{error} (or a batch of such observations)") from None
-            return np.stack([to_row(one, spec.nested_space) for one in single]).astype(spec.row_dtype), is_batch
-        shape, array = spec.observation_shape, np.asarray(observation)
-        if len(shape) == 3 and array.shape[-3:] == (*shape[1:], *shape[:1]) != shape:
-            array = np.moveaxis(array, -1, -3)  # an image with its channels last, as gymnasium has them
-        is_batch = array.shape[1:] == shape and array.ndim == len(shape) + 1
-        if not is_batch and array.shape != shape:
-            raise ValueError(f"observation of shape {array.shape}: the policy takes shape {shape}, or a batch of it")
-        return np.ascontiguousarray(array if is_batch else array[None], spec.row_dtype), is_batch
-
     def evaluate(self, episodes: int, seed: int | None = None) -> Evaluation:
         """Evaluates the policy over whole games, in simulator processes.
 
@@ -189,7 +171,7 @@ class Agent:
         """Makes the environment that the policy was trained in, with rendering. Raises UsageError if it needs trust."""
         self._check_env()
         env = self.config.env
-        return make_env(env.env_id, env.preset, "rgb_array", env.simulator, **env.options)
+        return make_env(env.env_id, env.preset, "rgb_array", env.simulator, env.wrappers, **env.options)
 
     def _check_env(self) -> None:
         check_code(self.config.as_dict(), PLAYS, self._source, self.config.trust)

@@ -6,6 +6,7 @@ whole games, decorrelated starts, and what happens to an environment that raises
 
 import contextlib
 import logging
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -355,9 +356,11 @@ class BatchSimulator:
         action = self._random_action if action is None else action
         self._random_action = None
         what = "while it was built or reset" if action is None else f"at action {action}"
+        error = sys.exception()  # a RunError says itself what is wrong
+        reason = f" {error}" if isinstance(error, RunError) else f"\n{traceback.format_exc()}"
         return RunError(
             f"environment {self._index_in_run(column)} (run seed {self.config.seed}, {self.config.env.env_id}) "
-            f"failed {what}:\n{traceback.format_exc()}"
+            f"failed {what}:{reason}"
         )
 
     def get_state(self) -> list[dict[str, Any]]:

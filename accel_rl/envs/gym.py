@@ -9,20 +9,19 @@ import gymnasium
 import numpy as np
 
 from accel_rl.envs.making import make_gym_env
-from accel_rl.envs.pictures import is_picture
 from accel_rl.envs.spaces import (
     check_action_space,
     find_mismatch,
-    is_flattened,
+    layout,
     learnable,
+    make_spec,
     remaining,
     remaining_space,
-    row_space,
     to_env_action,
     to_row,
     wrong_part,
 )
-from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome
+from accel_rl.envs.spec import Array, EnvConfig, Outcome
 from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError
 
@@ -40,17 +39,12 @@ class GymSimulator:
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
         self._action_space = self._env.action_space
+        self._layouts = layout(self._env.observation_space), layout(self._action_space)
         self._declared_space = learnable(self._env.observation_space, config.env_id)
         check_action_space(self._action_space, config.env_id)
         self._observation_space = space = remaining_space(self._declared_space)
         self._leaves_out = space is not self._declared_space
-        rows = row_space(space)
-        self.spec = EnvSpec(
-            rows,
-            self._action_space,
-            nested_space=self._declared_space if is_flattened(space) else None,
-            picture_shape=space.shape if is_picture(space) and space.shape != rows.shape else None,
-        )
+        self.spec = make_spec(self._declared_space, self._action_space)
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._steps = 0
 
@@ -58,6 +52,7 @@ class GymSimulator:
         observation, _ = self._env.reset(seed=self._reset_seed)
         self._reset_seed = None  # later games use the environment's own generator
         self._steps = 0
+        self._check_spaces()
         self._write(observation, row)
         space = self.spec.observation_space
         if not space.contains(row):
@@ -73,6 +68,16 @@ class GymSimulator:
             raise RunError(f"the reward at step {self._steps} of the episode is {reward}")
         self._write(observation, row)
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
+
+    def _check_spaces(self) -> None:
+        """Raises RunError if the environment has other spaces than when it was built."""
+        found = layout(self._env.observation_space), layout(self._env.action_space)
+        for kind, before, now in zip(("observation", "action"), self._layouts, found, strict=True):
+            if before != now:
+                raise RunError(
+                    f"its {kind} space was {before} and is now {now}, but has to stay the same: networks have a fixed "
+                    "size, so pad or resize to the largest"
+                )
 
     def _to_env(self, action: Any) -> Any:
         sent = to_env_action(action, self._action_space)

@@ -2,8 +2,8 @@
 
 A space is an object with its type: Box (shape, dtype, low, high), Discrete (n, start), MultiDiscrete (nvec, start),
 MultiBinary (shape), Dict (parts: [name, space] in their order), Tuple (parts). Bounds are one number if they are all
-equal, else a flat list; infinite ones are "inf" and "-inf". A space that cannot be learned from, such as a text, is
-{"type": "other", "name": its class}.
+equal, else a flat list; infinite ones are "inf" and "-inf". A part that cannot be learned from is LeftOut (kind: the
+name of its type, such as Text).
 """
 
 import math
@@ -16,26 +16,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from accel_rl.envs.spaces import LeftOut
 from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]
 
 MOST_NUMBERS = 2**25  # of all parts of an observation together, which is five pictures of 1080 x 1920 in colour
 MOST_LEVELS = 32  # of Dict and Tuple spaces inside each other
-
-
-class OtherSpace(gymnasium.Space[Any]):
-    """Stands for a space of which only the name of its class is known."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OtherSpace) and other.name == self.name
 
 
 def to_json(space: Space) -> dict[str, Any]:
@@ -56,7 +43,7 @@ def to_json(space: Space) -> dict[str, Any]:
         case spaces.Tuple():
             return {"type": "Tuple", "parts": [to_json(part) for part in space.spaces]}
         case _:
-            return {"type": "other", "name": space.name if isinstance(space, OtherSpace) else type(space).__name__}
+            return {"type": "LeftOut", "kind": space.kind if isinstance(space, LeftOut) else type(space).__name__}
 
 
 def _bounds(values: Any) -> Any:
@@ -99,7 +86,7 @@ def _size(value: Any, level: int = 0) -> int:
         if kind in ("Dict", "Tuple"):
             parts = [part for _, part in value["parts"]] if kind == "Dict" else value["parts"]
             return sum(_size(part, level + 1) for part in parts)
-        if kind == "other":
+        if kind == "LeftOut":
             return 0
     except (KeyError, TypeError, ValueError, RecursionError):
         pass
@@ -138,7 +125,7 @@ def _from_json(value: Any) -> Space:
             return spaces.Dict(OrderedDict((name, _from_json(part)) for name, part in value["parts"]))
         case "Tuple":
             return spaces.Tuple([_from_json(part) for part in value["parts"]])
-    return OtherSpace(str(value["name"]))
+    return LeftOut(str(value["kind"]))
 
 
 def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
@@ -152,7 +139,8 @@ def _array(bounds: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     """Returns the bounds [*shape] of one number for all, or of a flat list of them."""
     if isinstance(bounds, list):
         return np.array([_value(bound) for bound in bounds], dtype).reshape(shape)
-    return np.full(shape, _value(bounds), dtype)
+    with np.errstate(invalid="ignore"):  # gymnasium says what is wrong
+        return np.full(shape, _value(bounds), dtype)
 
 
 def _value(bound: Any) -> Any:

@@ -127,6 +127,16 @@ def remaining(observation: Any, space: Space) -> Any:
     return observation
 
 
+def layout(space: Space) -> str:
+    """Returns, as text, what must not change while an environment is used: parts, shapes, types and choices of a space,
+    but no bounds."""
+    if isinstance(space, _NESTED):
+        return f"{type(space).__name__}({', '.join(f'{key}: {layout(child)}' for key, child in _children(space))})"
+    if isinstance(space, spaces.Box):
+        return f"Box({space.shape}, {space.dtype})"
+    return str(space) if isinstance(space, _LEAVES) else type(space).__name__
+
+
 def check_action_space(space: Space, env_id: str) -> None:
     """Raises UsageError for a space that is not supported or leaves nothing to choose."""
     if not isinstance(space, _LEAVES):
@@ -158,6 +168,14 @@ def row_space(space: Space) -> Space:
         return spaces.Box(low, high, dtype=flat.dtype)  # type: ignore[arg-type]
     with np.errstate(over="ignore"):  # beyond float32's range there is no bound
         return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
+
+
+def make_spec(space: Space, action_space: Space) -> EnvSpec:
+    """Returns the spec of an environment with this `learnable` space and these actions."""
+    rows = row_space(remaining_space(space))
+    if is_flattened(space):
+        return EnvSpec(rows, action_space, nested_space=space)
+    return EnvSpec(rows, action_space, picture_shape=space.shape if space.shape != rows.shape else None)
 
 
 def to_row(observation: Any, space: Space) -> NDArray[Any]:

@@ -1,14 +1,16 @@
 """States of gymnasium environments: what must be saved so that a resumed run continues exactly.
 
 In order of preference: the environment's own `get_state` and `set_state`; MuJoCo's simulation data with the other
-attributes of the environment (its pickle would start over); a pickle of the whole environment. The latter two are
-tested before they are trusted.
+attributes of the environment (its pickle would start over); a pickle of the whole environment; or, if that is
+impossible since wrappers hold functions, of all attributes but these functions. The latter three are tested before they
+are trusted.
 """
 
 import pickle
 import sys
 import zlib
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import gymnasium
@@ -36,7 +38,12 @@ def capture(env: Env) -> State:
             "attributes": pickle.dumps(attributes),
             "wrappers": pickle.dumps(_wrapper_states(env)),
         }
-    return {"pickle": pickle.dumps(env)}
+    try:
+        return {"pickle": pickle.dumps(env)}
+    except Exception:  # pickling may raise anything; many of gymnasium's wrappers hold a lambda
+        if env is inner:
+            raise
+        return {"wrapped": pickle.dumps((vars(inner), _wrapper_states(env, with_functions=False)))}
 
 
 def restore(state: State, get_env: Callable[[], Env]) -> Env:
@@ -47,6 +54,11 @@ def restore(state: State, get_env: Callable[[], Env]) -> Env:
     env = get_env()
     inner: Any = env.unwrapped
     env.reset(seed=0)  # some wrappers require a reset before anything else
+    if "wrapped" in state:
+        inner_state, wrapper_states = pickle.loads(state["wrapped"])
+        vars(inner).update(inner_state)
+        _set_wrapper_states(env, wrapper_states)
+        return env
     if "hook" in state:
         inner.set_state(state["hook"])
     else:
@@ -54,8 +66,7 @@ def restore(state: State, get_env: Callable[[], Env]) -> Env:
 
         mujoco.mj_copyData(inner.data, inner.model, pickle.loads(zlib.decompress(state["mujoco"])))
         vars(inner).update(pickle.loads(state["attributes"]))
-    for wrapper, wrapper_state in zip(_wrappers(env), pickle.loads(state["wrappers"]), strict=True):
-        vars(wrapper).update(wrapper_state)
+    _set_wrapper_states(env, pickle.loads(state["wrappers"]))
     return env
 
 
@@ -106,5 +117,14 @@ def _wrappers(env: Env) -> list[gymnasium.Wrapper[Any, Any, Any, Any]]:
     return wrappers
 
 
-def _wrapper_states(env: Env) -> list[State]:
-    return [{name: value for name, value in vars(w).items() if name != "env"} for w in _wrappers(env)]
+def _wrapper_states(env: Env, with_functions: bool = True) -> list[State]:
+    ignored = () if with_functions else (FunctionType, MethodType)
+    return [
+        {name: value for name, value in vars(wrapper).items() if name != "env" and not isinstance(value, ignored)}
+        for wrapper in _wrappers(env)
+    ]
+
+
+def _set_wrapper_states(env: Env, states: list[State]) -> None:
+    for wrapper, state in zip(_wrappers(env), states, strict=True):
+        vars(wrapper).update(state)

@@ -48,6 +48,7 @@ def describe(settings: dict[str, Any], spec: EnvSpec) -> str:
         "spec": {
             **{name: space and space_json.to_json(space) for name, space in spaces.items()},
             "frame_stack": spec.frame_stack,
+            "picture_shape": spec.picture_shape and list(spec.picture_shape),
         },
     }
     return json.dumps(document, indent=1) + "\n"
@@ -108,7 +109,11 @@ def _spec(values: dict[str, Any]) -> EnvSpec:
         space_json.MOST_NUMBERS
     ):
         raise UsageError(f"frame_stack={frame_stack!r} must be 0 or a number of frames that fit into memory")
-    return EnvSpec(observation, action, frame_stack, nested and space_json.from_json(nested))
+    picture = values.get("picture_shape")
+    if picture is not None and not (isinstance(picture, list) and all(isinstance(side, int) for side in picture)):
+        raise UsageError(f"picture_shape={picture!r} must be null or a list of numbers")
+    nested_space = None if nested is None else space_json.from_json(nested)
+    return EnvSpec(observation, action, frame_stack, nested_space, None if picture is None else tuple(picture))
 
 
 def _check_format(path: Path, found: Any) -> None:

@@ -100,10 +100,10 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = overlay(file, given)
     algo_name = str(chosen.get("algo", RunSettings.algo))
-    variant = load_preset(chosen["preset"]) if chosen.get("preset") else {}
+    variant = load_preset(str(chosen["preset"])) if chosen.get("preset") else {}
     algo_class, preset = find_algo(algo_name)
     if variant:
-        _check_variant(chosen["preset"], variant, algo_name)
+        _check_variant(str(chosen["preset"]), variant, algo_name)
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:

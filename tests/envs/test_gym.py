@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.spaces import left_out, parts_of, to_rows
+from accel_rl.envs.spaces import left_out, make_spec, parts_of, to_rows
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
 
 TOYS = "tests.helpers.toy_envs"
 
 
-def make(name, seed=0, **options):
+def make(name, seed=0, wrappers=(), **options):
     """The simulator, and a row for what it writes."""
     env_id = name if "-v" in name else f"{TOYS}:{name}"
-    simulator = GymSimulator(EnvConfig(env_id, options=options), np.random.SeedSequence(seed))
+    simulator = GymSimulator(EnvConfig(env_id, options=options, wrappers=wrappers), np.random.SeedSequence(seed))
     return simulator, np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)
 
 
@@ -61,6 +61,42 @@ def test_pictures(channels_first):
     simulator.step(0, row)
     expected = [[[(y + 2 * x + 50 * c + 1) % 256 for x in range(10)] for y in range(12)] for c in range(3)]
     assert row.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "row_shape"),
+    [
+        ((12, 10), (0, 1), (1, 12, 10)),
+        ((12, 10, 1), (2, 0, 1), (1, 12, 10)),
+        ((1, 12, 10), (0, 1, 2), (1, 12, 10)),
+        ((7, 7, 20), (2, 0, 1), (20, 7, 7)),
+        ((20, 7, 7), (0, 1, 2), (20, 7, 7)),
+        ((1, 1, 3), (2, 0, 1), (3, 1, 1)),
+        ((2, 24, 32, 3), (0, 3, 1, 2), (6, 24, 32)),
+        ((4, 3, 12, 12), (0, 1, 2, 3), (12, 12, 12)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_where_the_channels_are(shape, axes, row_shape, dtype):
+    """Catches many channels taken for pixels, a grey picture taken for numbers, and mixed up axes; policies have to
+    take the environment's own shape, and that of rows, which Stable-Baselines3 makes of it."""
+    if len(shape) == 2 and dtype != np.uint8:
+        return  # a matrix
+    pixels = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    space = gymnasium.spaces.Box(0, 255, shape, dtype)
+    spec = make_spec(space, gymnasium.spaces.Discrete(2))
+    row = pixels.transpose(axes).reshape(row_shape).astype(np.float32 if dtype == np.float64 else np.uint8)
+    assert (spec.row_shape, spec.row_dtype, spec.is_picture) == (row_shape, row.dtype, True)
+    for given, is_batch in [(pixels, False), (np.stack([pixels] * 2), True), (row, False), (np.stack([row] * 2), True)]:
+        if given is row and shape == (12, 10):
+            continue  # it is a batch of one picture
+        rows, found_batch = to_rows(given, spec)
+        assert found_batch == is_batch and rows.dtype == row.dtype and rows.flags.c_contiguous
+        assert np.array_equal(rows, np.stack([row] * (1 + is_batch)))
+    if shape == (12, 10):
+        assert to_rows(row, spec)[1]
+    with pytest.raises(ValueError, match="the policy takes shape"):
+        to_rows(pixels[..., :-1], spec)
 
 
 def test_float64_is_stored_as_float32():
@@ -240,6 +276,22 @@ def test_unbounded_spaces():
     assert row.tolist() == [2, 2, 0, 0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("declares", "words"),
+    [
+        (True, r"observation space was Box\(\(2,\), float32\) and is now Box\(\(3,\), float32\)"),
+        (False, r"has shape \(3,\).*\(2,\)"),
+    ],
+)
+def test_spaces_that_change(declares, words):
+    """Catches an observation of another size that is cut or repeated to fit, and new bounds taken for a new space."""
+    simulator, row = make("Growing", declares=declares, grows_at=2)
+    simulator.reset(row)
+    simulator.reset(row)
+    with pytest.raises(RunError, match=words):
+        simulator.reset(row)
+
+
 def trace(simulator, row, steps, seed=0):
     """What the next steps look like, with resets."""
     rng = np.random.default_rng(seed)
@@ -288,6 +340,8 @@ def test_factory_gets_the_seed():
         ("Hooked", {"lengths": (7, -4)}),
         ("limited_hooked", {"lengths": (7, 0), "max_steps": 9}),
         ("Nested", {"lengths": (7, -4)}),
+        ("Nested", {"lengths": (7, -4), "wrappers": (f"{TOYS}:Counted", "gymnasium.wrappers:FlattenObservation")}),
+        ("CartPole-v1", {"max_episode_steps": 9, "wrappers": ("gymnasium.wrappers:FlattenObservation",)}),
     ],
 )
 @pytest.mark.parametrize("steps", [0, 1, 30])

@@ -468,6 +468,20 @@ def plus_one(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformObservation(env, lambda observation: observation + 1, None)
 
 
+class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds how many steps were taken in all games to the reward; a function does it, which cannot be pickled."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        super().__init__(env)
+        self._total = 0
+        self._add = lambda reward: reward + self._total
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = self.env.step(action)
+        self._total += 1
+        return observation, self._add(reward), *rest  # type: ignore[return-value]
+
+
 def forgetful_wrapper(env: gymnasium.Env[Any, Any]) -> None:
     Doubled(env)
 
@@ -558,3 +572,20 @@ class Numbered(Broken):
         if self._folder and self._id >= 0:
             with open(os.path.join(self._folder, str(self._id)), "w") as file:
                 file.write(str(self._num_steps))
+
+
+class Growing(Counting):
+    """Counting with a third number in its observations from game `grows_at` on; declares: it replaces its space."""
+
+    def __init__(self, declares: bool = True, grows_at: int = 1, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths)
+        self._declares, self._grows_at = declares, grows_at
+
+    def _observe(self) -> Any:
+        return np.zeros(3 if self.game >= self._grows_at else 2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        if self._declares:
+            self.observation_space = spaces.Box(-self.game, np.inf, observation.shape, np.float32)
+        return observation, info

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from accel_rl.algos.a2c import A2C, A2CSettings
-from accel_rl.envs.spaces import parts_of, row_space, to_row
+from accel_rl.envs.spaces import make_spec, parts_of, row_space, to_row, to_rows
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk, same_padding
@@ -228,6 +228,34 @@ def test_nested_observations_are_split_by_entry() -> None:
     assert rows.grad is not None
     for part in parts_of(nested):
         assert rows.grad[:, part.columns].any(), part.name
+
+
+@pytest.mark.parametrize("size", [7, 24], ids=["small", "large"])
+def test_the_same_picture_in_other_numbers(size: int) -> None:
+    """Would catch pictures that are not scaled by their declared bounds, alone or in a Dict: the network would see
+    nothing in them, or be blinded."""
+    outputs = []
+    picture = np.random.default_rng(0).integers(0, 256, (size, size, 3))
+    for low, high, dtype in [(0, 255, np.uint8), (0, 255, np.float32), (0, 1, np.float64), (-1, 1, np.float32)]:
+        space = Box(low, high, (size, size, 3), dtype)
+        shown = (picture if high == 255 else low + picture / 255 * (high - low)).astype(dtype)
+        for observed, declared in [(shown, space), ({"camera": shown}, spaces.Dict({"camera": space}))]:
+            spec = make_spec(declared, Discrete(2))
+            torch.manual_seed(0)
+            outputs.append(make_trunk(spec)(torch.from_numpy(to_rows(observed, spec)[0])))
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], atol=1e-4, rtol=1e-4)
+
+
+def test_unbounded_pictures_stay_as_they_are() -> None:
+    """Would catch a scale that is guessed, and nan from the logarithm of a negative number."""
+    spec = make_spec(Box(-np.inf, np.inf, (24, 24, 3), np.float32), Discrete(2))
+    picture = torch.randn(2, 3, 24, 24)
+    first = make_trunk(spec).convolutions[0]  # type: ignore[index]
+    assert torch.equal(first(picture), picture)  # type: ignore[operator]
+    assert spec.is_numbers and not make_spec(Box(0, 1, (24, 24, 3)), Discrete(2)).is_numbers
+    small = make_trunk(make_spec(Box(-np.inf, np.inf, (7, 7, 3), np.float32), Discrete(2)))
+    assert small(picture[:, :, :7, :7]).isfinite().all()
 
 
 def test_nested_spaces_without_images_need_no_convolutions() -> None:

@@ -1,9 +1,17 @@
-"""The policies of runs: whether their weights are packed depends on how often they change."""
+"""The policies of runs: they fit the observations, and their weights are packed by how often they change."""
 
+from itertools import product
+from typing import Any
+
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from accel_rl.envs.spaces import make_spec
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
 from accel_rl.models import onednn
 from accel_rl.training.build import build_algo, build_training_sampler
 from accel_rl.training.resolve import resolve
@@ -39,3 +47,39 @@ def test_rollouts_hold_what_the_algorithm_learns_from(needs_them: bool) -> None:
     frames = build_training_sampler(config, algo).collect().terminal_frames
     assert (frames is not None) == needs_them
     assert frames is None or frames.frame.tolist() == [[0, 3], [0, 3]]
+
+
+SIZES = [(1, 1), (9, 1), (2, 3), (3, 40), (7, 7), (16, 16), (19, 19), (20, 20), (21, 64), (35, 35), (36, 36), (48, 48)]
+
+
+@pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn", "eps_rainbow"])
+def test_there_is_a_network_for_pictures_of_every_size(algo: str) -> None:
+    """Would catch a kernel larger than the picture, also in a network that a preset names, and bytes taken for granted;
+    the sizes are those at which the default network changes. Small pictures take a preset's settings for vectors."""
+    for size, dtype in product(SIZES, (np.uint8, np.float32)):
+        spec = EnvSpec(gymnasium.spaces.Box(0, 255, (3, *size), dtype), gymnasium.spaces.Discrete(3))
+        config = resolve({"algo": algo, "env": f"{TOYS}:Picture", "device": "cpu"}, spec=spec)
+        observation = torch.from_numpy(np.stack([spec.observation_space.sample() for _ in range(2)]))
+        assert build_algo(config).policy.act(observation, None)[0].shape == (2,)
+        assert config.run.decorrelation_steps == (100 if min(size) < 20 else 2000)
+        assert config.run.network == ("nature" if algo in ("dqn", "eps_rainbow") and min(size) >= 36 else None)
+
+
+@pytest.mark.parametrize(
+    ("space", "network", "words"),
+    [
+        (
+            gymnasium.spaces.Box(0, 255, (19, 35, 3), np.uint8),
+            "nature",
+            "too large for pictures of 19x35; omit --network",
+        ),
+        (gymnasium.spaces.Box(0, 255, (7, 7, 3), np.uint8), "a3c", "too large for pictures of 7x7; omit --network"),
+        (gymnasium.spaces.Box(0, 1, (4,)), "cule", r"takes pictures, but observations are Box\(.*; omit --network"),
+    ],
+)
+def test_a_network_that_is_asked_for_but_does_not_fit(space: Any, network: str, words: str) -> None:
+    """Would catch a traceback, or a line that speaks of kernels only."""
+    spec = make_spec(space, gymnasium.spaces.Discrete(3))
+    config = resolve({"algo": "ppo", "env": f"{TOYS}:Picture", "device": "cpu", "network": network}, spec=spec)
+    with pytest.raises(UsageError, match=words):
+        build_algo(config)
