@@ -29,6 +29,7 @@ from accel_rl.training.run_directory import ANY_MACHINE
 from accel_rl.training.trust import ACTS, PLAYS, check_code, foreign_code
 
 SPARE_NUMBERS = 2**22  # of a network that are not in its file
+MOST_CHARACTERS = 200  # of another error, in a message
 
 State = tuple[Array, Array]
 """What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""
@@ -53,7 +54,8 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Agent
     except Exception as error:  # settings of other people may be wrong in any way
         if trust:
             raise
-        raise UsageError(f"{description} describes no policy: {type(error).__name__}: {error}") from error
+        text = " ".join(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS].split())
+        raise UsageError(f"{description} describes no policy: {text}") from error
     policy.load_state_dict(policy_file.read_weights(weights, policy))
     return Agent(config, policy, description)
 
@@ -158,7 +160,7 @@ class Agent:
         torch.set_num_threads(config.plan.sampling_threads)
         least = math.lcm(2, max(1, config.workers))  # the fewest environments that divide over the workers
         num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
-        sampler = build_sampler(config, self.policy, num_envs=least, num_evaluation_envs=num_envs)
+        sampler = build_sampler(config, self.policy, horizon=1, num_envs=least, num_evaluation_envs=num_envs)
         try:
             games = sampler.evaluate(GamesToPlay(episodes), index=0, greedy=config.run.eval_greedy)
         finally:

@@ -88,6 +88,8 @@ def _size(value: Any, level: int = 0) -> int:
             return sum(_size(part, level + 1) for part in parts)
         if kind == "LeftOut":
             return 0
+    except UsageError:
+        raise
     except (KeyError, TypeError, ValueError, RecursionError):
         pass
     raise UsageError(f"{_short(value)} describes no space")
@@ -120,7 +122,8 @@ def _from_json(value: Any) -> Space:
             start = np.array(value["start"], dtype)
             return spaces.MultiDiscrete(np.array(value["nvec"], dtype), dtype.type, start=start)
         case "MultiBinary":
-            return spaces.MultiBinary(value["shape"])
+            shape = value["shape"]
+            return spaces.MultiBinary(shape if len(shape) != 1 else shape[0])
         case "Dict":
             return spaces.Dict(OrderedDict((name, _from_json(part)) for name, part in value["parts"]))
         case "Tuple":

@@ -34,6 +34,7 @@ FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
 DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
 OLD_BEST = "best.pt"  # a pickle, which earlier versions wrote
+EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # unless they are put elsewhere
 MOST_BYTES = 2**26  # of a description
 
 # ---- the description ----
@@ -182,12 +183,6 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
     Raises UsageError if the file is damaged or no safetensors file, or if its tensors are not those of the network:
     their names and shapes are compared before any of them is read."""
     try:
-        with path.open("rb") as file:
-            start = file.read(4)
-        if start[:1] == b"\x80" or start == b"PK\x03\x04":
-            raise UsageError(
-                f"{path} is a pickle, which could run code, and no safetensors file; it was not opened{_other(path)}"
-            )
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata.get("format"))
@@ -198,7 +193,12 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise UsageError(f"{path} is damaged or no safetensors file: {error}{_other(path)}") from None
+        # Asked only now: the length with which a good file begins can look like the start of a pickle.
+        if _is_pickle(path):
+            problem = "a pickle, which could run code, and no safetensors file; it was not unpickled"
+        else:
+            problem = f"damaged or no safetensors file: {error}"
+        raise UsageError(f"{path} is {problem}{_other(path)}") from None
     for name, value in tensors.items():
         if value.dtype != wanted[name].dtype:
             raise UsageError(f"{path} does not fit {DESCRIPTION}: {name} is {value.dtype}, not {wanted[name].dtype}")
@@ -208,6 +208,13 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
         if not tensors[name].isfinite().all():
             raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
     return tensors
+
+
+def _is_pickle(path: Path) -> bool:
+    """Returns whether a file begins as a pickle does, or as a zip file, which PyTorch's pickles are."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    return start[:1] == b"\x80" or start == b"PK\x03\x04"
 
 
 def _compare(path: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> None:
@@ -235,6 +242,8 @@ def _other(path: Path) -> str:
 
 def _missing(folder: Path, name: str) -> UsageError:
     """Returns the error for a folder without this file, with the way out."""
+    if (folder / name).exists():
+        return UsageError(f"{folder / name} is no regular file")
     if (folder / (OLD_BEST if name == BEST else CHECKPOINT)).is_file() or (
         name == DESCRIPTION and (folder / OLD_BEST).is_file()
     ):

@@ -15,12 +15,15 @@ BUILT_IN = {"algo": "accel_rl.algos.", "network": "accel_rl.models.", "env": "ac
 """How names of this package's own code begin. Its other functions may do anything with the arguments that they get."""
 
 
+MOST_CHARACTERS = 100  # of a name in a message
+
+
 def foreign_code(settings: dict[str, Any], names: Iterable[str] = (*ACTS, *PLAYS)) -> list[str]:
     """Returns, as text, which of these settings name code outside this package.
 
     Texts among env_options count as well if they may be the name of a module or a file: what an environment does with
     them is unknown. Environments that gymnasium knows by a name of their own do not count."""
-    return [f"{name}={text}" for name in names for text in _foreign(name, settings.get(name))]
+    return [f"{name}={text[:MOST_CHARACTERS]!r}" for name in names for text in _foreign(name, settings.get(name))]
 
 
 def _foreign(name: str, value: Any) -> list[str]:
@@ -47,8 +50,8 @@ def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, tru
     """Raises UsageError if the settings of source name code outside this package, unless that is trusted."""
     if not trust and (found := foreign_code(settings, names)):
         raise UsageError(
-            f"{source} names code from outside accel_rl: {', '.join(found)}; --trust (in Python trust=True) imports "
-            "and runs it: give it only if you know who wrote that code"
+            f"{source} names code or files from outside accel_rl: {', '.join(found)}; --trust (in Python trust=True) "
+            "imports and runs them: give it only if you know who wrote them"
         )
 
 

@@ -1,0 +1,88 @@
+"""Spaces as JSON: what is written is what is read, and what is no space takes neither time nor memory."""
+
+import json
+from collections import OrderedDict
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from accel_rl.envs.space_json import MOST_LEVELS, from_json, to_json
+from accel_rl.envs.spaces import LeftOut
+from accel_rl.errors import UsageError
+
+INFINITE = np.array([1.5, np.inf], np.float32)
+SPACES = [
+    spaces.Box(0, 255, (2, 3, 4), np.uint8),
+    spaces.Box(-INFINITE, INFINITE),
+    spaces.Box(-np.inf, np.inf, (), np.float64),
+    spaces.Box(np.array([[0.1], [-3.3]]), 4.0, (2, 1), np.float64),
+    spaces.Box(-(2**62), 2**62, (2,), np.int64),
+    spaces.Box(0, 1, (0,), np.float32),
+    spaces.Discrete(5, start=-2),
+    spaces.Discrete(3, dtype=np.int32),
+    spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 3]]),
+    spaces.MultiBinary(4),
+    spaces.MultiBinary([2, 3]),
+    spaces.Dict(OrderedDict(z=spaces.Discrete(2), a=spaces.Tuple([spaces.Box(0, 1, (1,)), LeftOut("Text")]))),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_what_is_written_is_read(space: gymnasium.Space[Any]) -> None:
+    """Would catch a start, an order of parts, a shape, a bound or a type of numbers that is lost."""
+    text = json.dumps(to_json(space), allow_nan=False)
+    again = from_json(json.loads(text))
+    assert again == space and again.dtype == space.dtype and again.shape == space.shape
+    if isinstance(space, spaces.Dict):
+        assert isinstance(again, spaces.Dict) and [*again.spaces] == [*space.spaces]
+
+
+def test_equal_bounds_are_one_number_and_other_spaces_their_names() -> None:
+    """Would catch a policy.json of megabytes for a picture, and a pickle or a failure for a user's own space."""
+    assert to_json(spaces.Box(0, 255, (84, 84), np.uint8))["high"] == 255
+    assert to_json(spaces.Text(5)) == {"type": "LeftOut", "kind": "Text"}
+
+
+GOOD = to_json(spaces.Box(0, 1, (2,)))
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = GOOD
+    for _ in range(levels):
+        value = {"type": "Tuple", "parts": [value]}
+    return value
+
+
+BAD = [
+    (None, "None describes no space"),
+    ([GOOD], "describes no space"),
+    ({**GOOD, "type": "os:system"}, "describes no space"),
+    ({**GOOD, "shape": [-1]}, "describes no space"),
+    ({**GOOD, "shape": [1.5]}, "describes no space"),
+    ({**GOOD, "shape": 2}, "describes no space"),
+    ({**GOOD, "shape": [10**6, 10**6]}, "1,000,000,000,000 numbers is too large"),
+    ({**GOOD, "low": [0.0] * 3}, "describes no space"),
+    ({**GOOD, "low": 2}, "describes no space"),
+    ({**GOOD, "dtype": "O"}, "dtype 'O'"),
+    ({**GOOD, "dtype": "(9999999999,)f4"}, "describes no space|dtype"),
+    ({"type": "Discrete", "n": 10**12, "start": 0, "dtype": "int64"}, "too large"),
+    ({"type": "Discrete", "n": 0, "start": 0, "dtype": "int64"}, "describes no space"),
+    ({"type": "Discrete", "n": True, "start": 0, "dtype": "int64"}, "describes no space"),
+    ({"type": "MultiDiscrete", "nvec": [2] * 10000 + [10**4], "start": 0, "dtype": "int64"}, "too large"),
+    ({"type": "MultiBinary", "shape": [10**12]}, "too large"),
+    ({"type": "Dict", "parts": {"a": GOOD}}, "describes no space"),
+    ({"type": "Dict", "parts": [[["a"], GOOD]]}, "describes no space"),
+    (nested(MOST_LEVELS + 1), f"more than {MOST_LEVELS} levels deep"),
+    (nested(500), f"more than {MOST_LEVELS} levels deep"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), BAD, ids=range(len(BAD)))
+def test_what_is_no_space_is_one_short_line(value: Any, message: str) -> None:
+    """Would catch another error than the user's, and a description that takes all memory."""
+    with pytest.raises(UsageError, match=message) as caught:
+        from_json(value)
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)

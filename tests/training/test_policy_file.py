@@ -1,0 +1,466 @@
+"""Policy files: they hold the whole policy and no code, and whatever else lies in their place is one line."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import accel_rl
+from accel_rl.cli import main
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training import checkpoint, policy_file
+from accel_rl.training.policy_file import BEST, DESCRIPTION, LAST
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_policy
+
+RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "a2c", "eval_interval_steps": 100, "eval_episodes": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return accel_rl.train(**RUN, steps=200, out=tmp_path_factory.mktemp("policy") / "run")
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def edit(run: Path, **settings: Any) -> None:
+    """Changes settings in policy.json."""
+    document = json.loads((run / DESCRIPTION).read_text())
+    document["settings"] |= settings
+    (run / DESCRIPTION).write_text(json.dumps(document))
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def as_zip(path: Path, mark: Path) -> None:
+    torch.save({"format": checkpoint.FORMAT, "steps": 1, "policy": Hostile(mark)}, path)
+
+
+def as_pickle(path: Path, mark: Path) -> None:
+    path.write_bytes(pickle.dumps(Hostile(mark)))
+
+
+# ---- nothing is unpickled ----
+
+
+@pytest.mark.parametrize("write", [as_zip, pytest.param(as_pickle, marks=pytest.mark.slow)])
+def test_hostile_pickles_beside_a_policy_are_not_read(run: Path, tmp_path: Path, write: Any, capfd: Any) -> None:
+    """Would catch any command but --resume that unpickles what lies in a run's folder."""
+    mark = tmp_path / "mark"
+    for name in ("best.pt", "checkpoint.pt", "checkpoint.previous.pt"):
+        write(run / name, mark)
+    for best in (False, True):
+        accel_rl.load(run, best=best, trust=True).predict(np.zeros(4))
+    commands = [["eval", run, "--episodes", 1, *flags] for flags in ([], ["--best", "--trust"])]
+    commands += [["record", run, "--out", tmp_path / "game.mp4"], ["plot", run, "--out", tmp_path / "curve.png"]]
+    for words in commands:
+        assert main([str(word) for word in words]) == 0, capfd.readouterr().err
+    assert not mark.exists()
+    torch.load(run / "checkpoint.pt", weights_only=False)
+    assert mark.exists()  # since that unpickles it
+
+
+@pytest.mark.parametrize("write", [as_zip, as_pickle])
+@pytest.mark.parametrize("name", [LAST, BEST, DESCRIPTION])
+def test_a_pickle_in_a_policy_files_place_is_named(run: Path, tmp_path: Path, write: Any, name: str) -> None:
+    """Would catch a pickle that is tried out."""
+    write(run / name, tmp_path / "mark")
+    message = r"policy\.json is not JSON" if name == DESCRIPTION else f"{name} is a pickle, which could run code"
+    with pytest.raises(UsageError, match=message):
+        accel_rl.load(run, best=name == BEST, trust=True)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_good_file_may_begin_like_a_pickle(run: Path) -> None:
+    """Would catch good policies that are refused: the length of the header comes first, and may be anything."""
+    content = (run / LAST).read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    padding = b" " * ((0x80 - size) % 256)
+    (run / LAST).write_bytes(
+        struct.pack("<Q", size + len(padding)) + content[8 : 8 + size] + padding + content[8 + size :]
+    )
+    assert (run / LAST).read_bytes()[0] == 0x80
+    accel_rl.load(run)
+
+
+# ---- what a file holds ----
+
+
+def test_all_kinds_of_tensors_are_kept(tmp_path: Path) -> None:
+    """Would catch a buffer, a precision, or a part of another tensor's memory that a file cannot hold."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    network = nn.Linear(2, 2)
+    network.first = nn.Parameter(whole[:, 1:3])
+    network.transposed = nn.Parameter(whole.T)
+    network.tied = network.weight
+    network.short = nn.Parameter(torch.tensor([1.0, 3e-5]).to(torch.bfloat16))
+    for name, value in {"count": torch.tensor(3.0, dtype=torch.float64), "none": torch.zeros(0, 3)}.items():
+        network.register_buffer(name, value)
+    network.register_buffer("mask", torch.tensor([-torch.inf, 0.0]))
+    network.register_buffer("flags", torch.tensor([[True, False]]))
+    policy_file.check_state(network.state_dict())
+    policy_file.save(tmp_path / LAST, network.state_dict(), 7, float("nan"))
+    found = policy_file.read_weights(tmp_path / LAST, network)
+    assert_same(found, dict(network.state_dict()))
+    with safe_open(tmp_path / LAST, framework="pt") as file:
+        assert file.metadata()["steps"] == "7" and "score" not in file.metadata()
+
+
+def test_a_full_disk_leaves_the_last_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a file that is overwritten in place, and a traceback instead of a line."""
+    before = (run / LAST).read_bytes()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    message = r"could not write the policy .*policy\.safetensors: No space left on device; the previous one is intact"
+    with pytest.raises(RunError, match=message):
+        policy_file.save(run / LAST, {"x": torch.ones(3)})
+    assert (run / LAST).read_bytes() == before and not [*run.glob("*.tmp")]
+
+
+class Odd(nn.Module):
+    """A trunk with a state that is no tensor of plain numbers."""
+
+    def __init__(self, spec: Any):
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.register_buffer("angles", torch.zeros(2, dtype=torch.complex128))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.layer(observation)  # type: ignore[no-any-return]
+
+
+def test_a_network_that_cannot_be_kept_is_refused_at_once(tmp_path: Path) -> None:
+    """Would catch a run of hours that fails at its first checkpoint."""
+    with pytest.raises(
+        UsageError, match=r"encoder\.trunk\.angles is of type torch\.complex128, which a policy file can"
+    ):
+        accel_rl.train(**RUN, steps=20, network=f"{__name__}:Odd", out=tmp_path / "run")
+    with pytest.raises(UsageError, match=r"env_options holds \{1\}, which policy\.json cannot; use numbers"):
+        policy_file.describe({"env_options": {"goals": [{1}]}}, EnvSpec(Discrete(2), Discrete(2)))
+    assert not (tmp_path / "run").exists()
+
+
+# ---- damaged and hostile files ----
+
+
+def with_header(change: Callable[[dict[str, Any]], None]) -> Callable[[bytes], bytes]:
+    """Returns a function that changes the header of a safetensors file."""
+
+    def damage(content: bytes) -> bytes:
+        (size,) = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8 : 8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+    return damage
+
+
+BIAS = "policy_head.bias"
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "without its last byte": lambda content: content[:-1],
+    "with one more": lambda content: content + b"x",
+    "huge header": lambda content: struct.pack("<Q", 2**62) + content[8:],
+    "text": lambda content: b"learning_rate: 7.0e-4\n",
+    "random": lambda content: Random(0).randbytes(5000),
+    "no tensors": lambda content: struct.pack("<Q", 2) + b"{}",
+    "huge shape": with_header(lambda header: header[BIAS].update(shape=[2**40, 2**30])),
+    "wrong shape": with_header(lambda header: header[BIAS].update(shape=[1, 2])),
+    "wrong type": with_header(lambda header: header[BIAS].update(dtype="I32")),
+    "foreign": with_header(lambda header: header.pop("__metadata__")),
+    "newer": with_header(lambda header: header["__metadata__"].update(format="accel_rl policy 2")),
+    "other name": with_header(lambda header: header.update(other=header.pop(BIAS))),
+    "no checksum": with_header(lambda header: header["__metadata__"].pop("crc32")),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_one_line(run: Path, kind: str) -> None:
+    """Would catch a policy that acts with wrong numbers, a traceback, or a file that takes all memory."""
+    content = DAMAGE[kind]((run / BEST).read_bytes())
+    assert content != (run / BEST).read_bytes()
+    (run / BEST).write_bytes(content)
+    with pytest.raises(UsageError, match=r"best\.safetensors") as caught:
+        accel_rl.load(run, best=True)
+    assert "\n" not in str(caught.value)
+    accel_rl.load(run)
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_noticed_or_without_effect(run: Path) -> None:
+    """Would catch an unnoticed error of a disk: the format itself has no checksum."""
+    content, tensors, generator = (run / LAST).read_bytes(), load_file(run / LAST), Random(0)
+    noticed = 0
+    for position in generator.sample(range(len(content)), 100):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << generator.randrange(8)
+        (run / LAST).write_bytes(damaged)
+        try:
+            agent = accel_rl.load(run)
+        except UsageError:
+            noticed += 1
+        else:
+            assert_same(dict(agent.policy.state_dict()), tensors)
+    assert noticed > 90
+
+
+def test_tensors_that_are_not_the_networks(run: Path) -> None:
+    """Would catch half a policy, and actions of nan."""
+    state = load_file(run / LAST)
+    for change, message in (
+        ({"more": torch.ones(2)}, "more is none of the network's tensors"),
+        ({BIAS: torch.ones(3)}, rf"{BIAS} has shape \[3\], the network's \[2\]"),
+        ({BIAS: torch.ones(2, dtype=torch.float64)}, rf"{BIAS} is torch.float64, not torch.float32"),
+        ({BIAS: torch.tensor([1.0, torch.nan])}, f"{BIAS} holds values that are not finite"),
+    ):
+        policy_file.save(run / LAST, state | change)
+        with pytest.raises(UsageError, match=message):
+            accel_rl.load(run)
+    policy_file.save(run / LAST, {name: value for name, value in state.items() if name != BIAS})
+    with pytest.raises(UsageError, match=rf"does not fit the network that policy\.json describes: it lacks {BIAS}"):
+        accel_rl.load(run)
+    (run / LAST).unlink()
+    os.mkfifo(run / LAST)
+    with pytest.raises(UsageError, match="is no regular file"):
+        accel_rl.load(run)
+
+
+DESCRIPTIONS: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: "", "is not JSON"),
+    (lambda text: text[:-100], "is not JSON"),
+    (lambda text: "[" * 100_000, "is not JSON"),
+    (lambda text: "[]", "does not belong to a policy of accel_rl"),
+    (lambda text: text.replace("accel_rl policy", "other policy"), "does not belong to a policy of accel_rl"),
+    (lambda text: text.replace("policy 1", "policy 2"), "has format '2', but this version of accel_rl reads format 1"),
+    (lambda text: text.replace('"spec"', '"spaces"'), "it needs settings and spec"),
+    (lambda text: text.replace('"seed"', '"sed"'), "unknown setting 'sed'; did you mean seed"),
+    (lambda text: text.replace('"envs": 4', '"envs": "many"'), "envs='many' must be of type int"),
+    (lambda text: text.replace('"seed": 0', f'"seed": {10**30}'), "describes no policy"),
+    (lambda text: text.replace('"preset": null', '"preset": "../../other"'), "unknown preset"),
+    (
+        lambda text: text.replace('"core": "none"', '"core": "lstm"').replace(
+            '"core_size": 256', '"core_size": 1000000'
+        ),
+        r"policy\.safetensors has less than the network that these settings describe",
+    ),
+    (lambda text: text.replace('"frame_stack": 0', '"frame_stack": 1000000000'), "frame_stack=1000000000 must be"),
+    (lambda text: text.replace('"picture_shape": null', '"picture_shape": "x"'), "picture_shape='x' must be"),
+    (lambda text: text.replace('"n": 2', '"n": 99999999999'), "99,999,999,999 numbers is too large"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DESCRIPTIONS, ids=range(len(DESCRIPTIONS)))
+def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str], message: str) -> None:
+    """Would catch settings of other people that raise another error than a user's, or take all memory."""
+    text = (run / DESCRIPTION).read_text()
+    assert change(text) != text
+    (run / DESCRIPTION).write_text(change(text))
+    with pytest.raises(UsageError, match=message) as caught:
+        accel_rl.load(run)
+    assert str(run / DESCRIPTION) in str(caught.value) and "\n" not in str(caught.value)
+
+
+JUNK = [None, True, -1, 10**30, 1.5, float("nan"), "", "x", "os:system", [], [1], {"a": 1}, [[["a"]]], "\x00\n"]
+
+
+@pytest.mark.slow
+def test_any_value_of_any_setting_is_taken_or_one_line(run: Path) -> None:
+    """Would catch a setting whose wrong value, by a hostile hand, raises another error than the user's."""
+    document = json.loads((run / DESCRIPTION).read_text())
+    spaces = {name: value for name, value in document["spec"].items() if isinstance(value, dict)}
+    places = [document, document["settings"], document["spec"], *spaces.values()]
+    refused = 0
+    for place in places:
+        for name in [*place]:
+            before = place[name]
+            for value in JUNK:
+                place[name] = value
+                (run / DESCRIPTION).write_text(json.dumps(document))
+                try:
+                    accel_rl.load(run)
+                except UsageError as error:
+                    refused += "\n" not in str(error)
+            place[name] = before
+    assert refused > 300
+
+
+# ---- code that a file names ----
+
+CODE = """
+from pathlib import Path
+from accel_rl.models.trunks import MLP
+from accel_rl.algos.a2c import A2C
+from gymnasium.envs.classic_control import CartPoleEnv
+Path({mark!r}).mkdir()
+network = MLP
+
+def wrap(env):
+    return env
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module whose import leaves a mark; returns its path."""
+    mark = tmp_path / "mark"
+    (tmp_path / "stranger.py").write_text(CODE.format(mark=str(mark)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "stranger", raising=False)
+    return mark
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "acts_without"),
+    [
+        ("algo", "stranger:A2C", False),
+        ("network", "stranger:network", False),
+        ("env", "stranger:CartPoleEnv", True),
+        ("env", "stranger:CartPole-v1", True),
+        ("wrappers", ["stranger:wrap"], True),
+    ],
+)
+def test_code_that_a_file_names_is_imported_only_with_trust(
+    run: Path, stranger: Path, setting: str, value: Any, acts_without: bool, capfd: Any
+) -> None:
+    """Would catch a policy of a stranger that runs code, and one that needs trust where it needs no code."""
+    edit(run, **{setting: value})
+    name = value if isinstance(value, str) else value[0]
+    assert main(["eval", str(run), "--episodes", "1"]) == main(["record", str(run), "--out", str(run / "a.mp4")]) == 2
+    shown = capfd.readouterr().err.splitlines()
+    assert len(shown) == 2 and all(f"{setting}='{name}'" in line and "--trust" in line for line in shown)
+    if acts_without:
+        agent = accel_rl.load(run)
+        agent.predict(np.zeros(4))
+        for use in (agent.make_env, lambda: agent.evaluate(1)):
+            with pytest.raises(UsageError, match="trust=True"):
+                use()
+    else:
+        with pytest.raises(UsageError, match="trust=True"):
+            accel_rl.load(run)
+    assert not stranger.exists()
+    agent = accel_rl.load(run, trust=True)
+    agent.predict(np.zeros(4))
+    if value != "stranger:CartPole-v1":  # which is registered, so that it would be made by another name
+        agent.make_env()
+    assert stranger.exists() or value == "stranger:CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "acts_without"),
+    [
+        ({"network": "accel_rl.envs.making:import_name"}, False),
+        ({"env": "accel_rl.envs.making:import_name", "env_options": {"name": "stranger:wrap", "kind": "x"}}, True),
+        ({"env_options": {"path": {"to": ["a/file"]}}}, True),
+        ({"env_options": {"vehicle": "stranger.Vehicle"}}, True),
+    ],
+)
+def test_own_functions_and_options_are_no_way_around(
+    run: Path, stranger: Path, settings: dict[str, Any], acts_without: bool
+) -> None:
+    """Would catch a function of this package that imports what its arguments name."""
+    edit(run, **settings)
+    with pytest.raises(UsageError, match="names code or files from outside accel_rl"):
+        accel_rl.load(run).make_env()
+    if acts_without:
+        accel_rl.load(run).predict(np.zeros(4))
+    assert not stranger.exists()
+
+
+def test_names_of_this_package_need_no_trust(run: Path) -> None:
+    """Would catch a policy of an algorithm by its full name, or of gymnasium's own environment, that needs trust."""
+    edit(run, algo="accel_rl.algos.a2c:A2C", env_options={"sutton_barto_reward": True})
+    accel_rl.load(run).make_env()
+
+
+@pytest.mark.slow
+def test_the_hint_at_the_end_of_a_run_asks_for_trust_where_it_is_needed(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a command to copy that fails."""
+    words = ["--env", "tests.helpers.toy_envs:Counting", "--steps", "40", "--sampler", "serial", "--device", "cpu"]
+    words += ["--envs", "4", "--no-tensorboard", "--eval-interval-steps", "0"]
+    assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
+    assert capfd.readouterr().out.rstrip().endswith("video.mp4 --trust")
+
+
+# ---- runs of earlier versions ----
+
+
+def make_old(run: Path) -> dict[str, Any]:
+    """Leaves in a run's folder what earlier versions left there; returns its checkpoint."""
+    state = checkpoint.load(run / "checkpoint.pt")
+    best = {name: state[name] for name in ("policy", "spec", "best_score")}
+    checkpoint.save(run / "best.pt", best)
+    for name in (DESCRIPTION, LAST, BEST):
+        (run / name).unlink()
+    return state
+
+
+def test_old_runs_are_converted(run: Path, finished: Path) -> None:
+    """Would catch a message without the way out, or a conversion that loses anything."""
+    state = make_old(run)
+    for best in (False, True):
+        message = r"only in a pickle.* export .*run --format safetensors --trust converts it"
+        with pytest.raises(UsageError, match=message):
+            accel_rl.load(run, best=best)
+    assert policy_file.convert(run) == [run / DESCRIPTION, run / LAST, run / BEST]
+    assert (run / DESCRIPTION).read_text() == (finished / DESCRIPTION).read_text()
+    for best in (False, True):
+        assert_same(dict(accel_rl.load(run, best=best).policy.state_dict()), dict(state["policy"]))
+    with safe_open(run / BEST, framework="pt") as file:
+        assert float(file.metadata()["score"]) == state["best_score"]
+    (run / "checkpoint.pt").unlink()
+    assert policy_file.convert(run) == [run / DESCRIPTION, run / BEST]
+    (run / "best.pt").unlink()
+    with pytest.raises(UsageError, match="holds no run to convert"):
+        policy_file.convert(run)
+
+
+def test_an_old_run_that_is_resumed_gets_its_policy_files(run: Path, finished: Path, tmp_path: Path) -> None:
+    """Would catch a best policy that a resumed run overwrites by a worse one, or a run that stays an old one."""
+    make_old(run)
+    again = Path(shutil.copytree(finished, tmp_path / "again"))
+    for folder in (run, again):
+        accel_rl.train(resume=folder, steps=400)
+    assert_same_policy(run, again, LAST)
+    assert json.loads((run / DESCRIPTION).read_text())["settings"]["steps"] == 400
+    assert accel_rl.load(run).config.run.steps == 400
+
+
+def test_a_run_without_its_first_checkpoint_has_no_policy_yet(run: Path) -> None:
+    """Would catch advice to unpickle what is not there."""
+    for name in (LAST, "checkpoint.pt"):
+        (run / name).unlink()
+    with pytest.raises(UsageError, match=r"there is no .*policy\.safetensors yet: a run's first checkpoint writes it"):
+        accel_rl.load(run)
+    accel_rl.load(run, best=True)
