@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | launch | eval | record | plot | list | tune | bench | doctor`."""
+"""The command line: `accel-rl train | launch | eval | record | export | plot | list | tune | bench | doctor`."""
 
 import argparse
 import importlib
@@ -119,6 +119,19 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     _add_run_dir(command)
     command.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video to write")
     command.set_defaults(run=_record)
+
+    command = commands.add_parser(
+        "export",
+        help="write a trained agent's policy to a file that acts without accel-rl",
+        description="Writes a policy as ONNX or TorchScript: observations in, greedy actions out, on any batch. Checks "
+        "that the file acts as the policy does. With safetensors: converts the pickles of a run of an earlier version.",
+    )
+    _add_run_dir(command)
+    command.add_argument("--format", required=True, metavar="FORMAT", help="onnx, torchscript, or safetensors (with --trust)")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="the file to write (default: in RUN_DIR, policy.onnx or the like)"
+    )
+    command.set_defaults(run=_export)
 
     command = commands.add_parser(
         "plot",
@@ -375,6 +388,29 @@ def _record(options: argparse.Namespace) -> None:
     agent = load(options.run_dir, options.best, options.trust)
     game = record_video(agent.make_env(), agent.player(), options.out)
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from accel_rl.training.policy_file import convert
+
+    if options.format == "safetensors":
+        if not options.trust:
+            raise UsageError(
+                f"{options.run_dir}: to convert its pickles is to open them, which can run code; add --trust if you "
+                "know who made them"
+            )
+        if options.out or options.best:
+            raise UsageError("--format safetensors converts all policies of a run in its folder; omit --out and --best")
+        print("\n".join(map(str, convert(options.run_dir))))
+        return
+    from accel_rl.analysis.agent import load
+    from accel_rl.analysis.export import SUFFIXES, check_format, export
+
+    check_format(options.format)
+    name = ("best" if options.best else "policy") + SUFFIXES[options.format]
+    agent = load(options.run_dir, options.best, options.trust)
+    exported = export(agent, options.out or options.run_dir / name, options.format)
+    print(exported)
 
 
 def _plot(options: argparse.Namespace) -> None:

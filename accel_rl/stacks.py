@@ -17,11 +17,20 @@ def blank(stacks: Tensor, age: Tensor) -> Tensor:
     return stacks * (age.unsqueeze(-1) >= distance)[..., None, None]
 
 
+def is_exporting() -> bool:
+    """Tells whether PyTorch is recording a network's operations, to write them to a file.
+
+    Then only its own, public ones may be used."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+
+
 def interleaved(images: Tensor) -> Tensor:
     """Returns the same images [..., C, H, W], in channels-last memory if they are uint8 with 2 to 4 channels on a CPU.
 
     Convolutions want them so. OpenCV interleaves planes several times as fast as PyTorch."""
     if images.dtype != torch.uint8 or images.device.type != "cpu" or images.dim() < 3 or not images.numel():
+        return images
+    if is_exporting():
         return images
     *leading, C, H, W = images.shape
     pixels = images.movedim(-3, -1)  # [..., H, W, C]

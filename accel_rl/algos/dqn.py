@@ -13,9 +13,11 @@ from torch import Tensor
 from accel_rl.algos.base import Algo, MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum, stack_stats
 from accel_rl.algos.exploration import Exploration
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
+from accel_rl.algos.running_statistics import ReplayStatistics
 from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
+from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import importance_weights
@@ -35,6 +37,7 @@ class DQNSettings(ReplaySettings):
     dueling: bool = setting(
         False, "values from two streams: of the state, and of each action's advantage (the papers clip at 10 with it)"
     )
+    normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
     secondary_batch_size: int | None = setting(
         None, "a second network learns from the same replay, but never acts, in batches of this size", least=1
     )
@@ -48,10 +51,16 @@ class DQN(Algo):
     settings: DQNSettings
     policy: QNetwork
     replay: Replay | None
+    statistics: ReplayStatistics | None = None
     secondary: SecondaryNetwork | None = None
     _is_warm = False  # stays so when a run is resumed without its replay
     _step = 0  # agent steps of the run before the rollout that is being sampled
     _num_due = 0  # updates that the rollouts so far have brought and that are not made yet
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        if self.settings.normalize_returns:
+            self.statistics = ReplayStatistics(ReturnScale(self.local_envs, self.settings.discount))
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings
@@ -76,6 +85,8 @@ class DQN(Algo):
         self.replay, self.saves_replay = plan.make_replay(seed), plan.is_saved
         self.batch_size, self.updates_per_rollout = plan.batch_size, plan.count_updates()
         self.num_learners = plan.num_learners
+        if self.statistics:
+            self.statistics.to(self.device)
         if size := self.settings.secondary_batch_size:
             self.secondary = SecondaryNetwork(self, size // plan.num_learners, self.replay, seed, make_update)
             self.extra_eval_policies = {"secondary": self.secondary.network}
@@ -141,6 +152,8 @@ class DQN(Algo):
         if largest is not None:
             largest = update.max(largest)  # of all learners that update together
             batch = batch._replace(importance=update.graphed(torch.div, batch.importance, largest))
+        if self.statistics:
+            batch = batch._replace(return_=update.graphed(self.statistics.return_scale.scale, batch.return_))
         return index, batch, num_samples
 
     def _choose_batch(
@@ -173,7 +186,11 @@ class DQN(Algo):
             "target": self.target.state_dict(),
             "is_warm": self._is_warm,
             "secondary": self.secondary and self.secondary.state_dict(),
-            "local": {"exploration": self.exploration.state_dict(), "num_due": self._num_due},
+            "local": {
+                "exploration": self.exploration.state_dict(),
+                "num_due": self._num_due,
+                **(self.statistics.local_state_dict() if self.statistics else {}),
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,6 +201,8 @@ class DQN(Algo):
         if local := state.get("local"):
             self.exploration.load_state_dict(local["exploration"])
             self._num_due = local["num_due"]
+            if self.statistics:
+                self.statistics.load_local_state_dict(local)
 
 
 def huber_loss(

@@ -1,4 +1,4 @@
-"""Running moments of observations and returns, as the actor-critics use them."""
+"""Running moments of observations and returns, as the algorithms use them."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,3 +51,15 @@ class ActorCriticStatistics:
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         if self.return_scale:
             self.return_scale.running.copy_(state["running_return"])
+
+
+class ReplayStatistics(ActorCriticStatistics):
+    """Scales returns as they are drawn from a replay, which keeps rewards as they were: the scale still changes."""
+
+    return_scale: ReturnScale
+
+    def __init__(self, return_scale: ReturnScale):
+        super().__init__(None, return_scale)
+
+    def normalize(self, rollout: Rollout) -> Rollout:
+        return rollout

@@ -174,7 +174,7 @@ class DiagonalGaussian(nn.Module):
 
     def encode(self, action: Tensor) -> Tensor:
         """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
-        return action.reshape(len(action), self.encoded_size).float()
+        return action.reshape(-1, self.encoded_size).float()
 
 
 class SphericalGaussian(nn.Module):
@@ -223,7 +223,7 @@ class SphericalGaussian(nn.Module):
 
     def encode(self, action: Tensor) -> Tensor:
         """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
-        return action.reshape(len(action), self.encoded_size).float()
+        return action.reshape(-1, self.encoded_size).float()
 
 
 Distribution = Categorical | MultiCategorical | DiagonalGaussian | SphericalGaussian

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from accel_rl.models import onednn
 from accel_rl.models.onednn import Pair
 from accel_rl.models.prepared import Operands, PreparedTensors
-from accel_rl.stacks import interleaved
+from accel_rl.stacks import interleaved, is_exporting
 
 LEAST_WEIGHTS = 2**14  # of a linear layer that gains something
 
@@ -92,7 +92,7 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 
 def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """Returns the precision in which one of these layers computes; None: PyTorch's own layer does it."""
-    if x.device.type != "cpu" or weight.dtype != torch.float32:
+    if x.device.type != "cpu" or weight.dtype != torch.float32 or is_exporting():
         return None
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")

@@ -121,7 +121,8 @@ class DuelingHead(nn.Module):
 
     def hidden(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the inputs of both streams' last layers."""
-        features = _ScaledGradient.apply(features, DUELING_SCALE)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            features = _ScaledGradient.apply(features, DUELING_SCALE)  # type: ignore[no-untyped-call]
         return self.value[:-1](features), self.advantage[:-1](features)
 
     def forward(self, value_hidden: Tensor, advantage_hidden: Tensor) -> Tensor:

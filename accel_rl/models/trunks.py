@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import gymnasium
 import numpy as np
@@ -279,7 +278,7 @@ class NestedNet(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         features = [
-            net(_to_image(observation[:, part.columns], part.space))
+            net(to_images(observation[:, part.columns], tuple(part.space.shape or ())))
             for part, net in zip(self.images, self.nets, strict=True)
         ]
         if self.mlp:
@@ -291,10 +290,9 @@ def _parts(spec: EnvSpec) -> list[Part]:
     return [] if spec.nested_space is None else parts_of(spec.nested_space)
 
 
-def _to_image(rows: Tensor, space: gymnasium.Space[Any]) -> Tensor:
-    """Returns the images [N, C, H, W] that flat rows [N, F] hold."""
-    shape = tuple(space.shape or ())
-    image = rows.reshape(len(rows), *shape)
+def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns as [N, C, H, W] the pictures of an environment, of this shape, that rows [N, ...] hold."""
+    image = rows.reshape(-1, *shape)
     if len(shape) == 2:
         return image.unsqueeze(1)
     image = image.movedim(-1, -3) if is_channels_last(shape[-3:]) else image
@@ -306,11 +304,17 @@ def a3c_mlp(spec: EnvSpec) -> MLP:
     return MLP(spec, (200,), nn.ReLU)
 
 
+def wide_net(spec: EnvSpec) -> MLP:
+    """Returns two layers of 256 ReLU units, for Q-learning from state vectors."""
+    return MLP(spec, (256, 256), nn.ReLU)
+
+
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
     "nature": nature_cnn,
     "cule": cule_net,
     "a3c_mlp": a3c_mlp,
+    "wide": wide_net,
     "ga3c": ga3c_net,
     **{f"ga3c_large_{stride}": partial(ga3c_large_net, stride=stride) for stride in (4, 3, 2, 1)},
 }

@@ -86,6 +86,7 @@ def _clear(folder: Path) -> None:
         policy_file.LAST,
         policy_file.BEST,
         policy_file.OLD_BEST,
+        *policy_file.EXPORTED,
         finite_guard.MARKER_FILE,
         "summary.json",
         "learning_curve.png",

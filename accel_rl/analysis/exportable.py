@@ -1,0 +1,193 @@
+"""A policy as a function of tensors only, in the environment's terms: what `export` writes to a file."""
+
+import copy
+import math
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from accel_rl.analysis.agent import Agent
+from accel_rl.envs.spaces import remaining_space
+from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.distributions import DiagonalGaussian, SphericalGaussian
+from accel_rl.models.q_network import QNetwork
+from accel_rl.models.trunks import to_images
+from accel_rl.rollout import RecurrentInputs
+
+
+class ExportablePolicy(nn.Module):
+    """Acts greedily: maps a batch of observations to actions in the environment's own numbering, type and bounds.
+
+    Inputs, all [N, ...]: observation; of a recurrent policy also state float32 [N, S], episode_start bool [N] and
+    reward float32 [N], the reward of the last action. Outputs:
+
+        action                                        [N, *A]
+        q_values [N, A]                               of the Q-learning family
+        logits [N, A], or mean and std [N, *A]        of policy gradients; for several choices, their logits in a row
+        value [N]                                     of policy gradients
+        next_state [N, S]                             of a recurrent policy
+
+    A recurrent policy's state is its core's and, behind it, the action that it has chosen, before clipping to bounds.
+    The network is a copy on the CPU in float32. Raises UsageError for a policy that is neither an `ActorCritic` nor a
+    `QNetwork`."""
+
+    def __init__(self, agent: Agent):
+        super().__init__()
+        self.spec: EnvSpec = agent.config.spec
+        if not isinstance(agent.policy, ActorCritic | QNetwork):
+            raise UsageError(
+                f"a policy of class {type(agent.policy).__name__} cannot be exported; only an ActorCritic or a QNetwork"
+            )
+        self.policy = copy.deepcopy(agent.policy).cpu().eval().requires_grad_(False)
+        self.policy.bf16 = False
+        self.num_action_numbers = math.prod(self.spec.action_shape)
+        self.input_names = ["observation"]
+        if self.policy.state_size:
+            self.input_names += ["state", "episode_start", "reward"]
+        if isinstance(self.spec.action_space, spaces.Box):
+            self.low: Tensor
+            self.high: Tensor
+            self.register_buffer("low", torch.from_numpy(self.spec.action_space.low.copy()))
+            self.register_buffer("high", torch.from_numpy(self.spec.action_space.high.copy()))
+        elif isinstance(self.spec.action_space, spaces.Discrete | spaces.MultiDiscrete):
+            self.start: Tensor
+            self.register_buffer("start", torch.as_tensor(self.spec.action_space.start, dtype=torch.int64))
+
+    @property
+    def state_size(self) -> int:
+        """The size S of a recurrent policy's state, the last action included; 0 for other policies."""
+        return self.policy.state_size and self.policy.state_size + self.num_action_numbers
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.outputs(*inputs).values())
+
+    def outputs(
+        self,
+        observation: Tensor,
+        state: Tensor | None = None,
+        episode_start: Tensor | None = None,
+        reward: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Returns what `forward` returns, by name and in the same order."""
+        if self.spec.picture_shape:
+            observation = to_images(observation, self.spec.picture_shape)
+        if isinstance(self.policy, QNetwork):
+            q_values = self.policy.q_values(self.policy(observation))
+            return {"action": self._to_env_action(q_values.argmax(-1)), "q_values": q_values}
+        recurrent_inputs = None
+        if state is not None:
+            assert episode_start is not None and reward is not None
+            core_state, action = torch.split(state, [self.policy.state_size, self.num_action_numbers], -1)
+            previous_action = self._shaped(action).to(_torch_dtype(self.spec.action_dtype))
+            recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
+        parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
+        action = self.policy.distribution.mode(parameters)
+        outputs = {"action": self._to_env_action(self._shaped(action))}
+        outputs |= self._scores(parameters) | {"value": value}
+        if next_state is not None:
+            numbers = action.reshape(-1, self.num_action_numbers).to(next_state.dtype)
+            outputs["next_state"] = torch.cat([next_state, numbers], -1)
+        return outputs
+
+    def _scores(self, parameters: Tensor) -> dict[str, Tensor]:
+        """Returns by name what parameters [N, P] say: logits [N, P], or means and standard deviations [N, *A]."""
+        if isinstance(self.policy.distribution, DiagonalGaussian):
+            mean, log_std = parameters.chunk(2, -1)
+            return {"mean": self._shaped(mean), "std": self._shaped(log_std.exp())}
+        if isinstance(self.policy.distribution, SphericalGaussian):
+            mean = parameters[..., :-1]
+            return {"mean": self._shaped(mean), "std": self._shaped(parameters[..., -1:].sqrt().expand_as(mean))}
+        return {"logits": parameters}
+
+    def _shaped(self, numbers: Tensor) -> Tensor:
+        """Returns numbers [N, D] in the shape of the environment's actions [N, *A]."""
+        return numbers.reshape(-1, *self.spec.action_shape)
+
+    def _to_env_action(self, action: Tensor) -> Tensor:
+        """Does for tensors what `accel_rl.envs.spaces.to_env_action` does for arrays."""
+        dtype = _torch_dtype(np.dtype(self.spec.action_space.dtype))
+        if isinstance(self.spec.action_space, spaces.Box):
+            return action.clamp(self.low, self.high).to(dtype)
+        if isinstance(self.spec.action_space, spaces.MultiBinary):
+            return action.to(dtype)
+        return (action + self.start).to(dtype)
+
+    def regret(self, action: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+        """Returns how much lower the scores of actions [N, *A] are than the best ones, for finite choices: [N, D].
+
+        outputs: of this policy for the same observations. Infinite for an action that there is not."""
+        scores = outputs["q_values"] if "q_values" in outputs else outputs["logits"]
+        first = self.start.flatten() if hasattr(self, "start") else 0
+        choices = (action.reshape(len(action), -1).long() - first).unbind(-1)
+        regrets = []
+        for own, choice in zip(torch.split(scores, _nums_choices(self.spec.action_space), -1), choices, strict=True):
+            last = own.shape[-1] - 1
+            chosen = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
+            regrets.append((own.amax(-1) - chosen).masked_fill((choice < 0) | (choice > last), math.inf))
+        return torch.stack(regrets, -1)
+
+
+def _nums_choices(space: gymnasium.Space[Any]) -> list[int]:
+    """Returns how many actions each choice of a finite action space has."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    return [2] * math.prod(space.shape or ())
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
+    """Returns the type, shape and meaning of each input, in words."""
+    spec = policy.spec
+    what = ""
+    if spec.nested_space is not None:
+        what = f": rows of gymnasium.spaces.flatten of {remaining_space(spec.nested_space)}"
+    elif spec.frame_stack:
+        what = ": the newest frames, oldest first"
+    elif spec.is_picture:
+        what = ": pictures as the environment returns them"
+    shape = ", ".join(["N", *map(str, spec.picture_shape or spec.observation_shape)])
+    texts = {"observation": f"{spec.row_dtype} [{shape}]{what}"}
+    if policy.state_size:
+        texts["state"] = f"float32 [N, {policy.state_size}]: next_state of the last call, zeros in the first one"
+        texts["episode_start"] = "bool [N]: a new episode begins with this observation"
+        texts["reward"] = "float32 [N]: of the last action"
+    return texts
+
+
+def sample_inputs(policy: ExportablePolicy, num_samples: int) -> list[Tensor]:
+    """Returns random inputs of a policy [N, ...], the same in every call."""
+    generator = np.random.default_rng(0)
+    observations = _sample_observations(policy.spec, num_samples, generator)
+    inputs = [torch.from_numpy(observations.reshape(num_samples, *policy.spec.picture_shape or observations.shape[1:]))]
+    if policy.state_size:
+        state = generator.standard_normal((num_samples, policy.state_size), np.float32)
+        reward = generator.standard_normal(num_samples, np.float32)
+        inputs += [torch.from_numpy(array) for array in (state, generator.random(num_samples) < 0.5, reward)]
+    return inputs
+
+
+def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.Generator) -> Array:
+    shape = (num_samples, *spec.observation_shape)
+    space = spec.observation_space
+    if isinstance(space, spaces.Discrete):
+        return generator.integers(space.start, space.start + space.n, shape, dtype=space.dtype)
+    assert isinstance(space, spaces.Box)
+    if np.issubdtype(space.dtype, np.integer):
+        return generator.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
+    # Uniform where bounds are narrow; where they are wide or missing, numbers that networks are made for.
+    with np.errstate(over="ignore"):
+        is_narrow = np.nan_to_num(space.high - space.low, nan=np.inf) < 1e4
+    low, high = np.where(is_narrow, space.low, 0.0), np.where(is_narrow, space.high, 0.0)
+    normal = np.clip(generator.standard_normal(shape), space.low, space.high)
+    return np.where(is_narrow, generator.uniform(low, high, shape), normal).astype(space.dtype)

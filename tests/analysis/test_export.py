@@ -1,0 +1,401 @@
+"""Policies as ONNX and TorchScript files: other programs choose the actions that the agent chooses."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+import accel_rl.analysis.export as exporting
+from accel_rl.analysis.agent import Agent
+from accel_rl.analysis.export import Run, export
+from accel_rl.analysis.exportable import ExportablePolicy
+from accel_rl.cli import main
+from accel_rl.envs.spaces import row_space
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import RunError, UsageError
+from accel_rl.models.distributions import SphericalGaussian
+from accel_rl.training import policy_file
+from accel_rl.training.build import build_algo
+from accel_rl.training.resolve import resolve
+
+HERE = "tests.analysis.test_export"
+NUM_OBSERVATIONS = 1000
+VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+CARTPOLE = EnvSpec(VECTOR, spaces.Discrete(2))
+FRAMES = spaces.Box(0, 255, (84, 84), np.uint8)
+NESTED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+        "joints": spaces.Box(-1, 1, (5,), np.float32),
+        "mode": spaces.Discrete(3, start=1),
+    }
+)
+COLOURS = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+BOUNDED = spaces.Box(np.array([[-0.1], [-2.0]], np.float32), np.array([[0.1], [np.inf]], np.float32))
+
+
+def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> Agent:
+    """An untrained agent whose actions depend strongly on what it sees: all its matrices are large and random."""
+    config = resolve({"algo": algo, "env": "CartPole-v1", "device": "cpu", **settings}, spec=spec)
+    agent = Agent(config, build_algo(config).policy, Path("policy.json"))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            if parameter.dim() > 1:
+                fan_in = parameter[0].numel()
+                parameter.copy_(3 * fan_in**-0.5 * torch.randn(parameter.shape, generator=generator))
+            else:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        if norm := getattr(agent.policy, "norm", None):
+            norm.update(3 + 5 * torch.randn(50, *spec.observation_shape, generator=generator), lambda sums: sums)
+    return agent
+
+
+def save_run(agent: Agent, folder: Path) -> Path:
+    """Writes what `load` reads of a run."""
+    folder.mkdir()
+    policy_file.write_description(folder, policy_file.describe(agent.config.as_dict(), agent.config.spec))
+    policy_file.save(folder / policy_file.LAST, agent.policy.state_dict(), 8)
+    return folder
+
+
+def runner(path: Path) -> Run:
+    """What runs a file without accel_rl: onnxruntime or torch.jit."""
+    if path.suffix == ".onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+        names = [each.name for each in session.get_inputs()]
+
+        def run(inputs: list[Tensor]) -> list[Tensor]:
+            feed = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+            return [torch.from_numpy(each) for each in session.run(None, feed)]
+
+        return run
+    with warnings.catch_warnings(action="ignore"):  # PyTorch would rather have another format
+        module: Any = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
+    return lambda inputs: list(module(*inputs))
+
+
+def assert_same_actions(agent: Agent, found: Tensor, expected: Any) -> None:
+    action_space = agent.config.spec.action_space
+    assert found.numpy().dtype == action_space.dtype and found.shape == expected.shape
+    if isinstance(action_space, spaces.Box):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
+        inside = (expected > action_space.low) & (expected < action_space.high)
+        assert inside.any() and not inside.all()  # some are clipped
+    else:
+        assert found.tolist() == expected.tolist()
+    assert len(np.unique(expected, axis=0)) > 1
+    assert action_space.contains(found.numpy()[0]) or action_space.contains(int(found.flatten()[0]))
+
+
+# ---- a file acts as the agent does ----
+
+
+def check_actions(agent: Agent, path: Path, observations: Any, rows: Any) -> dict[str, Tensor]:
+    """Compares a file's actions for rows with the agent's for observations; returns all that the file returns."""
+    exported = export(agent, path, path.suffix.removeprefix("."))
+    assert exported.is_checked and exported.path == path
+    found = dict(zip(exported.outputs, runner(path)([torch.from_numpy(rows)]), strict=True))
+    expected, _ = agent.predict(observations, deterministic=True)
+    assert_same_actions(agent, found["action"], expected)
+    return found
+
+
+def samples_of(space: spaces.Space[Any]) -> Any:
+    space.seed(3)
+    return np.stack([space.sample() for _ in range(NUM_OBSERVATIONS)])
+
+
+@pytest.mark.parametrize("suffix", ["torchscript", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_files_act_as_the_agent_does(suffix: str, tmp_path: Path) -> None:
+    """Would catch a file of another network, with a fixed size of the batch, or with outputs under wrong names."""
+    agent, observations = make_agent(CARTPOLE), samples_of(VECTOR)
+    found = check_actions(agent, tmp_path / f"policy.{suffix}", observations, observations)
+    with torch.no_grad():
+        logits, value = agent.policy(torch.from_numpy(observations))
+    assert [*found] == ["action", "logits", "value"]
+    torch.testing.assert_close(found["logits"], logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found["value"], value, rtol=1e-4, atol=1e-4)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+CASES: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
+    "dqn": (CARTPOLE, {"algo": "dqn"}),
+    "categorical": (CARTPOLE, {"algo": "categorical_dqn", "dueling": True}),
+    "normalized": (EnvSpec(VECTOR, BOUNDED), {"algo": "ppo", "normalize_observations": True}),
+    "spherical": (EnvSpec(VECTOR, BOUNDED), {"gaussian": "spherical"}),
+    "frames": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"network": "a3c"}),
+    "nature": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"algo": "dqn", "network": "nature"}),
+    "rainbow": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"algo": "eps_rainbow"}),
+    "colours": (EnvSpec(row_space(COLOURS), spaces.Discrete(6), picture_shape=COLOURS.shape), {}),
+    "discrete": (EnvSpec(spaces.Discrete(9, start=-3), spaces.Discrete(4, start=2)), {}),
+    "several": (
+        EnvSpec(VECTOR, spaces.MultiDiscrete(np.array([[2, 5], [3, 3]]), start=np.array([[1, 0], [0, 4]]))),
+        {},
+    ),
+    "binary": (EnvSpec(VECTOR, spaces.MultiBinary(5)), {}),
+    "bf16": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"bf16": True, "network": "a3c"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["onnx", "torchscript"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_policy_acts_in_other_programs(name: str, suffix: str, tmp_path: Path) -> None:
+    """Would catch actions that lack the space's start, type, shape or bounds, frozen statistics, and fast paths of the
+    networks that a file cannot hold."""
+    spec, settings = CASES[name]
+    agent = make_agent(spec, **settings)
+    space = spec.observation_space
+    if spec.picture_shape:
+        space = spaces.Box(0, 255, spec.picture_shape, np.uint8)
+    elif spec.frame_stack:
+        space = spaces.Box(0, 255, spec.observation_shape, np.uint8)
+    observations = samples_of(space)
+    policy: Any = agent.policy
+    assert policy.bf16 == (name == "bf16")
+    policy.bf16 = False  # files compute in float32
+    found = check_actions(agent, tmp_path / f"policy.{suffix}", observations, observations)
+    if settings.get("algo") in ("dqn", "categorical_dqn", "eps_rainbow"):
+        with torch.no_grad():
+            q_values = policy.q_values(policy(torch.from_numpy(observations)))
+        torch.testing.assert_close(found["q_values"], q_values, rtol=1e-3, atol=1e-3)
+    if isinstance(getattr(policy, "distribution", None), SphericalGaussian):
+        with torch.no_grad():
+            variance = policy(torch.from_numpy(observations))[0][:, -1]
+        torch.testing.assert_close(found["std"].square().mean((1, 2)), variance, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["onnx", "torchscript"])
+def test_dicts_are_flat_rows(suffix: str, tmp_path: Path) -> None:
+    """Would catch rows in another order than gymnasium's, and pictures cut out of them for one size of the batch."""
+    agent = make_agent(EnvSpec(row_space(NESTED), spaces.Discrete(4), nested_space=NESTED))
+    NESTED.seed(3)
+    observations = [NESTED.sample() for _ in range(NUM_OBSERVATIONS)]
+    rows = np.array([spaces.flatten(NESTED, each) for each in observations], np.float32)
+    batch = {name: np.stack([each[name] for each in observations]) for name in NESTED.spaces}
+    check_actions(agent, tmp_path / f"policy.{suffix}", batch, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["onnx", "torchscript"])
+@pytest.mark.parametrize("action_space", [spaces.Discrete(5, start=2), BOUNDED, spaces.MultiDiscrete([3, 4])])
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_recurrent_policies_remember(core: str, action_space: Any, suffix: str, tmp_path: Path) -> None:
+    """Would catch a state that is lost or not reset, and a previous action in the environment's numbering or clipped to
+    its bounds, which the network never saw."""
+    agent = make_agent(EnvSpec(VECTOR, action_space), core=core, core_size=8, previous_inputs=True)
+    path = tmp_path / f"policy.{suffix}"
+    names = [*export(agent, path, suffix).outputs]
+    run = runner(path)
+    generator, num_games = np.random.default_rng(4), 20
+    memory, state, starts, actions, expected = None, torch.full((num_games, 0), 0.0), np.ones(num_games, bool), [], []
+    for _ in range(NUM_OBSERVATIONS // num_games):
+        observation = generator.standard_normal((num_games, 4), np.float32)
+        reward = generator.standard_normal(num_games, np.float32)
+        action, memory = agent.predict(observation, memory, starts, True, reward)
+        if not state.shape[1]:
+            assert memory is not None
+            state = torch.zeros(num_games, memory[0].shape[1] + memory[1].reshape(num_games, -1).shape[1])
+        inputs = [torch.from_numpy(each) for each in (observation, starts, reward)]
+        outputs = dict(zip(names, run([inputs[0], state, *inputs[1:]]), strict=True))
+        state = outputs["next_state"]
+        actions.append(outputs["action"])
+        expected.append(action)
+        starts = generator.random(num_games) < 0.1
+    assert_same_actions(agent, torch.cat(actions), np.concatenate(expected))
+
+
+@pytest.mark.slow
+def test_torchscript_acts_where_this_package_is_missing(tmp_path: Path) -> None:
+    """Would catch a file that needs the package's code."""
+    agent, observations = make_agent(CARTPOLE), samples_of(VECTOR)[:5]
+    path = tmp_path / "policy.torchscript"
+    export(agent, path, "torchscript")
+    np.save(tmp_path / "observations.npy", observations)
+    code = (
+        "import sys, numpy, torch\n"
+        "action, *_ = torch.jit.load('policy.torchscript')(torch.from_numpy(numpy.load('observations.npy')))\n"
+        "assert not any(name.startswith('accel_rl') for name in sys.modules)\n"
+        "print(action.tolist())"
+    )
+    said = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == str(agent.predict(observations, deterministic=True)[0].tolist())
+
+
+@pytest.mark.slow
+def test_onnx_files_say_what_they_are(tmp_path: Path) -> None:
+    """Would catch a batch without a name, and paths of this machine in a file that is given to others."""
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "policy.onnx"
+    export(make_agent(EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4)), path, "onnx")
+    model = onnx.load(str(path))
+    onnx.checker.check_model(model)
+    texts = {each.key: each.value for each in model.metadata_props}
+    assert texts["algo"] == "a2c" and texts["input observation"].startswith("uint8 [N, 4, 84, 84]")
+    assert [axis.dim_param for axis in model.graph.input[0].type.tensor_type.shape.dim] == ["N", "", "", ""]
+    assert str(Path(exporting.__file__).parents[2]).encode() not in path.read_bytes()
+
+
+# ---- what is refused ----
+
+
+class Network(nn.Module):
+    """A user's network."""
+
+    num_features = 4
+
+    def __init__(self, spec: EnvSpec):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Any:
+        return 2 * x
+
+
+class OwnFunction(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        return Doubling.apply(self.layer(x))  # type: ignore[no-untyped-call,no-any-return]
+
+
+class Eigenvalues(Network):
+    def forward(self, x: Tensor) -> Any:
+        return torch.linalg.eigvals(self.layer(x).reshape(-1, 2, 2)).real.repeat(1, 2)
+
+
+class Deciding(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if y.sum() > 0 else y - 5
+
+
+class Drawing(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + torch.rand(4)  # type: ignore[no-any-return]
+
+
+class Counting(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).reshape(len(x), 4)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("network", "format", "message"),
+    [
+        ("OwnFunction", "torchscript", "cannot be written as TorchScript: .* operation Doubling$"),
+        ("Deciding", "torchscript", r"by the numbers in a tensor \(.*test_export.py, line"),
+        ("Counting", "torchscript", "one size of the batch; let it use x.shape"),
+        ("Drawing", "torchscript", r"would not act as the policy does.*(logits|value) differs"),
+        pytest.param("Eigenvalues", "onnx", "as ONNX: .* operation aten.linalg_eig$", marks=pytest.mark.slow),
+    ],
+)
+def test_networks_that_a_file_cannot_hold(
+    network: str, format: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Would catch a file that acts differently, PyTorch's pages of advice, and a good file lost for a bad one."""
+    agent = make_agent(CARTPOLE, network=f"{HERE}:{network}")
+    path = tmp_path / "policy"
+    path.write_text("of before")
+    with pytest.raises((UsageError, RunError), match=message) as caught:
+        export(agent, path, format)
+    assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
+    assert [each.name for each in tmp_path.iterdir()] == ["policy"] and path.read_text() == "of before"
+
+
+def test_a_policy_of_another_class_is_refused(tmp_path: Path) -> None:
+    """Would catch a traceback for an algorithm whose policy is a user's own."""
+    agent = make_agent(CARTPOLE)
+    agent.policy = nn.Linear(4, 2)
+    with pytest.raises(UsageError, match="a policy of class Linear cannot be exported"):
+        export(agent, tmp_path / "policy", "torchscript")
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ({"action": [0, 1]}, None),
+        ({"action": [0, 0]}, None),  # the second two are as good as equal
+        ({"action": [1, 1]}, "action differs for 1 of 2 observations"),
+        ({"action": [0, 2]}, "action differs for 1 of 2 observations"),
+        ({"q_values": [[1.0, 0.0, -1.0], [0.5, 0.6, 0.1]]}, "q_values differs by up to 0.1"),
+        ({"q_values": [[float("nan"), 0.0, -1.0], [0.5, 0.5, 0.1]]}, "q_values differs by up to nan"),
+        ({"action": [[0], [1]]}, "action is torch.int64 [2, 1] instead of torch.int64 [2]"),
+    ],
+)
+def test_differences_are_found(found: dict[str, Any], problem: str | None) -> None:
+    """Would catch a check that passes a wrong file, or fails a right one where rounding decides between equals."""
+    policy = ExportablePolicy(make_agent(EnvSpec(VECTOR, spaces.Discrete(3)), "dqn"))
+    expected = {"action": torch.tensor([0, 1]), "q_values": torch.tensor([[1.0, 0.0, -1.0], [0.5, 0.50001, 0.1]])}
+    difference = exporting.find_difference(
+        policy, expected | {name: torch.tensor(values) for name, values in found.items()}, expected
+    )
+    assert difference == problem
+
+
+# ---- the command ----
+
+
+def test_the_command_writes_a_file_and_says_what_it_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would catch a file in the wrong place, and a user who must guess its inputs."""
+    folder = save_run(make_agent(EnvSpec(VECTOR, BOUNDED), core="lstm", core_size=8), tmp_path / "run")
+    assert main(["export", str(folder), "--format", "torchscript"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == f"{folder}/policy.torchscript: acts as the policy does on 64 random observations"
+    names = [line.split()[:2] for line in said.out.splitlines()[1:]]
+    assert names == [
+        *(["input", name] for name in ("observation", "state", "episode_start", "reward")),
+        *(["output", name] for name in ("action", "mean", "std", "value", "next_state")),
+    ]
+    assert not said.err and (folder / "policy.torchscript").is_file()
+    assert "policy.torchscript" in policy_file.EXPORTED  # which --overwrite removes
+    assert main(["export", str(folder), "--format", "torchscript", "--out", str(tmp_path / "mine.pt")]) == 0
+    assert (tmp_path / "mine.pt").is_file()
+
+
+def test_bad_arguments_are_one_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch a traceback, and pickles that are opened though nobody trusts them."""
+    folder = save_run(make_agent(CARTPOLE), tmp_path / "run")
+
+    def refused(*words: str) -> str:
+        assert main(["export", str(folder), *words]) in (1, 2)
+        said = capsys.readouterr()
+        assert not said.out and said.err.count("\n") == 1 and len(list(folder.iterdir())) == 2
+        return said.err
+
+    assert "unknown format 'onxx'; did you mean onnx?" in refused("--format", "onxx")
+    assert "it is a folder; name a file" in refused("--format", "torchscript", "--out", str(tmp_path))
+    assert "there is no folder" in refused("--format", "torchscript", "--out", str(tmp_path / "no" / "file"))
+    assert "no evaluation has been kept; omit --best" in refused("--format", "torchscript", "--best")
+    assert "--format" in refused()
+    (folder / "checkpoint.pt").write_bytes(b"never opened")
+    (folder / policy_file.LAST).unlink()
+    assert "add --trust if you know who made them" in refused("--format", "safetensors")
+    assert "damaged or no checkpoint" in refused("--format", "safetensors", "--trust")
+    assert "omit --out and --best" in refused("--format", "safetensors", "--trust", "--out", "x")
+    for package in ("onnxscript", "onnx"):
+        monkeypatch.setitem(sys.modules, package, None)
+        assert f'need the package {package}: pip install "accel-rl[export]"' in refused("--format", "onnx")
+
+
+def test_without_onnxruntime_the_file_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch an export that needs onnxruntime, or that claims to have checked what it has not."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setattr(exporting, "_to_onnx", lambda *_: b"a model")
+    exported = export(make_agent(CARTPOLE), tmp_path / "policy.onnx", "onnx")
+    assert not exported.is_checked and "not checked: onnxruntime is not installed" in str(exported)
