@@ -106,7 +106,7 @@ def test_two_halves_equal_a_whole_run_of_each_algorithm(tmp_path: Path, variant:
     accel_rl.train(resume=half, steps=240)
     assert_same_run(half, whole)
     learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
-    assert len(set(learned)) == len(learned) >= 10
+    assert len(set(learned)) == len(learned) >= 9
     for replay in (checkpoint.load(run / "checkpoint.pt")["learners"][0]["replay"] for run in (half, whole)):
         assert (replay is not None) == ("replay_size" in settings)
         if replay:
