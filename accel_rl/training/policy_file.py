@@ -262,9 +262,9 @@ def _missing(folder: Path, name: str) -> UsageError:
 def convert(run_dir: Path) -> list[Path]:
     """Writes the policy files of a run that has only pickles; returns their paths.
 
-    A best.safetensors that is there stays: it is newer than best.pt.
-    Unpickles checkpoint.pt and best.pt, which can run code: call it only for files that you trust. Raises UsageError if
-    the folder has neither or they cannot be read, RunError if the disk refuses."""
+    Unpickles checkpoint.pt and best.pt, which can run code: call it only for files that you trust. A best.safetensors
+    that is there stays, since it is newer than best.pt. Raises UsageError if the folder has neither pickle or they
+    cannot be read, RunError if the disk refuses."""
     folder = Path(run_dir)
     states = [
         (name, checkpoint.load(folder / old, trust=True))
