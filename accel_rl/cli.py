@@ -127,7 +127,9 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         "that the file acts as the policy does. With safetensors: converts the pickles of a run of an earlier version.",
     )
     _add_run_dir(command)
-    command.add_argument("--format", required=True, metavar="FORMAT", help="onnx, torchscript, or safetensors (with --trust)")
+    command.add_argument(
+        "--format", required=True, metavar="FORMAT", help="onnx, torchscript, or safetensors (with --trust)"
+    )
     command.add_argument(
         "--out", type=Path, metavar="FILE", help="the file to write (default: in RUN_DIR, policy.onnx or the like)"
     )
