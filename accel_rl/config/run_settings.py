@@ -29,7 +29,7 @@ class RunSettings:
     )
     network: str | None = setting(
         None,
-        "a3c, nature, cule, a3c_mlp, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of your own: "
+        "a3c, nature, cule, a3c_mlp, wide, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of your own: "
         "factory(spec) -> nn.Module",
     )
     seed: int = setting(0, "seed of all random numbers in the run", least=0)

@@ -306,11 +306,17 @@ def a3c_mlp(spec: EnvSpec) -> MLP:
     return MLP(spec, (200,), nn.ReLU)
 
 
+def wide_net(spec: EnvSpec) -> MLP:
+    """Returns two layers of 256 ReLU units, for Q-learning from state vectors."""
+    return MLP(spec, (256, 256), nn.ReLU)
+
+
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
     "nature": nature_cnn,
     "cule": cule_net,
     "a3c_mlp": a3c_mlp,
+    "wide": wide_net,
     "ga3c": ga3c_net,
     **{f"ga3c_large_{stride}": partial(ga3c_large_net, stride=stride) for stride in (4, 3, 2, 1)},
 }
