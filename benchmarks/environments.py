@@ -10,6 +10,7 @@ printed (--table: only this), which docs/environments.md shows. The cases are th
 """
 
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -75,7 +76,7 @@ CASES = {
     "minigrid_empty": Case("minigrid", "--algo ppo --env minigrid:MiniGrid-Empty-5x5-v0 --steps 30000"),
     "minigrid_door_key": Case(
         "minigrid",
-        "--algo ppo --env minigrid:MiniGrid-DoorKey-5x5-v0 --wrappers minigrid.wrappers:ImgObsWrapper --steps 50000",
+        "--algo ppo --env minigrid:MiniGrid-DoorKey-5x5-v0 --wrappers minigrid.wrappers:ImgObsWrapper --steps 100000",
     ),
     "minigrid_four_rooms": Case(
         "minigrid",
@@ -168,18 +169,22 @@ def run(names: Sequence[str], file: Path) -> Result:
 
 def table(cases: Iterable[Result]) -> str:
     """Returns the cases as a table in Markdown."""
-    return "\n".join(["| command | score | random | seconds | needs |", "|---|---|---|---|---|", *map(row, cases)])
+    return "\n".join(["| needs | command | score | random | seconds |", "|---|---|---|---|---|", *map(row, cases)])
 
 
 def row(case: Result) -> str:
     """Returns a case's line of the table."""
     if "refused" in case:
-        figures = f"refused: {case['refused'].removeprefix('accel-rl: ')} | | "
+        figures = f"refused: {case['refused'].removeprefix('accel-rl: ')} | |"
     else:
-        score = case["score"]
-        figures = f"{score['mean_reward']:.1f} ± {score['std_reward']:.1f} | {case['random_score']:.1f} | "
-        figures += f"{case['seconds']:.0f}"
-    return f"| `{case['command']}` | {figures} | {case['package']} |"
+        mean, std = case["score"]["mean_reward"], case["score"]["std_reward"]
+        figures = f"{number(mean)} ± {number(std)} | {number(case['random_score'])} | {case['seconds']:.0f}"
+    return f"| {case['package']} | `{case['command']}` | {figures} |"
+
+
+def number(value: float) -> str:
+    """Returns value with three digits: with what can be told from 20 games."""
+    return f"{value:.{max(0, 2 - int(math.log10(max(abs(value), 1.0))))}f}"
 
 
 def main() -> int:
