@@ -68,7 +68,7 @@ CASES = {
     "lunar_lander": Case("Box2D", "--algo ppo --env LunarLander-v3 --steps 100000"),
     "lunar_lander_dqn": Case("Box2D", "--algo dqn --env LunarLander-v3 --steps 50000"),
     "lunar_lander_continuous": Case(
-        "Box2D", "--algo ppo --env LunarLander-v3 --env-options '{continuous: true}' --steps 100000"
+        "Box2D", "--algo ppo --env LunarLander-v3 --env-options '{continuous: true}' --steps 60000"
     ),
     "bipedal_walker": Case("Box2D", "--algo ppo --env BipedalWalker-v3 --steps 50000"),
     "inverted_pendulum": Case("mujoco", "--algo ppo --env InvertedPendulum-v5 --steps 50000"),
@@ -81,14 +81,14 @@ CASES = {
     "minigrid_four_rooms": Case(
         "minigrid",
         "--algo ppo --env minigrid:MiniGrid-FourRooms-v0 --wrappers minigrid.wrappers:RGBImgPartialObsWrapper "
-        "--steps 20000",
+        "--steps 10000",
     ),
-    "highway": Case("highway-env", "--algo dqn --env highway_env:highway-fast-v0 --steps 5000"),
-    "parking": Case("highway-env", "--algo ppo --env highway_env:parking-v0 --steps 20000"),
-    "pong": Case("ale-py", "--algo ppo --env pong --steps 50000"),
-    "breakout_84": Case("ale-py", "--algo a2c --env breakout --env-preset dqn84 --steps 50000"),
-    "freeway_v5": Case("ale-py", "--algo ppo --env ALE/Freeway-v5 --env-preset v5 --steps 50000"),
-    "crafter": Case("crafter", "--algo ppo --env benchmarks.crafter_env:Crafter --steps 20000"),
+    "highway": Case("highway-env", "--algo dqn --env highway_env:highway-fast-v0 --steps 3000"),
+    "parking": Case("highway-env", "--algo ppo --env highway_env:parking-v0 --steps 6000"),
+    "pong": Case("ale-py", "--algo ppo --env pong --steps 20000"),
+    "breakout_84": Case("ale-py", "--algo a2c --env breakout --env-preset dqn84 --steps 20000"),
+    "freeway_v5": Case("ale-py", "--algo ppo --env ALE/Freeway-v5 --env-preset v5 --steps 20000"),
+    "crafter": Case("crafter", "--algo ppo --env benchmarks.crafter_env:Crafter --steps 10000"),
     "tic_tac_toe": Case("pettingzoo", "--algo ppo --env pettingzoo.classic.tictactoe_v3:env --steps 50000", True),
 }
 
