@@ -12,11 +12,12 @@ class Problem:
     """What should be mended, and by which command.
 
     level: error (nothing can be trained), warning (training is slower than it could be, or some runs fail), or optional
-    (something that not everybody needs)."""
+    (something that not everybody needs). cause: the error behind it; the first problem with a cause stands for all."""
 
     level: str
     what: str
     command: str
+    cause: str = ""
 
 
 @dataclass(frozen=True)

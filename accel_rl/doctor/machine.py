@@ -1,4 +1,6 @@
-"""Probes of the machine: CPUs, memory, shared memory, limits, folders. They import other packages themselves, since those may be broken."""
+"""Probes of the machine: CPUs, memory, shared memory, limits, folders.
+
+They import other packages themselves, since those may be broken."""
 
 import contextlib
 import importlib.util
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from accel_rl.doctor.finding import Finding, Problem
 from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
-from accel_rl.hardware.topology import control_groups, read_topology
+from accel_rl.hardware.topology import available_cpus, control_groups, count, read_topology
 
 GB, MB = 1 << 30, 1 << 20
 LEAST_MEMORY = 1 * GB  # a learner of Pong with four workers has about half of it
@@ -65,13 +67,11 @@ def _more_cpus(num: int) -> str:
 
 def load() -> Finding:
     """Says how busy other programs keep this machine, since they slow the self-test down."""
-    average, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
-    data = {"load_average": round(average, 2)}
-    problem = Problem(
-        "warning", f"other programs keep {average:.1f} of {num_cpus} logical CPUs busy: speeds are too low", "top"
-    )
+    average, num_cpus = os.getloadavg()[0], len(available_cpus())
     text = f"{average:.1f} programs were running, on average over a minute"
-    return Finding(text, data, (problem,) if average > num_cpus / 2 else ())
+    what = f"{average:.1f} other programs want {count(num_cpus, 'logical CPU')}: the speeds above are too low"
+    problem = Problem("warning", what, "top")
+    return Finding(text, {"load_average": round(average, 2)}, (problem,) if average > num_cpus / 2 else ())
 
 
 def memory() -> Finding:

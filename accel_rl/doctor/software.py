@@ -1,4 +1,6 @@
-"""Probes of packages: those that runs need, optional ones, Atari's simulators, videos. They import them themselves, since they may be broken."""
+"""Probes of packages: those that runs need, optional ones, Atari's simulators, videos.
+
+They import these themselves, since they may be broken."""
 
 import importlib
 import importlib.metadata
@@ -13,8 +15,8 @@ from accel_rl.version import __version__
 
 # By the names of the package index; the modules that they provide.
 PACKAGES = {
+    "numpy": "numpy",  # first, since others import it
     "torch": "torch",
-    "numpy": "numpy",
     "gymnasium": "gymnasium",
     "ale-py": "ale_py",
     "opencv-python-headless": "cv2",
@@ -51,7 +53,7 @@ def packages(needed: Mapping[str, str] = PACKAGES) -> Finding:
             is_missing = importlib.util.find_spec(module) is None
             broken.append(f"{name} ({'missing' if is_missing else describe(error)})")
             command = f"pip install {'' if is_missing else '--force-reinstall '}{name}"
-            problems.append(Problem("error", f"{name} cannot be imported: {describe(error)}", command))
+            problems.append(Problem("error", f"{name} cannot be imported: {describe(error)}", command, describe(error)))
             continue
         if version and name in oldest and _numbers(version) < _numbers(oldest[name]):
             what = f"{name} {version} is older than {oldest[name]}"
@@ -103,7 +105,7 @@ def atari() -> Finding:
         env.close()
         num_games = len(games())
     except Exception as error:
-        problem = Problem("warning", f"Atari games cannot be played: {describe(error)}", command)
+        problem = Problem("warning", f"Atari games cannot be played: {describe(error)}", command, describe(error))
         return Finding(f"none: {describe(error)}", {"num_games": 0, "ale_py": None}, (problem,))
     version = importlib.metadata.version("ale-py")
     return Finding(f"{num_games} games, ale-py {version}", {"num_games": num_games, "ale_py": version})
@@ -123,7 +125,7 @@ def native_simulator() -> Finding:
     found = re.search(r"pip install [^)]+", what)
     command = found[0] if found else "pip install --force-reinstall numba llvmlite"
     what = what.removesuffix(f": {command}")
-    problem = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command)
+    problem = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command, what)
     return Finding(f"none: {what}", {"is_ready": False, "error": what}, (problem,))
 
 

@@ -60,8 +60,12 @@ class Report:
             self._stdout.flush()
 
     def problems(self) -> list[Problem]:
-        """Returns what should be mended, the worst first."""
-        found = [p for findings in self.sections.values() for each in findings.values() for p in each.problems]
+        """Returns what should be mended, the worst first; of problems that have one cause, the first one found."""
+        found: list[Problem] = []
+        for findings in self.sections.values():
+            for problem in (problem for finding in findings.values() for problem in finding.problems):
+                if not any(known.cause and known.cause in problem.cause for known in found):
+                    found.append(problem)
         return sorted(found, key=lambda problem: LEVELS.index(problem.level))
 
     def finish(self, can_train: bool) -> None:
@@ -74,7 +78,7 @@ class Report:
             report: dict[str, Any] = {"can_train": can_train}
             for section, findings in self.sections.items():
                 report[_key(section)] = {_key(name): {"text": f.text, **f.data} for name, f in findings.items()}
-            report["to_mend"] = [vars(problem) for problem in problems]
+            report["to_mend"] = [{"level": p.level, "what": p.what, "command": p.command} for p in problems]
             self._stdout.write(json.dumps(report, indent=2) + "\n")
 
 
@@ -94,12 +98,12 @@ def survey(as_json: bool = False, probes: Mapping[str, Probe] = PROBES) -> None:
                 plan = finding
                 continue
             report.add("self-test", name, finding)
-            failed += [finding.text] if "error" in finding.data else []
+            failed += [finding.data["error"]] if "error" in finding.data else []
         for name, row in plan.data.items():
             report.add("would use", name, Finding(row["text"], {key: row[key] for key in row if key != "text"}))
     report.finish(can_train=not failed)
     if failed:
-        raise RunError(f"the self-test failed: {'; '.join(failed)}")
+        raise RunError(f"the self-test failed: {'; '.join(dict.fromkeys(failed))}")
 
 
 def run_trials(plays_atari: bool) -> Iterator[tuple[str, Finding]]:
@@ -136,4 +140,4 @@ def _failed(name: str, failure: str) -> Finding:
     if name == PLAN:
         return Finding("")
     command = f"accel-rl train --env {name.split()[1]} --steps 20000 (shows the whole error)"
-    return Finding(f"failed: {reason}", {"error": reason}, (Problem("error", f"{name}: {reason}", command),))
+    return Finding(f"failed: {reason}", {"error": reason}, (Problem("error", f"{name}: {reason}", command, reason),))
