@@ -332,7 +332,7 @@ BAD_ARGUMENTS = [
     ("train --env nomodule:make", "there is no module 'nomodule'"),
     ("train --env tests.helpers.toy_envs:Countign", "unknown environment 'Countign'; did you mean Counting"),
     ("train --env tests.helpers.toy_envs:not_an_env", "a factory must return a gymnasium.Env"),
-    ("train --env tests.helpers.toy_envs:Unsupported", "observations of type Text are not supported"),
+    ("train --env tests.helpers.toy_envs:Unsupported", r"nothing to observe that can be learned from \(Text\)"),
     ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
     ("train --algo nomodule.x:Algo", "there is no module 'nomodule'"),
     ("train --algo accel_rl.algos.a2c:A2D", "unknown algorithm 'A2D'; did you mean A2C"),

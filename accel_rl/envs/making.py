@@ -83,7 +83,8 @@ def _find(env_id: str) -> Callable[..., Any] | None:
         if name in gymnasium.registry:
             return None
         callables = [name for name, value in vars(module).items() if callable(value)]
-        raise unknown("environment", name, [*callables, *gymnasium.registry], f"(in {module.__name__})")
+        known = gymnasium.registry if "-" in name else callables
+        raise unknown("environment", name, known, f"(in {module.__name__})")
     if env_id in gymnasium.registry:
         return None
     for package, beginnings in PACKAGES.items():

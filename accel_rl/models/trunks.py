@@ -120,19 +120,22 @@ class LinearAndLog(Scale):
 class ConvNet(nn.Module):
     """Applies convolutions and a hidden layer, with ReLU after each: images [N, C, H, W] -> [N, num_features].
 
-    Numbers between the bounds of spec's images become 0 ... 1; unbounded ones stay as they are. logs: the network sees
-    their logarithms, too. Raises UsageError for observations that are no images, or too small for the kernels."""
+    Numbers between the bounds of spec's images become 0 ... 1; unbounded ones stay as they are. any_scale: the network
+    also sees the numbers' logarithms, and normalizes what the first convolution makes of each image to mean 0, std 1.
+    Raises UsageError for observations that are no images, or too small for the kernels."""
 
-    def __init__(self, spec: EnvSpec, layers: Sequence[ConvLayer], num_features: int, logs: bool = False):
+    def __init__(self, spec: EnvSpec, layers: Sequence[ConvLayer], num_features: int, any_scale: bool = False):
         super().__init__()
         _check_images(spec, layers)
         shape = spec.observation_shape
         (num_inputs, *size), modules = shape, list[nn.Module]()
         low, high = value_range(spec.observation_space) or (0.0, 1.0)
-        takes_bytes = spec.is_pixels and (low, high) == (0, 255) and not logs  # then the first convolution scales
-        if not takes_bytes:
-            modules.append((LinearAndLog if logs else Scale)(low, high))
-            num_inputs *= 2 if logs else 1
+        takes_bytes = spec.is_pixels and (low, high) == (0, 255) and not any_scale  # then the first convolution scales
+        if any_scale:
+            modules.append(LinearAndLog(low, high))
+            num_inputs *= 2
+        elif not takes_bytes:
+            modules.append(Scale(low, high))
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
             sides = [_padding(n, kernel, stride, padding) for n in size]
             (top, bottom), (left, right) = sides
@@ -141,7 +144,8 @@ class ConvNet(nn.Module):
                 modules.append(nn.ZeroPad2d((left, right, top, bottom)))
             own_padding = (top, left) if is_symmetric else 0
             layer = conv(num_inputs, num_filters, kernel, stride, own_padding, takes_bytes and index == 0)
-            modules += [layer, nn.ReLU()]
+            normalizes = any_scale and index == 0
+            modules += [layer, nn.GroupNorm(1, num_filters), nn.ReLU()] if normalizes else [layer, nn.ReLU()]
             num_inputs = num_filters
             size = [(n + sum(pads) - kernel) // stride + 1 for n, pads in zip(size, sides, strict=True)]
         self.convolutions = nn.Sequential(*modules, _Flatten())
@@ -195,11 +199,12 @@ def a3c_net(spec: EnvSpec) -> ConvNet:
 def small_net(spec: EnvSpec) -> ConvNet:
     """Returns a trunk for images of any size, even those too small for A3C-Net: 3x7x7 -> 16x7x7 -> 32x4x4 -> 128.
 
-    Where a side is longer than 8, a third convolution follows: 3x16x16 -> 16x16x16 -> 32x8x8 -> 32x4x4 -> 128."""
+    Where a side is longer than 8, a third convolution follows: 3x16x16 -> 16x16x16 -> 32x8x8 -> 32x4x4 -> 128. It
+    learns from codes of things as well as from colours."""
     layers: list[ConvLayer] = [(16, 3, 1, 1), (32, 3, 2, 1)]
     if max(spec.observation_shape[1:]) > 8:
         layers.append((32, 3, 2, 1))
-    return ConvNet(spec, layers, num_features=128, logs=True)
+    return ConvNet(spec, layers, num_features=128, any_scale=True)
 
 
 def image_net(spec: EnvSpec) -> ConvNet:

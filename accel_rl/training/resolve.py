@@ -194,7 +194,7 @@ def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) ->
     env = _env_config(overlay(below, chosen), chosen)
     if spec is None:
         spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
-    if _kind(spec) != kind:
+    if probed and _kind(spec) != kind:
         raise UsageError(
             f"with the preset's settings for {kind}, {run.env} shows {_kind(spec)}; set env_options outside of {kind}"
         )

@@ -147,5 +147,5 @@ def test_a_preset_may_set_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_images_too_small_for_the_network_are_refused() -> None:
     """Would catch a traceback from inside a convolution."""
-    with pytest.raises(UsageError, match="does not fit observations"):
-        train("a2c", "pong", frame_shape=(16, 16), **TINY)
+    with pytest.raises(UsageError, match="too large for pictures of 16x16; omit --network"):
+        train("a2c", "pong", frame_shape=(16, 16), network="a3c", **TINY)

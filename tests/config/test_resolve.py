@@ -121,6 +121,12 @@ def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> 
         resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", frame_skip=2)
 
 
+def test_small_frames_of_atari_games() -> None:
+    """Would catch a game without its settings for pixels, or with a network for larger ones."""
+    config = resolve_on_cpu(algo="dqn", env="pong", frame_shape=(16, 16))
+    assert config.run.decorrelation_steps == 2000 and config.run.network is None
+
+
 class Misspelt(A2C):
     defaults: ClassVar[dict[str, Any]] = {"vectors": {"learning_rte": 1e-3}}
 

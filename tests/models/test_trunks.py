@@ -247,6 +247,22 @@ def test_the_same_picture_in_other_numbers(size: int) -> None:
         torch.testing.assert_close(output, outputs[0], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("values", "size"), [(range(8), 1), (range(0, 256, 36), 7)], ids=["codes", "greys"])
+def test_small_pictures_hold_codes_or_colours(values: range, size: int) -> None:
+    """Would catch codes of things that are divided by 255 until they all look alike, colours that are not divided, and
+    a normalization that hides what is the same in the whole picture: its only number must be told from others."""
+    spec = EnvSpec(Box(0, 255, (1, size, size), np.uint8), Discrete(2))
+    images = torch.tensor(list(values), dtype=torch.uint8)[:, None, None, None].expand(-1, 1, size, size)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(make_trunk(spec), torch.nn.Linear(128, len(images)))
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    for _ in range(100):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(images), torch.arange(len(images))).backward()
+        optimizer.step()
+    assert net(images).argmax(1).tolist() == list(range(len(images)))
+
+
 def test_unbounded_pictures_stay_as_they_are() -> None:
     """Would catch a scale that is guessed, and nan from the logarithm of a negative number."""
     spec = make_spec(Box(-np.inf, np.inf, (24, 24, 3), np.float32), Discrete(2))
