@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from accel_rl.doctor.finding import Finding, Problem
+from accel_rl.doctor.finding import Finding, Problem, describe
 from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
 from accel_rl.hardware.topology import available_cpus, control_groups, count, read_topology
 
@@ -199,7 +199,7 @@ def folders(current: Path = Path(".")) -> Finding:
         temporary: str | None = tempfile.gettempdir()
     except OSError as error:
         temporary = None
-        problems.append(Problem("error", f"temporary files cannot be written: {error}", "export TMPDIR=FOLDER"))
+        problems.append(Problem("error", f"no temporary files: {error}", "export TMPDIR=FOLDER", describe(error)))
     data = {"current": str(current.absolute()), "is_writable": os.access(current, os.W_OK), "temporary": temporary}
     free = shutil.disk_usage(current).free
     data["free_bytes"] = free
