@@ -3,6 +3,7 @@
 import configparser
 import importlib.metadata
 import json
+import math
 import os
 import resource
 import shutil
@@ -367,6 +368,27 @@ def test_every_probe_answers_here() -> None:
         assert "error" not in finding.data and finding.text and "\n" not in finding.text, name
         json.dumps(finding.data)
         assert all(problem.command for problem in finding.problems)
+
+
+# ---- the self-test ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "failure"),
+    [({"learning_rate": 1e-80}, "nothing was learned"), ({"value_weight": math.inf}, "not finite"), ({}, "")],
+)
+def test_a_training_that_fails(settings: dict[str, Any], failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a self-test that only measures speed: parameters that stay as they are, or become NaN, pass."""
+    from accel_rl.doctor import trials
+    from accel_rl.training.resolve import resolve as real
+
+    common = {"sampler": "serial", "simulator": "ale", "envs": 2, "device": "cpu"}
+    monkeypatch.setattr(trials, "resolve", lambda given: real({**given, **common, **settings}))
+    monkeypatch.setattr(trials, "TRIALS", {"train pong": lambda: trials.train("pong", 0.1)})
+    result = trials.run("train pong")
+    assert failure in result.failure and result.outcome == ("failed" if failure else "passed"), result.failure
+    assert failure or result.data["steps_per_second"] > 0
 
 
 # ---- the whole command ----
