@@ -36,7 +36,7 @@ def examine(probe: Probe) -> Finding:
     """Returns what a probe finds; of one that raises, its error, since a broken machine is what a doctor is for."""
     try:
         return probe()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # of a package, while it is imported
         return Finding(f"unknown: {describe(error)}", {"error": describe(error)})
 
 

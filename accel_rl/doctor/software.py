@@ -5,6 +5,7 @@ They import these themselves, since they may be broken."""
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -121,12 +122,23 @@ def native_simulator() -> Finding:
     except Exception as error:
         what = text = describe(error)
     if not what:
-        return Finding(text.removeprefix("--simulator native is "), {"is_ready": True})
+        return Finding(text.removeprefix("--simulator native is "), {"is_ready": True}, _cache_problems())
     found = re.search(r"(pip install|export) [^)]+", what)
     command = found[0] if found else "pip install --force-reinstall numba llvmlite"
     what = what.removesuffix(f": {command}")
     problem = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command, what)
     return Finding(f"none: {what}", {"is_ready": False, "error": what}, (problem,))
+
+
+def _cache_problems() -> tuple[Problem, ...]:
+    """Returns a problem if what the native simulator has compiled cannot be kept."""
+    from accel_rl.emulator.machine_code import cache_folder
+
+    cache = cache_folder()
+    if os.access(next(folder for folder in (cache, *cache.parents) if folder.exists()), os.W_OK):
+        return ()
+    what = f"{cache} cannot be written, so each start may compile the native simulator anew, for 20 s"
+    return (Problem("warning", what, "export XDG_CACHE_HOME=FOLDER"),)
 
 
 def video() -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Any
 
-from accel_rl.doctor import gpus, machine, software
+from accel_rl.doctor import gpus, loading, machine, software
 from accel_rl.doctor.finding import LEVELS, Finding, Probe, Problem, describe, examine
 from accel_rl.errors import RunError
 from accel_rl.hardware.topology import count
@@ -21,6 +21,7 @@ PROBES: dict[str, Probe] = {  # in the order of the report
     "open files": machine.open_files,
     "processes": machine.processes,
     "folders": machine.folders,
+    "loading": loading.loading,
     "packages": software.packages,
     "extras": software.extras,
     "GPUs": gpus.gpus,
@@ -91,7 +92,10 @@ def survey(as_json: bool = False) -> None:
     report, failed = Report(as_json), []
     with redirect_stdout(sys.stderr):
         for name, probe in PROBES.items():
-            report.add("machine", name, examine(probe))
+            report.add("machine", name, finding := examine(probe))
+            if finding.data.get("crashes"):  # so would everything below
+                report.finish(can_train=False)
+                raise RunError(f"nothing can be trained: {finding.text}")
         plan = Finding("unknown")
         for name, finding in run_trials(plays_atari=bool(report.sections["machine"]["Atari"].data.get("num_games"))):
             if name == PLAN:

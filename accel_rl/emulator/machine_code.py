@@ -209,11 +209,12 @@ def _link(image: bytes) -> Any:
 def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
     source = Path(function.__wrapped__.__code__.co_filename).read_text()
     key = hashlib.sha256(repr((_build_key(), source, types)).encode()).hexdigest()[:16]
-    return _cache_folder() / f"{function.__name__}-{key}.o"
+    return cache_folder() / f"{function.__name__}-{key}.o"
 
 
-def _cache_folder() -> Path:
-    """Raises UsageError for a user without a home folder, as some containers have it."""
+def cache_folder() -> Path:
+    """Returns where machine code is kept. Raises UsageError for a user without a home folder, as some containers have
+    it."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
     except RuntimeError:

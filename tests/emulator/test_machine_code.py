@@ -144,7 +144,7 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pwd, "getpwuid", unknown_user)
     with pytest.raises(UsageError, match=r"no home folder: export XDG_CACHE_HOME=FOLDER"):
-        machine_code._cache_folder()
+        machine_code.cache_folder()
 
 
 def test_no_process_that_uses_machine_code_imports_numba(cache: Path) -> None:
