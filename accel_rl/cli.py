@@ -10,8 +10,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from accel_rl.bench.emulator_options import EmulatorOptions, add_emulator_arguments
 from accel_rl.bench.network_options import NetworkOptions, add_network_arguments
 from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
@@ -28,9 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     Raises SystemExit with status 143 after SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
-        sys.path.insert(0, os.getcwd())
     try:
+        if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
+            sys.path.insert(0, os.getcwd())
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
@@ -438,6 +436,8 @@ def _list(options: argparse.Namespace) -> None:
         if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C with another update
             print(f"{name:20} {preset['description']}")
     if options.what == "presets":
+        import yaml
+
         from accel_rl.envs.atari import PRESETS
 
         for name, atari in PRESETS.items():

@@ -11,15 +11,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from accel_rl.doctor.finding import Finding, Problem
+from accel_rl.doctor.finding import Finding, Problem, describe
 from accel_rl.hardware.host_memory import free_and_total, free_host_bytes
 from accel_rl.hardware.topology import available_cpus, control_groups, count, read_topology
 
 GB, MB = 1 << 30, 1 << 20
-LEAST_MEMORY = 1 * GB  # a learner of Pong with four workers has about half of it
+LEAST_MEMORY = 1 * GB  # A2C on Pong with four workers takes 0.33 GB, with CUDA more
 LEAST_DEV_SHM = 512 * MB
 LEAST_DISK = 1 * GB
-SHARED_MEMORY = 32 * MB  # tried; a run of Pong with the defaults has a tenth of it
+SHARED_MEMORY = 32 * MB  # tried; A2C on Pong with its defaults takes 2 MB
 LEARNER_FILES, LEARNER_PROCESSES = 128, 64  # of a learner and of PyTorch's threads, with some to spare
 FILES_PER_CPU, PROCESSES_PER_CPU = 4, 4  # of the workers, whose number follows that of the logical CPUs
 
@@ -86,7 +86,7 @@ def memory() -> Finding:
     problems = []
     if found and free < LEAST_MEMORY:
         way_out = "docker run --memory=8g" if is_limited else "ps aux --sort=-rss | head"
-        problems.append(Problem("error", f"a run needs about {LEAST_MEMORY / GB:.0f} GB of memory", way_out))
+        problems.append(Problem("error", f"{_size(free)} of memory is too little for most runs", way_out))
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     data["address_space_bytes"] = None if address_space == resource.RLIM_INFINITY else address_space
     if address_space != resource.RLIM_INFINITY:
@@ -199,7 +199,7 @@ def folders(current: Path = Path(".")) -> Finding:
         temporary: str | None = tempfile.gettempdir()
     except OSError as error:
         temporary = None
-        problems.append(Problem("error", f"temporary files cannot be written: {error}", "export TMPDIR=FOLDER"))
+        problems.append(Problem("error", f"no temporary files: {error}", "export TMPDIR=FOLDER", describe(error)))
     data = {"current": str(current.absolute()), "is_writable": os.access(current, os.W_OK), "temporary": temporary}
     free = shutil.disk_usage(current).free
     data["free_bytes"] = free

@@ -122,7 +122,7 @@ def native_simulator() -> Finding:
         what = text = describe(error)
     if not what:
         return Finding(text.removeprefix("--simulator native is "), {"is_ready": True})
-    found = re.search(r"pip install [^)]+", what)
+    found = re.search(r"(pip install|export) [^)]+", what)
     command = found[0] if found else "pip install --force-reinstall numba llvmlite"
     what = what.removesuffix(f": {command}")
     problem = Problem("warning", f"Atari games run by ale-py, more slowly: {what}", command, what)

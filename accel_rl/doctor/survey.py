@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -86,11 +86,11 @@ def _key(name: str) -> str:
     return name.lower().replace(" ", "_").replace("-", "_")
 
 
-def survey(as_json: bool = False, probes: Mapping[str, Probe] = PROBES) -> None:
+def survey(as_json: bool = False) -> None:
     """Prints the report. Raises RunError if the self-test fails."""
     report, failed = Report(as_json), []
     with redirect_stdout(sys.stderr):
-        for name, probe in probes.items():
+        for name, probe in PROBES.items():
             report.add("machine", name, examine(probe))
         plan = Finding("unknown")
         for name, finding in run_trials(plays_atari=bool(report.sections["machine"]["Atari"].data.get("num_games"))):

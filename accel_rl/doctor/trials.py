@@ -38,8 +38,10 @@ def plan() -> Data:
         config = resolve({"env": "CartPole-v1"})
     if config.device == "cpu":
         has_bf16 = read_instructions().bf16 in BF16_FLAGS.values()
+        advice = ", but --bf16 would be faster here" if has_bf16 else ""
     else:
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        advice = ", or bfloat16 with --bf16" if has_bf16 else ""
     lines = dict(line.split(maxsplit=1) for line in describe_placement(config))
     plan, num_workers, on_cpus = config.plan, config.workers, list(config.plan.worker_cpus)
     rows = {
@@ -51,7 +53,7 @@ def plan() -> Data:
             "learning_threads": plan.learning_threads,
         },
         "precision": {
-            "text": f"float32{', but --bf16 would be faster here' if has_bf16 else ''}",
+            "text": f"float32{advice}",
             "precision": "float32",
             "has_bfloat16": has_bf16,
         },
