@@ -11,6 +11,7 @@ import logging
 import re
 import traceback
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -144,7 +145,12 @@ def _to_torchscript(policy: ExportablePolicy, inputs: list[Tensor], metadata: di
         torch.jit.save(traced, buffer, _extra_files={"metadata.json": json.dumps(metadata, indent=1)})
     except Exception as error:
         raise _unsupported("as TorchScript", error) from error
-    return buffer.getvalue()
+    content = io.BytesIO()
+    with zipfile.ZipFile(buffer) as written, zipfile.ZipFile(content, "w") as kept:
+        for record in written.infolist():
+            if not record.filename.endswith(".debug_pkl"):  # which lines of this machine's files it is from
+                kept.writestr(record, written.read(record))
+    return content.getvalue()
 
 
 def _load_torchscript(content: bytes, input_names: list[str]) -> Run:

@@ -17,7 +17,7 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold a mapping of {kind}, as in `learning_rate: 7.0e-4`")

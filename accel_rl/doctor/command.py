@@ -1,4 +1,4 @@
-"""The command `accel-rl doctor`: what this machine is, or a table of the checks of its GPU paths and a verdict."""
+"""The command `accel-rl doctor`: a report on this machine, or a table of the checks of its GPU paths and a verdict."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,32 +15,21 @@ REPORT = Path("gpu_report.txt")  # in the current folder
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", action="store_true", help="compare every GPU path with the CPU, in two minutes")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
 
 
-def run(gpu: bool) -> None:
-    """Prints what this machine is, or checks its GPU; raises RunError if there is none, or if a check fails."""
+def run(gpu: bool, json: bool) -> None:
+    """Prints what this machine is and how it trains, or checks its GPU.
+
+    Raises RunError if the self-test or a check fails, or if there is no GPU to check; UsageError for json with gpu."""
+    if gpu and json:
+        raise UsageError("--json is the report without --gpu; omit one of them")
     if gpu:
         check_gpu()
     else:
-        describe()
+        from accel_rl.doctor.survey import survey
 
-
-def describe() -> None:
-    """Prints the machine, versions, and which devices can be used."""
-    from accel_rl.envs.choice import describe_native
-    from accel_rl.hardware.description import describe_machine, format_machine
-    from accel_rl.hardware.devices import find_device, num_gpus
-    from accel_rl.hardware.topology import read_topology
-
-    print(f"machine       {format_machine(describe_machine())}")
-    print(f"logical CPUs  {read_topology()}")
-    print(f"Atari         {describe_native()}", flush=True)
-    print(f"devices       {', '.join(['cpu', *(f'cuda:{gpu}' for gpu in range(num_gpus()))])}")
-    print(f"--device auto {find_device('auto')}")
-    if num_gpus():
-        print("accel-rl doctor --gpu compares every GPU path with the CPU, in two minutes")
-    else:
-        print(f"no GPU        {_why_no_gpu()}")
+        survey(json)
 
 
 def check_gpu(
@@ -80,6 +69,7 @@ def _print_rows(results: "Iterable[Result]") -> "Iterator[Result]":
 
 def _find_gpu() -> str:
     """Returns the first GPU that can be used. Raises RunError, with what is missing, if there is none."""
+    from accel_rl.doctor.gpus import why_no_gpu
     from accel_rl.hardware.devices import find_device
 
     try:
@@ -87,24 +77,5 @@ def _find_gpu() -> str:
         if device == "cpu":
             device = find_device("cuda")
     except UsageError as error:
-        raise RunError(f"there is no GPU to check: {_why_no_gpu() or error}") from None
+        raise RunError(f"there is no GPU to check: {why_no_gpu() or error}") from None
     return device
-
-
-def _why_no_gpu() -> str:
-    """Returns what `--device cuda` needs here; nothing if there is a GPU, whatever else may be wrong with it."""
-    import torch
-
-    from accel_rl.hardware.devices import num_gpus
-
-    if num_gpus():
-        return ""
-    if torch.version.cuda is None:
-        return (
-            f"PyTorch {torch.__version__} is built for the CPU; --device cuda needs a build for CUDA, as in "
-            "`pip install torch` (docs/hardware.md: which one)"
-        )
-    return (
-        f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds none; --device cuda needs an NVIDIA GPU and a "
-        "driver that `nvidia-smi` can talk to, and CUDA_VISIBLE_DEVICES must not hide it"
-    )

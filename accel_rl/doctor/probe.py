@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,8 +46,8 @@ class Difference(NamedTuple):
 class Result:
     """How a check ended. outcome: passed, failed or skipped. worst: the largest difference, measured in tolerances.
 
-    details: what was measured, or why the check was skipped. failure: what is wrong, with a traceback if there is one.
-    """
+    details: what was measured, or why the check was skipped; data: what was measured, as numbers. failure: what is
+    wrong, with a traceback if there is one."""
 
     name: str
     outcome: str
@@ -55,6 +55,7 @@ class Result:
     worst: Difference | None = None
     details: tuple[str, ...] = ()
     failure: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 class SkippedError(Exception):

@@ -22,20 +22,20 @@ MODULE = "accel_rl.doctor.process"
 TIMEOUT_S = 180.0  # for one check, the start of its process included, and kernels that are loaded for the first time
 
 
-def run_in_processes(names: Sequence[str], device: str) -> Iterator[Result]:
-    """Yields the result of each check, in their order."""
+def run_in_processes(names: Sequence[str], device: str, module: str | None = None) -> Iterator[Result]:
+    """Yields the result of each check, in their order. module: the process's; it answers like this one (default)."""
     remaining = list(names)
     while remaining:
-        for result in _run_in_one_process(remaining, device):
+        for result in _run_in_one_process(remaining, device, module or MODULE):
             yield result
             remaining.remove(result.name)
 
 
-def _run_in_one_process(names: Sequence[str], device: str) -> Iterator[Result]:
+def _run_in_one_process(names: Sequence[str], device: str, module: str) -> Iterator[Result]:
     """Yields results until the process ends; at least one."""
     ours, theirs = Pipe()
     with tempfile.TemporaryFile("w+") as said:
-        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), device, json.dumps(list(names))]
+        command = [sys.executable, "-m", module, str(theirs.fileno()), device, json.dumps(list(names))]
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=0
         )

@@ -1,17 +1,15 @@
 """The table of the checks, what identifies a GPU, and the file for an issue."""
 
-import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from accel_rl.doctor.gpus import find_driver
 from accel_rl.doctor.probe import CHECKS, Result, show_difference
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.version import __version__
 
-DRIVER = Path("/proc/driver/nvidia/version")
 NAME_WIDTH, DIFFERENCE_WIDTH = 36, 18
 
 HEADER = f"{'check':{NAME_WIDTH}} {'result':8} {'worst difference':{DIFFERENCE_WIDTH}} {'seconds':>7}"
@@ -27,22 +25,9 @@ def show_row(result: Result) -> str:
 def describe_gpu(device: str) -> str:
     """Returns a GPU's name, and the versions that its results depend on."""
     name = torch.cuda.get_device_name(torch.device(device))
-    return f"{name} (torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, driver {_find_driver()})"
-
-
-def _find_driver() -> str:
-    """Returns the version of NVIDIA's driver; "unknown" where neither the kernel nor nvidia-smi tells it."""
-    try:
-        if found := re.search(r"\s(\d+\.[\d.]+)\s", DRIVER.read_text()):
-            return found[1]
-    except OSError:
-        pass
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        lines = []
-    return lines[0] if lines else "unknown"
+    return (
+        f"{name} (torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, driver {find_driver() or 'unknown'})"
+    )
 
 
 def write_report(path: Path, gpu: str, results: Sequence[Result]) -> None:

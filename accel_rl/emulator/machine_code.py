@@ -213,7 +213,14 @@ def _cache_path(function: "EntryFunction", types: ArgumentTypes) -> Path:
 
 
 def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
+    """Raises UsageError for a user without a home folder, as some containers have it."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "accel_rl" / "emulator"
+    except RuntimeError:
+        raise UsageError(
+            "the native emulator keeps machine code in ~/.cache, but this user has no home folder: "
+            "export XDG_CACHE_HOME=FOLDER"
+        ) from None
 
 
 @cache

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel_rl.errors import UsageError
+from accel_rl.hardware.topology import control_groups
 
 if TYPE_CHECKING:
     import torch
 
 USABLE_SHARE = 0.95  # of free memory; the rest is left for whatever else grows
 
-MEMINFO = Path("/proc/meminfo")
-CGROUPS = (  # folder, limit, usage, and the field of memory.stat that counts reclaimable files: versions 2 and 1
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+ROOT = Path("/")  # where /proc and /sys are
+# Limit, usage, and the field of memory.stat that counts reclaimable files, of control groups of version 2 and of 1.
+FIELDS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -67,30 +69,31 @@ def free_bytes(device: torch.device) -> int:
 
 def free_host_bytes() -> int:
     """Returns the smaller of what the system has available and what the control group still allows."""
-    return max(0, min([free for free, _ in _free_and_total()], default=2**62))
+    return max(0, min([free for free, _ in free_and_total()], default=2**62))
 
 
 def used_share() -> float:
     """Returns the share of memory in use, from 0 to 1: the larger of the system's and the control group's.
 
     Cached files that give way when memory is needed do not count. 0 on a system without these figures."""
-    used = max([1 - free / total for free, total in _free_and_total() if total], default=0.0)
+    used = max([1 - free / total for free, total in free_and_total() if total], default=0.0)
     return min(max(0.0, used), 1.0)
 
 
-def _free_and_total() -> list[tuple[int, int]]:
-    """Returns the bytes that are free and all bytes, of the system and of a control group with a limit."""
+def free_and_total() -> list[tuple[int, int]]:
+    """Returns the bytes that are free and all bytes: of the system first, then of each control group with a limit."""
     found = []
-    meminfo = dict(line.split(":", 1) for line in _read(MEMINFO).splitlines() if ":" in line)
+    meminfo = dict(line.split(":", 1) for line in _read(ROOT / "proc/meminfo").splitlines() if ":" in line)
     if "MemAvailable" in meminfo:
         free, total = (int(meminfo.get(name, "0 kB").split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
         found.append((free, total))
-    for folder, limit_name, usage_name, cache_field in CGROUPS:
-        limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
-        if limit.isdigit() and usage.isdigit():
-            # Cached files count as used, but give way when memory is needed.
-            stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-            found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
+    for folder in control_groups("memory", ROOT):
+        for limit_name, usage_name, cache_field in FIELDS:
+            limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
+            if limit.isdigit() and usage.isdigit():
+                # Cached files count as used, but give way when memory is needed.
+                stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+                found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
     return found
 
 

@@ -87,21 +87,29 @@ def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[list[int]]:
 
 def read_quota(root: Path = Path("/")) -> float | None:
     """Returns the smallest quota of CPU time of the control groups that this process is in, in CPUs; None: no limit."""
+    quota = min(map(_quota_of, control_groups("cpu", root)), default=math.inf)
+    return None if quota == math.inf else quota
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> list[Path]:
+    """Returns the folders of the control groups that this process may be in, of version 1 and 2, the topmost ones
+    included; some may not exist.
+
+    controller: cpu, memory or pids. root: where /sys and /proc are."""
     try:
         groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
     except OSError:
-        return None
+        groups = [["", "/"], [controller, "/"]]
     mounted = root / "sys/fs/cgroup"
     folders = []
     for controllers, path in groups:
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         parts = path.strip("/").split("/")
         # Version 2 names no controllers. A container may see its own group as the topmost one, and not under its path.
-        for mount in (mounted / controllers, mounted / ("cpu" if controllers else "unified")):
+        for mount in (mounted / controllers, mounted / (controller if controllers else "unified")):
             folders += [mount.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
-    quota = min(map(_quota_of, folders), default=math.inf)
-    return None if quota == math.inf else quota
+    return list(dict.fromkeys(folders))
 
 
 def _quota_of(group: Path) -> float:

@@ -262,13 +262,14 @@ def _missing(folder: Path, name: str) -> UsageError:
 def convert(run_dir: Path) -> list[Path]:
     """Writes the policy files of a run that has only pickles; returns their paths.
 
-    Unpickles checkpoint.pt and best.pt, which can run code: call it only for files that you trust. Raises UsageError if
-    the folder has neither or they cannot be read, RunError if the disk refuses."""
+    Unpickles checkpoint.pt and best.pt, which can run code: call it only for files that you trust. A best.safetensors
+    that is there stays, since it is newer than best.pt. Raises UsageError if the folder has neither pickle or they
+    cannot be read, RunError if the disk refuses."""
     folder = Path(run_dir)
     states = [
         (name, checkpoint.load(folder / old, trust=True))
         for old, name in ((CHECKPOINT, LAST), (OLD_BEST, BEST))
-        if (folder / old).is_file()
+        if (folder / old).is_file() and not (name == BEST and (folder / BEST).is_file())
     ]
     if not states:
         raise UsageError(f"{folder} holds no run to convert (neither {CHECKPOINT} nor {OLD_BEST})")

@@ -4,6 +4,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,6 +75,25 @@ def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, bat
     assert {len(batch.action) for batch in update.batches} == {batch_size}
     assert sum(len(each["loss"]) for each in stats) == len(update.batches)
     assert all(each.keys() == {"loss", "value", "td_error", "grad_norm"} for each in stats)
+
+
+def test_returns_are_scaled_as_they_are_drawn() -> None:
+    """Would catch rewards that are stored in a scale that has changed since, or returns of a game before."""
+    algo, sampler, update = make_run(normalize_returns=True, discount=0.5)
+    returns, running = [], np.zeros(4)
+    for _ in range(5):
+        algo.before_rollout(0)
+        rollout = sampler.collect()
+        algo.learn(algo.statistics.normalize(rollout), update)
+        algo.statistics.update(rollout, update)
+        for reward, done in zip(rollout.reward.numpy(), rollout.done.numpy(), strict=True):
+            running = 0.5 * running + reward
+            returns += [*running]
+            running = running * ~done
+    index, batch, _ = algo.draw_batch(update, 16)
+    reward = algo.replay.ring.gather(index).return_
+    assert set(reward.tolist()) <= {10.0 * action + step for action in (0, 1) for step in range(1, 8)}
+    torch.testing.assert_close(batch.return_, reward / float(np.std(returns)))
 
 
 def test_a_loop_without_on_step_learns_as_often() -> None:

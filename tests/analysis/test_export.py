@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from accel_rl.training import policy_file
 from accel_rl.training.build import build_algo
 from accel_rl.training.resolve import resolve
 
+ROOT = Path(exporting.__file__).parents[2]
 HERE = "tests.analysis.test_export"
 NUM_OBSERVATIONS = 1000
 VECTOR = spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -216,10 +218,12 @@ def test_recurrent_policies_remember(core: str, action_space: Any, suffix: str, 
 
 @pytest.mark.slow
 def test_torchscript_acts_where_this_package_is_missing(tmp_path: Path) -> None:
-    """Would catch a file that needs the package's code."""
+    """Would catch a file that needs the package's code, or tells paths of this machine to those it is given to."""
     agent, observations = make_agent(CARTPOLE), samples_of(VECTOR)[:5]
     path = tmp_path / "policy.torchscript"
     export(agent, path, "torchscript")
+    with zipfile.ZipFile(path) as records:
+        assert all(str(ROOT).encode() not in records.read(name) for name in records.namelist())
     np.save(tmp_path / "observations.npy", observations)
     code = (
         "import sys, numpy, torch\n"
@@ -242,7 +246,7 @@ def test_onnx_files_say_what_they_are(tmp_path: Path) -> None:
     texts = {each.key: each.value for each in model.metadata_props}
     assert texts["algo"] == "a2c" and texts["input observation"].startswith("uint8 [N, 4, 84, 84]")
     assert [axis.dim_param for axis in model.graph.input[0].type.tensor_type.shape.dim] == ["N", "", "", ""]
-    assert str(Path(exporting.__file__).parents[2]).encode() not in path.read_bytes()
+    assert str(ROOT).encode() not in path.read_bytes()
 
 
 # ---- what is refused ----

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,19 @@ def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UsageError, match=r"cannot be imported \(OSError: libLLVM.so is not .*pip install --force"):
         machine_code.target_machine()
+
+
+def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a traceback in a container whose user has no entry in /etc/passwd."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown_user(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown_user)
+    with pytest.raises(UsageError, match=r"no home folder: export XDG_CACHE_HOME=FOLDER"):
+        machine_code._cache_folder()
 
 
 def test_no_process_that_uses_machine_code_imports_numba(cache: Path) -> None:

@@ -12,6 +12,7 @@ from accel_rl.hardware import host_memory
 from accel_rl.hardware.host_memory import check_fits, free_host_bytes, used_share
 
 CPU = torch.device("cpu")
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
 
 
 def write(folder: Path, **texts: str) -> Path:
@@ -23,25 +24,25 @@ def write(folder: Path, **texts: str) -> Path:
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """8,000 KiB available, and the folders of both versions of control groups, empty."""
-    write(tmp_path, meminfo="MemTotal: 16000 kB\nMemAvailable: 8000 kB\n")
-    monkeypatch.setattr(host_memory, "MEMINFO", tmp_path / "meminfo")
-    groups = [(tmp_path / folder.name, *names) for folder, *names in host_memory.CGROUPS]
-    monkeypatch.setattr(host_memory, "CGROUPS", groups)
+    """8,000 KiB available, and a process in control groups of both versions, without files."""
+    write(tmp_path / "proc", meminfo="MemTotal: 16000 kB\nMemAvailable: 8000 kB\n")
+    write(tmp_path / "proc" / "self", cgroup="4:memory:/job/step\n0::/job\n")
+    monkeypatch.setattr(host_memory, "ROOT", tmp_path)
     return tmp_path
 
 
 def test_without_a_limit_the_available_memory_is_free(kernel: Path) -> None:
     """Would catch a limit of "max" taken for a number."""
     assert free_host_bytes() == 8000 * 1024
-    write(kernel / "cgroup", memory__max="max\n", memory__current="5\n")
+    write(kernel / V2, memory__max="max\n", memory__current="5\n")
     assert free_host_bytes() == 8000 * 1024
 
 
 def test_a_control_group_limits_what_is_free(kernel: Path) -> None:
-    """Would catch cached files counted as used, and a group's limit that is ignored."""
+    """Would catch cached files counted as used, and a limit that is ignored, as that of a group within another one."""
+    write(kernel / V2, memory__max="9000000\n", memory__current="700000\n")
     write(
-        kernel / "cgroup",
+        kernel / V2 / "job",
         memory__max="1000000\n",
         memory__current="700000\n",
         memory__stat="anon 1\ninactive_file 50000\n",
@@ -52,7 +53,7 @@ def test_a_control_group_limits_what_is_free(kernel: Path) -> None:
 def test_a_control_group_of_version_1_limits_what_is_free(kernel: Path) -> None:
     """Would catch the other version's file names."""
     write(
-        kernel / "memory",
+        kernel / V1 / "job" / "step",
         memory__limit_in_bytes="1000000\n",
         memory__usage_in_bytes="1200000\n",
         memory__stat="total_inactive_file 1000\n",
@@ -62,7 +63,7 @@ def test_a_control_group_of_version_1_limits_what_is_free(kernel: Path) -> None:
 
 def test_unknown_systems_have_no_limit(kernel: Path) -> None:
     """Would catch a system without these files on which nothing fits."""
-    (kernel / "meminfo").unlink()
+    (kernel / "proc/meminfo").unlink()
     assert free_host_bytes() == 2**62
 
 
@@ -70,19 +71,19 @@ def test_the_share_in_use_is_the_larger_one(kernel: Path) -> None:
     """Would catch a share of the wrong total, cached files counted as used, and a control group that is ignored."""
     assert used_share() == 0.5  # 8,000 of 16,000 kB
     group = {"memory__max": "1000000\n", "memory__stat": "anon 1\ninactive_file 50000\n"}
-    write(kernel / "cgroup", **group, memory__current="1020000\n")
+    write(kernel / V2, **group, memory__current="1020000\n")
     assert used_share() == pytest.approx(0.97)
-    write(kernel / "cgroup", **group, memory__current="400000\n")
+    write(kernel / V2, **group, memory__current="400000\n")
     assert used_share() == 0.5
-    write(kernel / "cgroup", **group, memory__current="1200000\n")  # above its limit for a moment
+    write(kernel / V2, **group, memory__current="1200000\n")  # above its limit for a moment
     assert used_share() == 1.0
 
 
 def test_without_figures_no_memory_is_in_use(kernel: Path) -> None:
     """Would catch an unlimited group that counts, and a division by a total of nothing."""
-    write(kernel / "cgroup", memory__max="max\n", memory__current="5\n")
+    write(kernel / V2, memory__max="max\n", memory__current="5\n")
     assert used_share() == 0.5
-    (kernel / "meminfo").unlink()
+    (kernel / "proc/meminfo").unlink()
     assert used_share() == 0.0
 
 

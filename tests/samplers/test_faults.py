@@ -558,7 +558,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a traceback, or a policy that is made of a foreign file."""
+    """Would catch a traceback, or a run that continues from a foreign file."""
     run = tmp_path / "run"
     assert main(arguments(run, "CartPole-v1")) == 0
     file, whole = run / "checkpoint.pt", (run / "checkpoint.pt").read_bytes()
@@ -581,16 +581,11 @@ def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:
     }
     for name, damage in damages.items():
         damage()
-        for words in (
-            ["eval", run],
-            ["record", run, "--out", tmp_path / "video.mp4"],
-            ["train", "--resume", run, "--steps", 800],
-        ):
-            capfd.readouterr()
-            assert main(list(map(str, words))) == 2, (name, words)
-            result = Result(2, *capfd.readouterr())
-            result.assert_one_line(2)
-            assert str(file) in result.err, (name, result.err)
+        capfd.readouterr()
+        assert main(["train", "--resume", str(run), "--steps", "800"]) == 2, name
+        result = Result(2, *capfd.readouterr())
+        result.assert_one_line(2)
+        assert str(file) in result.err, (name, result.err)
     file.write_bytes(whole)
     assert main(["train", "--resume", str(run), "--steps", "500"]) == 0
 

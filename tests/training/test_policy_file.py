@@ -69,18 +69,22 @@ def as_pickle(path: Path, mark: Path) -> None:
 # ---- nothing is unpickled ----
 
 
-@pytest.mark.parametrize("write", [as_zip, pytest.param(as_pickle, marks=pytest.mark.slow)])
-def test_hostile_pickles_beside_a_policy_are_not_read(run: Path, tmp_path: Path, write: Any, capfd: Any) -> None:
+COMMANDS = ["eval {run} --episodes 1", "eval {run} --episodes 1 --best --trust", "record {run} --out {run}/game.mp4"]
+COMMANDS += ["export {run} --format torchscript --trust", "plot {run} --out {run}/curve.png"]
+
+
+@pytest.mark.parametrize(
+    "command", [COMMANDS[0], *(pytest.param(text, marks=pytest.mark.slow) for text in COMMANDS[1:])]
+)
+def test_hostile_pickles_beside_a_policy_are_not_read(run: Path, tmp_path: Path, command: str, capfd: Any) -> None:
     """Would catch any command but --resume that unpickles what lies in a run's folder."""
     mark = tmp_path / "mark"
-    for name in ("best.pt", "checkpoint.pt", "checkpoint.previous.pt"):
-        write(run / name, mark)
-    for best in (False, True):
-        accel_rl.load(run, best=best, trust=True).predict(np.zeros(4))
-    commands = [["eval", run, "--episodes", 1, *flags] for flags in ([], ["--best", "--trust"])]
-    commands += [["record", run, "--out", tmp_path / "game.mp4"], ["plot", run, "--out", tmp_path / "curve.png"]]
-    for words in commands:
-        assert main([str(word) for word in words]) == 0, capfd.readouterr().err
+    for write in (as_pickle, as_zip):
+        for name in ("best.pt", "checkpoint.pt", "checkpoint.previous.pt"):
+            write(run / name, mark)
+        for best in (False, True):
+            accel_rl.load(run, best=best, trust=True).predict(np.zeros(4))
+        assert main(command.format(run=run).split()) == 0, capfd.readouterr().err
     assert not mark.exists()
     torch.load(run / "checkpoint.pt", weights_only=False)
     assert mark.exists()  # since that unpickles it
@@ -439,6 +443,8 @@ def test_old_runs_are_converted(run: Path, finished: Path) -> None:
         assert_same(dict(accel_rl.load(run, best=best).policy.state_dict()), dict(state["policy"]))
     with safe_open(run / BEST, framework="pt") as file:
         assert float(file.metadata()["score"]) == state["best_score"]
+    assert policy_file.convert(run) == [run / DESCRIPTION, run / LAST]  # what a resumed run has written since is better
+    (run / BEST).unlink()
     (run / "checkpoint.pt").unlink()
     assert policy_file.convert(run) == [run / DESCRIPTION, run / BEST]
     (run / "best.pt").unlink()

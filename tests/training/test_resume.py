@@ -77,7 +77,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "normalized": {**SMALL_PPO, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
     "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
-    "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
+    "eps_rainbow": {
+        "algo": "eps_rainbow",
+        **REPLAY,
+        "new_priority": None,
+        "normalize_returns": True,
+        "warmup_steps": 24,
+    },
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
     "a2c of one environment": {**ONE_ENV, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "ppo of one environment": {**ONE_ENV, "algo": "ppo", "epochs": 2, "minibatches": 1},
@@ -100,7 +106,7 @@ def test_two_halves_equal_a_whole_run_of_each_algorithm(tmp_path: Path, variant:
     accel_rl.train(resume=half, steps=240)
     assert_same_run(half, whole)
     learned = [float(row["train/loss"]) for row in rows(half) if row["train/loss"]]
-    assert len(set(learned)) == len(learned) >= 10
+    assert len(set(learned)) == len(learned) >= 9
     for replay in (checkpoint.load(run / "checkpoint.pt")["learners"][0]["replay"] for run in (half, whole)):
         assert (replay is not None) == ("replay_size" in settings)
         if replay:

@@ -1,0 +1,202 @@
+"""Trains environments of many packages for a short time each, as a user would, and writes down how far they come.
+
+python benchmarks/environments.py [--only NAME ...] [--table] [--json benchmarks/results/environments.json]
+
+Run it from the repository's root. Each case is one `accel-rl train` with the algorithm's defaults, then one
+`accel-rl eval` of the final policy over 20 games; besides, 20 games of uniformly random actions. The file gets every
+case when it has ended; cases that it holds already, with the same command, are not run again. At the end a table is
+printed (--table: only this), which docs/environments.md shows. The cases are those of CASES; they need
+`pip install "gymnasium[classic-control,box2d,mujoco,toy-text]" minigrid highway-env crafter pettingzoo`.
+"""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import accel_rl
+from accel_rl.bench.output import write_json
+from accel_rl.envs import EnvConfig, make_env
+from accel_rl.errors import RunError, unknown
+from accel_rl.hardware.description import describe_machine
+from command_line import make_parser, run_program
+
+VERSION = 1  # of the JSON
+RESULTS = Path("benchmarks/results/environments.json")
+GAMES = 20
+SEED = 1
+EVAL_SEED = 1001
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table. package: what it needs, as pip names it. flags: of `accel-rl train`, without the seed.
+    is_refused: the command must end with a message instead of a policy."""
+
+    package: str
+    flags: str
+    is_refused: bool = False
+
+    @property
+    def command(self) -> str:
+        """What a user types; the runs below have an --out besides."""
+        return f"accel-rl train {self.flags} --seed {SEED}"
+
+
+CASES = {
+    "cartpole": Case("gymnasium", "--algo ppo --env CartPole-v1 --steps 50000"),
+    "cartpole_dqn": Case("gymnasium", "--algo dqn --env CartPole-v1 --steps 50000"),
+    "acrobot": Case("gymnasium", "--algo a2c --env Acrobot-v1 --steps 100000"),
+    "mountain_car": Case("gymnasium", "--algo dqn --env MountainCar-v0 --steps 100000"),
+    "mountain_car_continuous": Case("gymnasium", "--algo ppo --env MountainCarContinuous-v0 --steps 50000"),
+    "pendulum": Case("gymnasium", "--algo ppo --env Pendulum-v1 --steps 100000"),
+    "frozen_lake": Case("gymnasium", "--algo ppo --env FrozenLake-v1 --steps 50000"),
+    "taxi": Case("gymnasium", "--algo dqn --env Taxi-v3 --steps 50000"),
+    "blackjack": Case("gymnasium", "--algo ppo --env Blackjack-v1 --steps 50000"),
+    "lunar_lander": Case("Box2D", "--algo ppo --env LunarLander-v3 --steps 100000"),
+    "lunar_lander_dqn": Case("Box2D", "--algo dqn --env LunarLander-v3 --steps 50000"),
+    "lunar_lander_continuous": Case(
+        "Box2D", "--algo ppo --env LunarLander-v3 --env-options '{continuous: true}' --steps 60000"
+    ),
+    "bipedal_walker": Case("Box2D", "--algo ppo --env BipedalWalker-v3 --steps 50000"),
+    "inverted_pendulum": Case("mujoco", "--algo ppo --env InvertedPendulum-v5 --steps 50000"),
+    "half_cheetah": Case("mujoco", "--algo ppo --env HalfCheetah-v5 --steps 50000"),
+    "minigrid_empty": Case("minigrid", "--algo ppo --env minigrid:MiniGrid-Empty-5x5-v0 --steps 30000"),
+    "minigrid_door_key": Case(
+        "minigrid",
+        "--algo ppo --env minigrid:MiniGrid-DoorKey-5x5-v0 --wrappers minigrid.wrappers:ImgObsWrapper --steps 100000",
+    ),
+    "minigrid_four_rooms": Case(
+        "minigrid",
+        "--algo ppo --env minigrid:MiniGrid-FourRooms-v0 --wrappers minigrid.wrappers:RGBImgPartialObsWrapper "
+        "--steps 10000",
+    ),
+    "highway": Case("highway-env", "--algo dqn --env highway_env:highway-fast-v0 --steps 3000"),
+    "parking": Case("highway-env", "--algo ppo --env highway_env:parking-v0 --steps 6000"),
+    "pong": Case("ale-py", "--algo ppo --env pong --steps 20000"),
+    "breakout_84": Case("ale-py", "--algo a2c --env breakout --env-preset dqn84 --steps 20000"),
+    "freeway_v5": Case("ale-py", "--algo ppo --env ALE/Freeway-v5 --env-preset v5 --steps 20000"),
+    "crafter": Case("crafter", "--algo ppo --env benchmarks.crafter_env:Crafter --steps 10000"),
+    "tic_tac_toe": Case("pettingzoo", "--algo ppo --env pettingzoo.classic.tictactoe_v3:env --steps 50000", True),
+}
+
+
+def run_case(case: Case) -> Result:
+    """Returns what the JSON holds of a case. Raises RunError if its training or evaluation fails."""
+    about = {"command": case.command, "package": f"{case.package} {version(case.package)}"}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        start = time.perf_counter()
+        trained = accel("train", *shlex.split(case.command)[2:], "--out", str(folder))
+        seconds = time.perf_counter() - start
+        if case.is_refused:
+            return {**about, "refused": refusal(trained)}
+        check(trained)
+        steps = json.loads((folder / "summary.json").read_text())["total_timesteps"]
+        options = ("--episodes", str(GAMES), "--seed", str(EVAL_SEED), "--trust")
+        score = json.loads(check(accel("eval", str(folder), *options)).stdout)
+        random = play_randomly(accel_rl.load(folder, trust=True).config.env)
+    figures = {"steps": steps, "seconds": round(seconds, 1), "score": score, "random_score": fmean(random)}
+    return {**about, **figures, "machine": describe_machine()}
+
+
+def accel(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "accel_rl", *words], capture_output=True, text=True)
+
+
+def check(process: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Returns the process, with its warnings printed. Raises RunError if it has failed."""
+    print(process.stderr, end="", file=sys.stderr, flush=True)
+    if process.returncode:
+        raise RunError(f"{shlex.join(process.args)} ended with status {process.returncode}")
+    return process
+
+
+def refusal(process: subprocess.CompletedProcess[str]) -> str:
+    """Returns the line in which a command says why it is refused. Raises RunError if it is not, or says more."""
+    lines = process.stderr.splitlines()
+    if process.returncode != 2 or len(lines) != 1:
+        raise RunError(f"{shlex.join(process.args)} should be refused in one line, but ended with:\n{process.stderr}")
+    return lines[0]
+
+
+def play_randomly(config: EnvConfig, games: int = GAMES) -> list[float]:
+    """Returns the raw scores of whole games with uniformly random actions."""
+    env = make_env(config.env_id, config.preset, None, config.simulator, config.wrappers, **config.options)
+    env.action_space.seed(EVAL_SEED)
+    scores = [0.0]
+    env.reset(seed=EVAL_SEED)
+    while True:
+        _, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        scores[-1] += info.get("score", float(reward))  # of an Atari game, whose rewards are clipped
+        if terminated or truncated:
+            if info.get("game_over", True):  # else a life was lost
+                if len(scores) == games:
+                    return scores
+                scores.append(0.0)
+            env.reset()
+
+
+def run(names: Sequence[str], file: Path) -> Result:
+    """Runs the cases that `file` does not hold yet; returns what it holds then, in the order of CASES.
+
+    Raises UsageError for an unknown case, RunError if one fails."""
+    for name in names:
+        if name not in CASES:
+            raise unknown("case", name, CASES)
+    known: Result = json.loads(file.read_text())["cases"] if file.exists() else {}
+    for name in names:
+        if known.get(name, {}).get("command") != CASES[name].command:
+            print(f"{name}: {CASES[name].command}", flush=True)
+            known[name] = run_case(CASES[name])
+            known = {each: known[each] for each in CASES if each in known}
+            write_json(file, {"benchmark": "environments", "version": VERSION, "games": GAMES, "cases": known})
+            print(row(known[name]), flush=True)
+    return known
+
+
+def table(cases: Iterable[Result]) -> str:
+    """Returns the cases as a table in Markdown."""
+    return "\n".join(["| needs | command | score | random | seconds |", "|---|---|---|---|---|", *map(row, cases)])
+
+
+def row(case: Result) -> str:
+    """Returns a case's line of the table."""
+    if "refused" in case:
+        figures = f"refused: {case['refused'].removeprefix('accel-rl: ')} | |"
+    else:
+        mean, std = case["score"]["mean_reward"], case["score"]["std_reward"]
+        figures = f"{number(mean)} ± {number(std)} | {number(case['random_score'])} | {case['seconds']:.0f}"
+    return f"| {case['package']} | `{case['command']}` | {figures} |"
+
+
+def number(value: float) -> str:
+    """Returns value with three digits: with what can be told from 20 games."""
+    return f"{value:.{max(0, 2 - int(math.log10(max(abs(value), 1.0))))}f}"
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--only", nargs="+", default=[*CASES], metavar="NAME", help=f"cases: {', '.join(CASES)} (all)")
+    parser.add_argument("--table", action="store_true", help="run nothing, print the table of what the file holds")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="the results (%(default)s)")
+    options = parser.parse_args()
+    sys.path.insert(0, os.getcwd())  # environments of this folder
+    names = () if options.table else options.only
+    return run_program(lambda: print(table(run(names, options.json).values())))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
