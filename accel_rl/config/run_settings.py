@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from accel_rl.config.fields import setting
 
 
+def _check_names(values: tuple[object, ...]) -> None:
+    """Raises ValueError for anything else than names, such as a class, which workers could not import."""
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError("must be names, as in gymnasium.wrappers:FlattenObservation")
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """What every run has: names, sizes, sampling, logging, evaluation."""
@@ -25,7 +31,9 @@ class RunSettings:
     )
     env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     wrappers: tuple[str, ...] = setting(
-        (), "wrappers around the environment, the innermost first, as in gymnasium.wrappers:FlattenObservation,..."
+        (),
+        "wrappers around the environment, the innermost first, as in gymnasium.wrappers:FlattenObservation,...",
+        check=_check_names,
     )
     network: str | None = setting(
         None,

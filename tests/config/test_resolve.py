@@ -121,6 +121,15 @@ def test_settings_of_atari_games_in_a_preset_do_not_concern_other_pictures() -> 
         resolve_on_cpu(algo=name, env=f"{TOYS}:Picture", frame_skip=2)
 
 
+def test_wrappers_are_names() -> None:
+    """Would catch classes, which workers and config.yaml cannot hold, and a list in text that is not split."""
+    with pytest.raises(UsageError, match=r"wrappers=.* must be names, as in gymnasium.wrappers:FlattenObservation"):
+        resolve_on_cpu(env="CartPole-v1", wrappers=[dict])
+    given = "gymnasium.wrappers:FlattenObservation, gymnasium.wrappers:DtypeObservation"
+    with pytest.raises(UsageError, match=r"DtypeObservation cannot be called with an environment alone"):
+        resolve_on_cpu(env="CartPole-v1", wrappers=given)
+
+
 def test_small_frames_of_atari_games() -> None:
     """Would catch a game without its settings for pixels, or with a network for larger ones."""
     config = resolve_on_cpu(algo="dqn", env="pong", frame_shape=(16, 16))

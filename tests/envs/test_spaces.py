@@ -9,6 +9,7 @@ import pytest
 import accel_rl
 from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
+from accel_rl.errors import RunError
 from accel_rl.training import checkpoint
 from tests.helpers.runs import assert_same, rows, rows_without_time
 from tests.helpers.samplers import TOYS
@@ -97,6 +98,46 @@ def test_record(run: Path, tmp_path: Path) -> None:
     player = accel_rl.load(run, trust=True)
     game = record_video(player.make_env(), player.player(), tmp_path / "game.mp4", seed=1)
     assert game.length == 5
+
+
+@pytest.mark.slow
+def test_parts_are_left_out_with_one_warning(tmp_path: Path) -> None:
+    """Would catch a warning by every worker, and a policy that cannot act on what its environment returns."""
+    settings = {**NESTED, "env": f"{TOYS}:Worded", "env_options": {}, "schedule_steps": None}
+    folder = train(**settings, steps=100, out=tmp_path / "run")
+    log = (folder / "log.txt").read_text()
+    assert log.count("are left out: 1/words (Wish), 2 (Graph)") == 1 and log.count("Wish") == 1
+    player, env = accel_rl.load(folder, trust=True), make_env(f"{TOYS}:Worded")
+    assert env.action_space.contains(player.predict(env.reset(seed=0)[0])[0])
+    assert player.evaluate(episodes=2).mean_length == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["serial", "alternating"])
+def test_a_space_that_changes_ends_the_run(sampler: str, tmp_path: Path) -> None:
+    """Would catch a traceback, or a run that loses its last checkpoint."""
+    settings = {**NESTED, "env": f"{TOYS}:Growing", "env_options": {"grows_at": 50}, "schedule_steps": None}
+    with pytest.raises(RunError, match=r"space was Box\(\(2,\), float32\) and is now Box\(\(3,\), float32\)") as raised:
+        train(**settings, sampler=sampler, steps=10_000, checkpoint_interval_steps=200, out=tmp_path / "run")
+    assert "\n" not in str(raised.value).strip()
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["steps"] >= 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["a2c", "ppo", "dqn"])
+@pytest.mark.parametrize("size", [(1, 1), (7, 7), (16, 21), (24, 24)], ids=str)
+def test_pictures_of_every_size_are_trained_on(algo: str, size: tuple[int, int], tmp_path: Path) -> None:
+    """Would catch a sampler, a replay or a gradient that takes bytes or large pictures for granted."""
+    height, width = size
+    settings = {"algo": algo, "device": "cpu", "eval_interval_steps": 0, "tensorboard": False, "sampler": "serial"}
+    for kind, wrappers in [("bytes", []), ("floats", [f"{TOYS}:AsFloats"]), ("grey", [f"{TOYS}:as_grey"])]:
+        sizes = {"env_options": {"height": height, "width": width}, "envs": 4, "horizon": 8, "wrappers": wrappers}
+        sizes |= {"replay_size": 400, "warmup_steps": 100, "batch_size": 16} if algo == "dqn" else {}
+        sizes |= {"minibatches": 2} if algo == "ppo" else {}
+        folder = train(
+            **settings, **sizes, env=f"{TOYS}:Picture", steps=200, out=tmp_path / kind, decorrelation_steps=0
+        )
+        assert checkpoint.load(folder / "checkpoint.pt")["steps"] >= 200
 
 
 @pytest.mark.parametrize("name", ["Switches", "Unbounded"])

@@ -468,6 +468,21 @@ def plus_one(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformObservation(env, lambda observation: observation + 1, None)
 
 
+class AsFloats(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Pictures of numbers between 0 and 1."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        super().__init__(env)
+        self.observation_space = spaces.Box(0, 1, env.observation_space.shape, np.float64)
+
+    def observation(self, observation: Any) -> Any:
+        return observation / 255
+
+
+def as_grey(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    return gymnasium.wrappers.GrayscaleObservation(env)
+
+
 class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds how many steps were taken in all games to the reward; a function does it, which cannot be pickled."""
 
