@@ -27,6 +27,7 @@ from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
 
 TURN_S = 2.5  # of each training, without its start
+NUM_WARM_UP = 4  # iterations that do not count: they load kernels, and the third one captures CUDA graphs
 Data = dict[str, Any]
 
 
@@ -76,7 +77,9 @@ def train(env: str, seconds: float = TURN_S) -> Data:
     try:
         iteration = Iteration(sampler, algo, update, config.plan)
         with pinned(config.plan.server_cpus):
-            num_steps = iteration.collect_and_learn(0).rollout.num_steps  # loads kernels, and does not count
+            num_steps = 0
+            for _ in range(NUM_WARM_UP):
+                num_steps += iteration.collect_and_learn(num_steps).rollout.num_steps
             iteration.timer.read()
             acting, learn_s, steps, start = sampler.seconds["inference"], 0.0, 0, time.perf_counter()
             while (elapsed := time.perf_counter() - start) < seconds:
