@@ -359,6 +359,7 @@ def test_a_self_test_that_cannot_be_started(outcomes: Outcomes, monkeypatch: pyt
     assert said.out.partition("to mend")[2].count("Too many open files") == 1
 
 
+@pytest.mark.slow
 def test_every_probe_answers_here() -> None:
     """Would catch a probe that fails on an ordinary machine, or data that JSON cannot hold."""
     for name, probe in survey.PROBES.items():
