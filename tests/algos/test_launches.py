@@ -165,7 +165,7 @@ def test_deterministic_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("replay_device", ["auto", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", OFF_POLICY)
+@pytest.mark.parametrize("name", some_slow(OFF_POLICY, {"dqn"}))
 def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     """Would catch the positions of a ring that stand still, a graph that reads final frames from before there was more
     room for them, priorities that are not written, and a batch in pinned memory that is overwritten too early."""

@@ -96,6 +96,7 @@ class Makers:
         assert np.array_equal(self.made(newest, before), self.expected(newest, before))
 
 
+@pytest.mark.slow
 def test_one_bright_pixel_by_hand() -> None:
     """A pixel of an 84x84 frame is 5/2 rows by 40/21 columns. Row 2 goes half to row 0, half to row 1: 1/5 of either.
     Of column 1, 19/21 go to column 0 and 2/21 to column 1: 19/40 and 2/40 of these."""

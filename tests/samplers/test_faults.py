@@ -298,7 +298,7 @@ def assert_no_token_left(sampler: Any) -> None:
     [
         ("raise", "immediate"),
         ("kill", "immediate"),
-        ("hang", "immediate"),
+        pytest.param("hang", "immediate", marks=slow),
         *(pytest.param(how, "wait", marks=slow) for how in ("raise", "kill", "hang")),
     ],
 )

@@ -38,7 +38,8 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("core", "steps"), [pytest.param("lstm", 100_000, marks=pytest.mark.slow), ("gru", 60_000)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("core", "steps"), [("lstm", 100_000), ("gru", 60_000)])
 def test_a_core_remembers(tmp_path: Path, core: str, steps: int) -> None:
     """Would catch what keeps PPO from learning at all, and a policy from learning over time: gradients that end at a
     step, states that are lost between rollouts or mixed up between environments. Without a core the expected score is

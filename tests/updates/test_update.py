@@ -353,6 +353,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="does nothing without glibc")
 def test_freed_memory_is_kept() -> None:
     """Would catch a setting that the C library refuses: the pages of each update are then faulted in anew."""
