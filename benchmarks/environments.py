@@ -57,38 +57,37 @@ class Case:
 
 CASES = {
     "cartpole": Case("gymnasium", "--algo ppo --env CartPole-v1 --steps 50000"),
-    "cartpole_dqn": Case("gymnasium", "--algo dqn --env CartPole-v1 --steps 50000"),
     "acrobot": Case("gymnasium", "--algo a2c --env Acrobot-v1 --steps 100000"),
     "mountain_car": Case("gymnasium", "--algo dqn --env MountainCar-v0 --steps 100000"),
     "mountain_car_continuous": Case("gymnasium", "--algo ppo --env MountainCarContinuous-v0 --steps 50000"),
     "pendulum": Case("gymnasium", "--algo ppo --env Pendulum-v1 --steps 100000"),
     "frozen_lake": Case("gymnasium", "--algo ppo --env FrozenLake-v1 --steps 50000"),
-    "taxi": Case("gymnasium", "--algo dqn --env Taxi-v3 --steps 50000"),
+    "taxi": Case("gymnasium", "--algo dqn --env Taxi-v4 --steps 50000"),
     "blackjack": Case("gymnasium", "--algo ppo --env Blackjack-v1 --steps 50000"),
-    "lunar_lander": Case("Box2D", "--algo ppo --env LunarLander-v3 --steps 100000"),
-    "lunar_lander_dqn": Case("Box2D", "--algo dqn --env LunarLander-v3 --steps 50000"),
+    "lunar_lander": Case("Box2D", "--algo ppo --env LunarLander-v3 --steps 200000"),
+    "lunar_lander_dqn": Case("Box2D", "--algo dqn --env LunarLander-v3 --steps 100000"),
     "lunar_lander_continuous": Case(
-        "Box2D", "--algo ppo --env LunarLander-v3 --env-options '{continuous: true}' --steps 60000"
+        "Box2D", "--algo ppo --env LunarLander-v3 --env-options '{continuous: true}' --steps 100000"
     ),
-    "bipedal_walker": Case("Box2D", "--algo ppo --env BipedalWalker-v3 --steps 50000"),
+    "bipedal_walker": Case("Box2D", "--algo ppo --env BipedalWalker-v3 --steps 100000"),
     "inverted_pendulum": Case("mujoco", "--algo ppo --env InvertedPendulum-v5 --steps 50000"),
-    "half_cheetah": Case("mujoco", "--algo ppo --env HalfCheetah-v5 --steps 50000"),
-    "minigrid_empty": Case("minigrid", "--algo ppo --env minigrid:MiniGrid-Empty-5x5-v0 --steps 30000"),
+    "half_cheetah": Case("mujoco", "--algo ppo --env HalfCheetah-v5 --steps 100000"),
+    "minigrid_empty": Case("minigrid", "--algo ppo --env minigrid:MiniGrid-Empty-5x5-v0 --steps 20000"),
     "minigrid_door_key": Case(
         "minigrid",
-        "--algo ppo --env minigrid:MiniGrid-DoorKey-5x5-v0 --wrappers minigrid.wrappers:ImgObsWrapper --steps 100000",
+        "--algo ppo --env minigrid:MiniGrid-DoorKey-5x5-v0 --wrappers minigrid.wrappers:ImgObsWrapper --steps 60000",
     ),
     "minigrid_four_rooms": Case(
         "minigrid",
         "--algo ppo --env minigrid:MiniGrid-FourRooms-v0 --wrappers minigrid.wrappers:RGBImgPartialObsWrapper "
-        "--steps 10000",
+        "--steps 30000",
     ),
-    "highway": Case("highway-env", "--algo dqn --env highway_env:highway-fast-v0 --steps 3000"),
-    "parking": Case("highway-env", "--algo ppo --env highway_env:parking-v0 --steps 6000"),
-    "pong": Case("ale-py", "--algo ppo --env pong --steps 20000"),
-    "breakout_84": Case("ale-py", "--algo a2c --env breakout --env-preset dqn84 --steps 20000"),
-    "freeway_v5": Case("ale-py", "--algo ppo --env ALE/Freeway-v5 --env-preset v5 --steps 20000"),
-    "crafter": Case("crafter", "--algo ppo --env benchmarks.crafter_env:Crafter --steps 10000"),
+    "highway": Case("highway-env", "--algo dqn --env highway_env:highway-fast-v0 --steps 5000"),
+    "parking": Case("highway-env", "--algo ppo --env highway_env:parking-v0 --steps 10000"),
+    "pong": Case("ale-py", "--algo ppo --env pong --steps 50000"),
+    "breakout_84": Case("ale-py", "--algo a2c --env breakout --env-preset dqn84 --steps 50000"),
+    "freeway_v5": Case("ale-py", "--algo ppo --env ALE/Freeway-v5 --env-preset v5 --steps 50000"),
+    "crafter": Case("crafter", "--algo ppo --env benchmarks.crafter_env:Crafter --steps 30000"),
     "tic_tac_toe": Case("pettingzoo", "--algo ppo --env pettingzoo.classic.tictactoe_v3:env --steps 50000", True),
 }
 

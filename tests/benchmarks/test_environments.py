@@ -61,7 +61,7 @@ def test_cases_that_are_known_are_not_run_again(tmp_path: Path, monkeypatch: pyt
         run(["taxi", "cartpole", "crafter"], file)
     assert [*run(["crafter", "taxi", "cartpole"], file)] == ["cartpole", "taxi", "crafter"]
     assert ran == [CASES["taxi"].command, CASES["cartpole"].command, "cut", CASES["crafter"].command]
-    monkeypatch.setitem(CASES, "taxi", replace(CASES["taxi"], flags="--algo ppo --env Taxi-v3"))
+    monkeypatch.setitem(CASES, "taxi", replace(CASES["taxi"], flags="--algo ppo --env Taxi-v4"))
     assert run(["taxi", "cartpole"], file)["taxi"]["command"] == ran[-1] == CASES["taxi"].command
     assert len(ran) == 5 and f"| a 1 | `{CASES['taxi'].command}` | refused: no | | |" in capsys.readouterr().out
 
