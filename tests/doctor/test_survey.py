@@ -404,7 +404,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert result.status == 0, result.err
     report = json.loads(result.out)
     found = report["machine"]
-    assert found["packages"]["torch"] == torch.__version__ and found["packages"]["text"].startswith("accel_rl ")
+    assert torch.__version__.startswith(found["packages"]["torch"]) and found["packages"]["text"].startswith("accel_rl ")
     assert found["logical_cpus"]["logical_cpus"] == len(os.sched_getaffinity(0))
     assert found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
     assert set(report["self_test"]) == {"train_cartpole_v1", "train_pong"}

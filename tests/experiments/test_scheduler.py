@@ -306,7 +306,8 @@ def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path
         return int(table[-1]["time/total_timesteps"]) if table else 0
 
     tasks = [inspect_run(run, out / run.name, config) for run, config in resolved]
-    process = multiprocessing.get_context("fork").Process(target=scheduler._run, args=(tasks, slots, 1), daemon=True)
+    arguments = (tasks, slots, 1, False)
+    process = multiprocessing.get_context("fork").Process(target=scheduler._run, args=arguments, daemon=True)
     process.start()
     wait_for(steps_logged)
     (run_process,) = psutil.Process(process.pid).children()
