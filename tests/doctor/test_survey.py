@@ -403,8 +403,8 @@ def test_the_whole_command(tmp_path: Path) -> None:
     result = run("doctor", "--json", cwd=tmp_path, within_s=240)
     assert result.status == 0, result.err
     report = json.loads(result.out)
-    found = report["machine"]
-    assert torch.__version__.startswith(found["packages"]["torch"]) and found["packages"]["text"].startswith("accel_rl ")
+    found, packages = report["machine"], report["machine"]["packages"]
+    assert torch.__version__.startswith(packages["torch"]) and packages["text"].startswith("accel_rl ")
     assert found["logical_cpus"]["logical_cpus"] == len(os.sched_getaffinity(0))
     assert found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
     assert set(report["self_test"]) == {"train_cartpole_v1", "train_pong"}
