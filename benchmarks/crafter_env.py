@@ -7,7 +7,6 @@ It needs `pip install crafter`, whose own class has the interface of the old pac
 
 from typing import Any
 
-import crafter
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,10 @@ class Crafter(gymnasium.Env[NDArray[np.uint8], int]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(self, render_mode: str | None = None):
-        self.render_mode, self._game = render_mode, crafter.Env()
+        import crafter  # here, so that the class can be named where the package is missing
+
+        self.render_mode, self._make_game = render_mode, crafter.Env
+        self._game = crafter.Env()
         self.observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(int(self._game.action_space.n))  # type: ignore[assignment]
 
@@ -28,7 +30,7 @@ class Crafter(gymnasium.Env[NDArray[np.uint8], int]):
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
-            self._game = crafter.Env(seed=seed)
+            self._game = self._make_game(seed=seed)
         return self._game.reset(), {}
 
     def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
