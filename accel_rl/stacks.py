@@ -30,7 +30,7 @@ def interleaved(images: Tensor) -> Tensor:
     Convolutions want them so. OpenCV interleaves planes several times as fast as PyTorch."""
     if images.dtype != torch.uint8 or images.device.type != "cpu" or images.dim() < 3 or not images.numel():
         return images
-    if is_exporting():
+    if is_exporting():  # OpenCV could not be recorded
         return images
     *leading, C, H, W = images.shape
     pixels = images.movedim(-3, -1)  # [..., H, W, C]
