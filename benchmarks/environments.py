@@ -104,8 +104,7 @@ def run_case(case: Case) -> Result:
             return {**about, "refused": refusal(trained)}
         check(trained)
         steps = json.loads((folder / "summary.json").read_text())["total_timesteps"]
-        options = ("--episodes", str(GAMES), "--seed", str(EVAL_SEED), "--trust")
-        score = json.loads(check(accel("eval", str(folder), *options)).stdout)
+        score = evaluate(folder)
         random = play_randomly(accel_rl.load(folder, trust=True).config.env)
     figures = {"steps": steps, "seconds": round(seconds, 1), "score": score, "random_score": fmean(random)}
     return {**about, **figures, "machine": describe_machine()}
@@ -123,6 +122,13 @@ def check(process: subprocess.CompletedProcess[str]) -> subprocess.CompletedProc
     return process
 
 
+def evaluate(run_dir: Path) -> Result:
+    """Returns the score of the run's final policy. Raises RunError if the evaluation fails."""
+    options = ("--episodes", str(GAMES), "--seed", str(EVAL_SEED), "--trust")
+    score: Result = json.loads(check(accel("eval", str(run_dir), *options)).stdout)
+    return score
+
+
 def refusal(process: subprocess.CompletedProcess[str]) -> str:
     """Returns the line in which a command says why it is refused. Raises RunError if it is not, or says more."""
     lines = process.stderr.splitlines()
@@ -134,11 +140,12 @@ def refusal(process: subprocess.CompletedProcess[str]) -> str:
 def play_randomly(config: EnvConfig, games: int = GAMES) -> list[float]:
     """Returns the raw scores of whole games with uniformly random actions."""
     env = make_env(config.env_id, config.preset, None, config.simulator, config.wrappers, **config.options)
-    env.action_space.seed(EVAL_SEED)
+    actions = env.action_space  # kept: some environments make a new one at each reset, without a seed
+    actions.seed(EVAL_SEED)
     scores = [0.0]
     env.reset(seed=EVAL_SEED)
     while True:
-        _, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        _, reward, terminated, truncated, info = env.step(actions.sample())
         scores[-1] += info.get("score", float(reward))  # of an Atari game, whose rewards are clipped
         if terminated or truncated:
             if info.get("game_over", True):  # else a life was lost

@@ -389,6 +389,7 @@ BAD_ARGUMENTS = [
     ("train --config {folder}/none.yaml", "cannot read settings from .*: No such file"),
     ("train --config {folder}/broken.yaml", "broken.yaml is not YAML"),
     ("train --config {folder}/binary.yaml", "binary.yaml is not YAML"),
+    ("train --config {folder}/aliases.yaml", "aliases.yaml has more than 16 aliases"),
     ("train --config {folder}/deep.yaml", "deep.yaml is not YAML: maximum recursion depth"),
     ("train --config {folder}/list.yaml", "must hold a mapping of settings"),
     ("train --config {folder}/unknown.yaml", "unknown setting 'learnin_rate'; did you mean learning_rate"),
@@ -454,7 +455,9 @@ def test_bad_arguments_are_refused(
     (tmp_path / "broken.yaml").write_text("a: [1\nb")
     (tmp_path / "binary.yaml").write_bytes(b"\x00\xff\xfe")
     (tmp_path / "list.yaml").write_text("- 1\n")
-    (tmp_path / "deep.yaml").write_text("[" * 5000)
+    (tmp_path / "deep.yaml").write_text("[" * 5000 + "]" * 5000)
+    laughs = (f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(30))  # 9 to the 30th
+    (tmp_path / "aliases.yaml").write_text("\n".join(["a0: &a0 ha", *laughs]))
     (tmp_path / "unknown.yaml").write_text("learnin_rate: 1\n")
     before = sorted(os.listdir(tmp_path))
     monkeypatch.syspath_prepend(str(ROOT))

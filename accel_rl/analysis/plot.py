@@ -117,13 +117,13 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     return figure
 
 
-def new_figure(width: float) -> "Figure":
-    """Makes an empty figure. width: in inches of 100 pixels. Raises UsageError if matplotlib is missing."""
+def new_figure(width: float, height: float = 5) -> "Figure":
+    """Makes an empty figure. width, height: in inches of 100 pixels. Raises UsageError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise UsageError("drawing needs matplotlib; install it with: pip install accel-rl[plot]") from error
-    return Figure(figsize=(width, 5), dpi=100, layout="constrained", facecolor="white")
+    return Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
 
 
 def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> None:
@@ -131,8 +131,8 @@ def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> N
     runs = [run for curve in curves for run in curve.runs]
     longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
     unit, unit_s = ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
-    _draw(over_steps, curves, lambda series: series.steps)
-    _draw(over_time, curves, lambda series: series.time_s / unit_s)
+    draw_over(over_steps, curves, lambda series: series.steps)
+    draw_over(over_time, curves, lambda series: series.time_s / unit_s)
     over_steps.set(xlabel="agent steps", ylabel="score (mean of the last 100 games)")
     over_time.set(xlabel=f"wall time ({unit})")
 
@@ -217,7 +217,8 @@ def _mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, 
     return x, value.mean(0), t * value.std(0, ddof=1) / math.sqrt(n)
 
 
-def _draw(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -> None:
+def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats]) -> None:
+    """Draws the curves into axes, over what x_of returns of a series [N], as make_figure describes it."""
     bands = []
     for curve in curves:
         color, style = curve.color, curve.style

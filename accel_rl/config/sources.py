@@ -10,11 +10,17 @@ from accel_rl.errors import UsageError
 ALTERNATIVES = ({"workers", "envs_per_worker"}, {"device", "devices"})
 """Settings that say the same in two ways: the higher source decides which of them counts."""
 
+MOST_ALIASES = 16
+"""Of a YAML file: texts of a few aliases of each other can stand for more than any memory holds."""
+
 
 def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """Reads a YAML file that holds one flat mapping. Raises UsageError if it does not; kind: what it should hold."""
     try:
-        values = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MOST_ALIASES:
+            raise UsageError(f"{path} has more than {MOST_ALIASES} aliases (*name)")
+        values = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:

@@ -1,6 +1,7 @@
 """What files of other people may not do unless the user trusts them: name code to import, and be unpickled."""
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,16 @@ def check_code(settings: dict[str, Any], names: Iterable[str], source: Path, tru
 
 
 def check_owner(path: Path, trust: bool) -> None:
-    """Raises UsageError if a file that is to be unpickled belongs to another user, unless that is trusted."""
+    """Raises UsageError if a file that is to be unpickled is another user's work, or may be, unless that is trusted."""
     if trust or not hasattr(os, "geteuid"):  # a system without users' numbers
         return
-    owner, user = path.stat().st_uid, os.geteuid()
+    status, user = path.stat(), os.geteuid()
+    owner = status.st_uid
+    if status.st_mode & stat.S_IWOTH:
+        raise UsageError(
+            f"every user of this machine may write to {path}, and reading it can run code (it is a pickle): if you know "
+            f"who wrote it, protect it (chmod o-w {path}) or add --trust (in Python trust=True)"
+        )
     if owner != user:
         raise UsageError(
             f"{path} belongs to user {_user_name(owner)}, not to you ({_user_name(user)}), and reading it can run code "

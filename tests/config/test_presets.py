@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "envs": 4,
     "workers": 2,
     "horizon": 4,
-    "steps": 48,
+    "steps": 64,
     "decorrelation_steps": 2,
     "eval_interval_steps": 0,
     "tensorboard": False,

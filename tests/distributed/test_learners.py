@@ -36,7 +36,7 @@ COUNTING: dict[str, Any] = {"env": f"{TOYS}:Counting", "env_options": {"lengths"
 NORMALIZED: dict[str, Any] = {**COUNTING, "algo": "ppo", "epochs": 2, "minibatches": 2}
 NORMALIZED |= {"normalize_observations": True, "normalize_returns": True}
 REPLAY: dict[str, Any] = {"algo": "eps_rainbow", "n_step": 3, "warmup_steps": 40, "batch_size": 10, "replay_size": 120}
-REPLAY |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 200}
+REPLAY |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 200, "normalize_returns": False}
 
 
 def load(run: Path, name: str = "checkpoint.pt") -> Any:
@@ -61,7 +61,7 @@ A2C |= {
     "layer_norms": True,
     "checkpoint_interval_steps": 500,
 }
-A2C |= {"eval_interval_steps": 500, "eval_episodes": 5}
+A2C |= {"eval_interval_steps": 500, "eval_episodes": 5, "normalize_observations": False, "normalize_returns": False}
 LARGEST_STEP = 0.05 * 0.5  # learning rate times clip
 
 

@@ -46,6 +46,16 @@ def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monk
     assert not (run / "replay-20.pt").exists()  # the previous checkpoint was read, to know what it needs
 
 
+def test_a_checkpoint_that_anybody_may_change_is_resumed_only_with_trust(run: Path, capfd: Any) -> None:
+    """Would catch a run in a shared folder whose checkpoint another user has written into, unpickled unasked."""
+    (run / "checkpoint.pt").chmod(0o666)
+    assert main(["train", "--resume", str(run), "--steps", "60"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "every user of this machine may write to" in line and "chmod o-w" in line and "--trust" in line
+    (run / "checkpoint.pt").chmod(0o664)
+    assert main(["train", "--resume", str(run), "--steps", "60"]) == 0
+
+
 def test_systems_without_users_have_no_owners(run: Path, monkeypatch: Any) -> None:
     """Would catch a run that cannot be resumed on Windows."""
     monkeypatch.delattr(os, "geteuid")
