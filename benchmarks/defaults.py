@@ -42,7 +42,7 @@ MINIGRID = "--wrappers minigrid.wrappers:ImgObsWrapper"
 TASKS = {
     "CartPole-v1": ("--env CartPole-v1", 100_000, 200_000),
     "Acrobot-v1": ("--env Acrobot-v1", 100_000, 200_000),
-    "LunarLander-v3": ("--env LunarLander-v3", 100_000, 300_000),
+    "LunarLander-v3": ("--env LunarLander-v3", 100_000, 500_000),
     "MiniGrid-DoorKey-5x5-v0": (f"--env minigrid:MiniGrid-DoorKey-5x5-v0 {MINIGRID}", 50_000, 100_000),
     "MiniGrid-Empty-Random-6x6-v0": (f"--env minigrid:MiniGrid-Empty-Random-6x6-v0 {MINIGRID}", 50_000, 100_000),
 }

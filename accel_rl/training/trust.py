@@ -64,8 +64,8 @@ def check_owner(path: Path, trust: bool) -> None:
     owner = status.st_uid
     if status.st_mode & stat.S_IWOTH:
         raise UsageError(
-            f"every user of this machine may write to {path}, and reading it can run code (it is a pickle): if you know "
-            f"who wrote it, protect it (chmod o-w {path}) or add --trust (in Python trust=True)"
+            f"every user of this machine may write to {path}, and reading it can run code (it is a pickle): if you "
+            f"know who wrote it, protect it (chmod o-w {path}) or add --trust (in Python trust=True)"
         )
     if owner != user:
         raise UsageError(
