@@ -113,7 +113,7 @@ def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     """Would catch updates without tasks, tasks that share a draw, draws for environments that the update is not from,
     and what is learned from sequences before there is one."""
     settings: dict[str, Any] = {
-        "a2c": {},
+        "a2c": {"normalize_returns": False},
         "ppo": {"epochs": 2, "minibatches": 2, "normalize_returns": False},
         "vtrace": {"batches": 2, "batch_steps": 4, "steps_per_update": 1},
     }[name]

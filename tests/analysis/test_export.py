@@ -106,7 +106,13 @@ def check_actions(agent: Agent, path: Path, observations: Any, rows: Any) -> dic
     assert exported.is_checked and exported.path == path
     found = dict(zip(exported.outputs, runner(path)([torch.from_numpy(rows)]), strict=True))
     expected, _ = agent.predict(observations, deterministic=True)
-    assert_same_actions(agent, found["action"], expected)
+    action = found["action"]
+    if "q_values" in found:  # where the best two are equal but for rounding, programs may choose either
+        best = found["q_values"].topk(2).values
+        is_clear = best[:, 0] - best[:, 1] > 1e-5 * best.abs().amax(1)
+        assert is_clear.float().mean() > 0.5
+        action, expected = action[is_clear], expected[is_clear.numpy()]
+    assert_same_actions(agent, action, expected)
     return found
 
 

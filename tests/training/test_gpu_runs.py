@@ -28,6 +28,7 @@ COMMON: dict[str, Any] = {
 }
 PONG = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
 CARTPOLE = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
+SMOOTH = {"optimizer_options": {"decay": 0.99, "epsilon": 1.0e-5}}  # tiny gradients are not amplified to large steps
 PPO = {"algo": "ppo", "epochs": 2, "minibatches": 2}
 VTRACE = {"algo": "vtrace", "batches": 2, "batch_steps": 7, "steps_per_update": 2}  # windows longer than the horizon
 REPLAY = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 2}
@@ -56,7 +57,7 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
 }
 SLOW: dict[str, dict[str, Any]] = {
     "eps_rainbow": {**PONG, **RAINBOW},
-    "a2c gae": {**PONG, "gae_lambda": 0.9, "reset_mode": "immediate"},
+    "a2c gae": {**PONG, **SMOOTH, "gae_lambda": 0.9, "reset_mode": "immediate"},
     "a2c without graphs": {**PONG, "cuda_graphs": False},
     "a2c bf16": {**PONG, "bf16": True},
     "a2c of a Gaussian": {**COMMON, "env": "Pendulum-v1", "gaussian": "spherical", "separate_value": True},
@@ -82,8 +83,9 @@ SLOW: dict[str, dict[str, Any]] = {
     "tasks deterministic": {**CLOCK, **PPO, **LSTM, "deterministic": True},
 }
 CASES = IN_MAKE_TEST | SLOW
-# 1e-5 by default: rounding, which RMSProp amplifies. In bfloat16, CPU and GPU round at different places.
-TOLERANCE = {"a2c bf16": 3e-2, "a2c with tasks bf16": 3e-2, "a2c gae": 3e-5}
+# 1e-5 by default, or 1e-6 of large numbers: rounding, which RMSProp amplifies. In bfloat16, CPU and GPU round at
+# different places.
+TOLERANCE = {"a2c bf16": 3e-2, "a2c with tasks bf16": 3e-2}
 
 
 def policy(run: Path) -> dict[str, torch.Tensor]:
@@ -106,7 +108,7 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     tolerance = TOLERANCE.get(case, 1e-5)
     for name, value in policy(here).items():
         torch.testing.assert_close(
-            policy(there)[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+            policy(there)[name], value, rtol=1e-6, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
     scores = [[row.get("rollout/ep_rew_mean") for row in rows(run)] for run in (here, there)]
     assert scores[0] == scores[1]
