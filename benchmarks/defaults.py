@@ -97,14 +97,14 @@ def table(known: Result) -> str:
     """Returns each algorithm's mean score in each task, and behind it the scores by seed, as a table in Markdown."""
     lines = ["| | " + " | ".join(f"`{algo}`" for algo in known) + " |", "|---" * (len(known) + 1) + "|"]
     for task in TASKS:
-        cells = [cell([run["score"]["mean_reward"] for run in tasks[task].values()]) for tasks in known.values()]
+        cells = [cell([r["score"]["mean_reward"] for r in tasks.get(task, {}).values()]) for tasks in known.values()]
         lines.append(f"| {task} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def cell(scores: list[float]) -> str:
-    """Returns the mean of scores, in bold, and the scores."""
-    return f"**{number(fmean(scores))}** ({', '.join(map(number, scores))})"
+    """Returns the mean of scores, in bold, and the scores; nothing if there are none yet."""
+    return f"**{number(fmean(scores))}** ({', '.join(map(number, scores))})" if scores else ""
 
 
 def make_figure(known: Result) -> "Figure":
@@ -115,10 +115,11 @@ def make_figure(known: Result) -> "Figure":
         curves = [
             Curve(algo, [as_run(each) for each in tasks[task].values()], COLORS[index], "-")
             for index, (algo, tasks) in enumerate(known.items())
+            if tasks.get(task)
         ]
         draw_over(axes, curves, lambda series: series.steps)
         axes.set_title(task)
-    handles, labels = axes.get_legend_handles_labels()
+    handles, labels = panels[0].get_legend_handles_labels()  # the first task that each algorithm learns
     rest.axis("off")
     rest.legend(handles, labels, loc="center", frameon=False, title="mean of the last 100 games, over agent steps")
     return figure
