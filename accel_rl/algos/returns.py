@@ -122,14 +122,28 @@ def project_distribution(probabilities: Tensor, support: Tensor, target_support:
     Returns p' [N, K].
     Source: Bellemare, Dabney & Munos 2017 (C51), section 4.1, equation 7, in units of atoms.
     """
-    # In units of atoms, the shares of the two neighbours add up to 1, even in float32; and unlike the floor-and-ceiling
-    # form, this kernel loses no mass where b is an integer.
     num_atoms = support.shape[0]
-    atom = torch.arange(num_atoms, dtype=support.dtype, device=support.device)  # i [K]
     atoms_per_unit = (num_atoms - 1) / (support[-1] - support[0])
     position = ((target_support - support[0]) * atoms_per_unit).clamp(0, num_atoms - 1)  # b [N, K]
+    # In units of atoms, the shares of the two neighbours add up to 1, even in float32; and unlike the floor-and-ceiling
+    # form, neither of these loses mass where b is an integer.
+    return (scatter_mass if support.device.type == "cpu" else gather_mass)(probabilities, position)
+
+
+def scatter_mass(mass: Tensor, position: Tensor) -> Tensor:
+    """Gives the mass of each j [N, K] to the two atoms next to its position, 0 to K-1; returns the atoms' sums [N, K].
+
+    On a GPU, its sums would not be the same in every run."""
+    below = position.floor().clamp(max=mass.shape[1] - 2)
+    share, index = position - below, below.nan_to_num().long()
+    return torch.zeros_like(mass).scatter_add_(1, index, mass * (1 - share)).scatter_add_(1, index + 1, mass * share)
+
+
+def gather_mass(mass: Tensor, position: Tensor) -> Tensor:
+    """Computes `scatter_mass` from every j for every atom, which takes K times the work, though in one order."""
+    atom = torch.arange(mass.shape[1], dtype=position.dtype, device=position.device)  # i [K]
     share = (1 - (position[:, None, :] - atom[:, None]).abs()).clamp(min=0)  # [N, K of i, K of j]
-    return (probabilities[:, None, :] * share).sum(-1)
+    return (mass[:, None, :] * share).sum(-1)
 
 
 def _shift(value: Tensor, bootstrap_value: Tensor) -> Tensor:

@@ -263,6 +263,15 @@ def test_projection_by_hand(reward, discount, atom, expected, dtype):
     torch.testing.assert_close(actual.double(), dense, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 
+def test_atoms_get_the_same_mass_on_every_device():
+    """Catches one of the two ways giving mass to other atoms, at the ends, too; and a NaN that ends the program."""
+    position = torch.cat([torch.tensor([0.0, 0.25, 8.0, 7.75, 3.0]), torch.linspace(0, 8, 40)]).view(5, 9)
+    mass = torch.linspace(-1, 1, 45).view(5, 9).softmax(-1)
+    torch.testing.assert_close(returns.scatter_mass(mass, position), returns.gather_mass(mass, position))
+    position[2, 3] = math.nan
+    assert returns.scatter_mass(mass, position)[2].isnan().any()
+
+
 @pytest.mark.parametrize("n", [-1, 0, 6])
 def test_n_step_return_refuses_an_n_that_does_not_fit(n):
     """Catches an empty or wrapped-around result for an n that does not fit."""
