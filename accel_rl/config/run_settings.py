@@ -37,8 +37,8 @@ class RunSettings:
     )
     network: str | None = setting(
         None,
-        "a3c, nature, cule, a3c_mlp, wide, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of your own: "
-        "factory(spec) -> nn.Module",
+        "a3c, nature, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of "
+        "your own: factory(spec) -> nn.Module",
     )
     seed: int = setting(0, "seed of all random numbers in the run", least=0)
     steps: int = setting(1_000_000, "agent steps of the run, summed over all environments", least=1)

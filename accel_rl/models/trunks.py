@@ -314,12 +314,18 @@ def wide_net(spec: EnvSpec) -> MLP:
     return MLP(spec, (256, 256), nn.ReLU)
 
 
+def wide_tanh_net(spec: EnvSpec) -> MLP:
+    """Returns two layers of 256 tanh units, for actor-critics from state vectors."""
+    return MLP(spec, (256, 256), nn.Tanh)
+
+
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
     "nature": nature_cnn,
     "cule": cule_net,
     "a3c_mlp": a3c_mlp,
     "wide": wide_net,
+    "wide_tanh": wide_tanh_net,
     "ga3c": ga3c_net,
     **{f"ga3c_large_{stride}": partial(ga3c_large_net, stride=stride) for stride in (4, 3, 2, 1)},
 }

@@ -408,10 +408,9 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert found["logical_cpus"]["logical_cpus"] == len(os.sched_getaffinity(0))
     assert found["memory"]["free_bytes"] <= found["memory"]["total_bytes"]
     assert set(report["self_test"]) == {"train_cartpole_v1", "train_pong"}
-    for name, test in report["self_test"].items():
+    for test in report["self_test"].values():
         assert test["steps_per_second"] == pytest.approx(test["steps"] / test["seconds"])
-        horizon = 8 if "cartpole" in name else 5
-        assert test["steps"] > 0 and (test["simulator"] or test["steps"] % (horizon * test["envs"]) == 0)
+        assert test["steps"] > 0 and (test["simulator"] or test["steps"] % (5 * test["envs"]) == 0)
         # Acting and learning are parts of training, each of which takes less time than the whole.
         assert min(test["act_steps_per_second"], test["learn_steps_per_second"]) > test["steps_per_second"]
         assert test["workers"] == report["would_use"]["workers"]["workers"]
