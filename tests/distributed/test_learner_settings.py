@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "the state of .*Adam.* does not exist before the first update, .*; choose rmsprop, adam, momentum_sgd or",
     ),
     (
-        {**STORE, **TWO, "updates_per_exchange": 2},
+        {**STORE, **TWO, "optimizer": "rmsprop", "updates_per_exchange": 2},
         "updates_per_exchange=2 is for Adam, not for RMSProp.*; choose --optimizer adam, or exchange every update",
     ),
     ({**STORE, **TWO, "chunks": 10**6}, r"chunks=1000000 must be at least 1 and at most \d+, the number of parameters"),

@@ -323,11 +323,10 @@ def test_any_value_of_any_setting_is_taken_or_one_line(run: Path) -> None:
 
 CODE = """
 from pathlib import Path
-from accel_rl.models.trunks import MLP
+from accel_rl.models.trunks import wide_tanh_net as network
 from accel_rl.algos.a2c import A2C
 from gymnasium.envs.classic_control import CartPoleEnv
 Path({mark!r}).mkdir()
-network = MLP
 
 def wrap(env):
     return env
