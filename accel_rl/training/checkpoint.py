@@ -8,7 +8,7 @@ cache, where writing takes 3.5 s and copying a mapped replay into its arrays 3.6
 import shlex
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -27,7 +27,17 @@ def save(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None
 
     Raises RunError if the disk refuses; the file and the previous one are then as they were."""
     previous = path.with_name(PREVIOUS) if keep_previous else None
-    write_file(path, lambda file: torch.save({"format": FORMAT, **state}, file), "checkpoint", previous)
+    write_file(path, lambda file: _write({"format": FORMAT, **state}, file), "checkpoint", previous)
+
+
+def _write(state: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        # When the disk refuses a tensor, PyTorch closes its archive, which fails in turn and hides the reason.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 class DamagedError(UsageError):

@@ -207,7 +207,7 @@ def test_different_settings_on_two_machines_are_refused(machines: Machines) -> N
     assert first.finish() == second.finish() == 1
     for node in (first, second):
         assert re.search(
-            r"accel-rl: learner 1 on \S+ has learning_rate=0.1, but learner 0 on \S+ has 0.002; start all", node.text()
+            r"accel-rl: learner 1 on \S+ has learning_rate=0.1, but learner 0 on \S+ has 0.001; start all", node.text()
         )
         assert re.search(r"exitcode +: 2 ", first.text())
     assert not (machines.folder / "run").exists()

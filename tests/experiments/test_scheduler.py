@@ -338,7 +338,7 @@ def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path
 
     run, config = resolved[0]
     for changed, message in (
-        ({"learning_rate": 1e-5}, r"a2c-s1 was started with learning_rate=0.002 \(now 1e-05\)"),
+        ({"learning_rate": 1e-5}, r"a2c-s1 was started with learning_rate=0.001 \(now 1e-05\)"),
         ({"steps": 3000}, "to change the steps, set schedule_steps to its old value"),
     ):
         with pytest.raises(UsageError, match=message):
