@@ -42,22 +42,6 @@ def copy_run(run: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("size", [1, 10**6])  # numbers: more than the disk takes at the end, or before
-def test_a_disk_that_refuses(tmp_path: Path, size: int) -> None:
-    """Would catch a traceback, or a checkpoint that is lost, whether the disk is full at a tensor or after the last."""
-    path, limits = tmp_path / CHECKPOINT, resource.getrlimit(resource.RLIMIT_FSIZE)
-    checkpoint.save(path, {"x": torch.ones(1)})
-    before = path.read_bytes()
-    message = r"could not write the checkpoint .*checkpoint\.pt: File too large; the previous one is intact"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # of any file that this process writes
-    try:
-        with pytest.raises(RunError, match=message):
-            checkpoint.save(path, {"x": torch.ones(size)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-
-
 def flip_bit(path: Path, position: int, bit: int = 3) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1 << bit
@@ -84,6 +68,22 @@ def some_bytes(state: Any) -> Iterator[bytes]:
     elif isinstance(state, dict | list | tuple):
         for each in state.values() if isinstance(state, dict) else state:
             yield from some_bytes(each)
+
+
+@pytest.mark.parametrize("size", [1, 10**6])  # numbers: more than the disk takes at the end, or before
+def test_a_disk_that_refuses(tmp_path: Path, size: int) -> None:
+    """Would catch a traceback, or a checkpoint that is lost, whether the disk is full at a tensor or after the last."""
+    path, limits = tmp_path / CHECKPOINT, resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoint.save(path, {"x": torch.ones(1)})
+    before = path.read_bytes()
+    message = r"could not write the checkpoint .*checkpoint\.pt: File too large; the previous one is intact"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))  # of any file that this process writes
+    try:
+        with pytest.raises(RunError, match=message):
+            checkpoint.save(path, {"x": torch.ones(size)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize("mapped", [False, True])
