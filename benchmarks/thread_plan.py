@@ -1,9 +1,11 @@
 """Measures whether a run picks the fastest number of workers and threads for this machine, among a grid of them.
 
-python benchmarks/thread_plan.py [--contests a2c ppo dqn] [--precisions float32 bfloat16] [--full] [--json FILE]
+python benchmarks/thread_plan.py [--contests NAME ...] [--precisions float32 bfloat16] [--full] [--json FILE]
 
-The contests are trainings on Pong, on the paper's frames with A3C-Net, on the CPU: A2C, 16 environments x 5 steps; PPO,
-8 x 128; DQN, 32 x 4 in batches of 32. Each has a grid for each precision:
+The contests are trainings on the CPU. On Pong, on the paper's frames with A3C-Net: a2c, 16 environments x 5 steps; ppo,
+8 x 128; dqn, 32 x 4 in batches of 32. On vectors, with two layers of 256 units, on either side of where a second
+learning thread begins to pay: small, A2C on CartPole, 16 x 8; medium, PPO on Walker2d, 16 x 128 in 8 minibatches. Each
+has a grid for each precision:
 
     workers            one; one per core; two per core: as far as the environments divide
     sampling threads   1, 2, 4, ... up to the logical CPUs
@@ -34,6 +36,7 @@ from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.instructions import read_instructions
 from accel_rl.hardware.placement import Plan, default_workers, divides_evenly, make_plan
 from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology
+from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
 from accel_rl.tune.knock_out import knock_out, strength
 from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
@@ -43,12 +46,15 @@ from training_contests import CONTESTS, Settings
 VERSION = 1  # of the JSON
 COMMON = {"env": "pong", "env_preset": "stooke", "network": "a3c", "device": "cpu"}
 SHORT_REPLAY = {"replay_size": 5_000, "warmup_steps": 256}  # a process has as many replays as the grid has points
+ON_VECTORS: Settings = {"device": "cpu", "network": "wide_tanh", "envs": 16, "learning_threads": None}
 SETTINGS: dict[str, Settings] = {
     "a2c": {**CONTESTS["a2c"].settings, **COMMON},
     "ppo": {**CONTESTS["ppo"].settings, **COMMON},
     "dqn": {**CONTESTS["dqn"].settings, **SHORT_REPLAY, **COMMON},
+    "small": {"algo": "a2c", "env": "CartPole-v1", "horizon": 8, **ON_VECTORS},
+    "medium": {"algo": "ppo", "env": "Walker2d-v5", "horizon": 128, "minibatches": 8, **ON_VECTORS},
 }
-BUDGETS_S = {"a2c": 90.0, "ppo": 150.0, "dqn": 100.0}  # of one precision
+BUDGETS_S = {"a2c": 90.0, "ppo": 150.0, "dqn": 100.0, "small": 60.0, "medium": 60.0}  # of one precision
 FINAL = 0.3  # its share of the time
 PRECISIONS = ("float32", "bfloat16")
 ENDS = {"median": "median", "low": "high", "high": "low"}  # of an interval that is turned around
@@ -155,7 +161,7 @@ def run_grid(contest: str, precision: str, topology: CpuTopology, options: Threa
     """Returns the rates of a grid's points in the knock-out, and the final's result."""
     start = time.perf_counter()
     settings = {**SETTINGS[contest], "bf16": precision == "bfloat16"}
-    pick, num_envs = point_of(resolve(settings).plan), settings["envs"]
+    pick, num_envs = point_of(check(resolve(settings)).plan), settings["envs"]
     points = {str(point): point for point in (pick, *grid(topology, num_envs, options))}
     if len(points) == 1:
         raise UsageError(f"the grid has one point, which is what a run picks: {pick}; name more workers or threads")
@@ -221,7 +227,8 @@ def _conclusion(found: Result) -> str:
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--contests", nargs="+", default=tuple(SETTINGS), metavar="CONTEST", help="a2c ppo dqn (all)")
+    contests = " ".join(SETTINGS)
+    parser.add_argument("--contests", nargs="+", default=tuple(SETTINGS), metavar="NAME", help=f"{contests} (all)")
     names = " ".join(PRECISIONS)
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, metavar="NAME", help=f"{names} (both)")
     for name in ("workers", "sampling-threads", "learning-threads"):

@@ -12,7 +12,7 @@ from accel_rl.algos.dqn import DQN
 from accel_rl.bench.timing import Repeated
 from accel_rl.hardware.placement import Plan
 from accel_rl.replay import Replay
-from accel_rl.training.build import build_algo, build_update
+from accel_rl.training.build import build_algo, build_update, check
 from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
 
@@ -45,7 +45,7 @@ class Training(accel_rl.tune.contestant.Training):
         short = {
             "decorrelation_steps": 100
         }  # the preset's number costs seconds before the first turn, and nothing later
-        config = resolve({**short, "device": "cpu", **settings, "steps": 10**12})
+        config = check(resolve({**short, "device": "cpu", **settings, "steps": 10**12}))
         super().__init__(name, replace(config, plans=(plan,)) if plan else config)
         config = self.config
         self._counter, self._steps_before = UpdateCounter(self._update), 0

@@ -19,6 +19,7 @@ from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ra
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.topology import count, read_topology
+from accel_rl.training.build import check
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.tune.command import builder, plan_search, search, short_settings
 from accel_rl.tune.options import TuneOptions
@@ -72,7 +73,7 @@ def run(options: TunerOptions) -> Result:
 def run_contest(name: str, options: TunerOptions) -> Result:
     """Searches twice, lets what was found take turns, and prints the result."""
     settings = SETTINGS[name]
-    config = resolve(settings)
+    config = check(resolve(settings))
     tuner = TuneOptions(options.minutes, options.seconds)
     space = plan_search(config, {}, tuner)
     searches = {

@@ -168,6 +168,14 @@ class Algo(ABC):
         return type(self).on_step is not Algo.on_step
 
     @property
+    def samples_per_update(self) -> int:
+        """About how many samples one update of this learner learns from: those of a rollout, unless settings named
+        batch_size or minibatches say otherwise."""
+        return getattr(
+            self.settings, "batch_size", self.local_envs * self.horizon // getattr(self.settings, "minibatches", 1)
+        )
+
+    @property
     def device(self) -> torch.device:
         """Where the policy is."""
         return next(iter(self.policy.parameters())).device  # type: ignore[no-any-return]

@@ -32,8 +32,7 @@ class RunRequest:
             config, state = reopen(Path(self.resume), self.settings, self.out, self.config, self.trust)
         else:
             config = resolve(self.settings, Path(self.config) if self.config else None)
-        check(config, (config.device,) if alone else None)
-        return config, state
+        return check(config, (config.device,) if alone else None), state
 
     def open_folder(self, config: Config, state: dict[str, Any] | None) -> Path:
         """Creates the run's folder, or opens it again; returns it."""

@@ -69,8 +69,7 @@ def train(env: str, seconds: float = TURN_S) -> Data:
     """Trains A2C as `accel-rl train` does, without a folder; returns its speeds.
 
     Raises RunError if its parameters do not change, or are not finite."""
-    config = resolve({"env": env, "decorrelation_steps": 0})
-    check(config)
+    config = check(resolve({"env": env, "decorrelation_steps": 0}))
     algo, update = build_parts(config)
     before = update.parameters.values.detach().clone()
     sampler = build_training_sampler(config, algo)

@@ -14,6 +14,7 @@ MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
 WORKERS_TO_KEEP = 0.75  # at least this share of them, when a core is reserved
+LEAST_FLOPS_PER_THREAD = 75e6  # of an update; with fewer, the threads' waiting costs more than they gain
 LEAST_ENVS_BESIDE_NETWORK = 8  # of each worker that shares two logical CPUs with the network
 
 
@@ -136,6 +137,14 @@ def make_plans(
     else:
         warnings = _warnings(num_envs_of_each, num_workers_of_each, [num_free for _, num_free in placed])
     return (replace(plans[0], warnings=warnings), *plans[1:])
+
+
+def learning_threads_for(flops: float) -> int:
+    """Returns how many threads an update of so many FLOPs keeps busy.
+
+    On two cores, one thread trains A2C with updates of 104 MFLOP faster than two, and PPO with 219 MFLOP slower
+    (`python benchmarks/thread_plan.py --contests small medium`)."""
+    return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 
 def _place(

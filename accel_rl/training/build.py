@@ -14,7 +14,7 @@ from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.making import import_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
-from accel_rl.hardware.placement import divides_evenly
+from accel_rl.hardware.placement import divides_evenly, learning_threads_for
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS
@@ -31,17 +31,22 @@ from accel_rl.updates.all_reduce import AllReduce
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times: their updates are never small
+FLOPS_PER_WEIGHT = 6  # of an update, for each sample: a multiplication and an addition forward, two of each backward
 
-def check(config: Config, devices: Sequence[str] | None = None) -> None:
-    """Raises UsageError for settings that do not fit together, before anything of a run is written or started; RunError
-    if a GPU is out of memory.
 
-    devices: of the learners whose memory is counted, as this learner calls them (None: all on this machine)."""
+def check(config: Config, devices: Sequence[str] | None = None) -> Config:
+    """Returns the run with one learning thread, by default, where its updates are too small for more to gain anything.
+
+    devices: of the learners whose memory is counted, as this learner calls them (None: all on this machine).
+    Raises UsageError for settings that do not fit together, before anything of a run is written or started; RunError if
+    a GPU is out of memory."""
     with advice_on_memory(config):
-        _check(config, config.devices if devices is None else tuple(devices))
+        algo = _check(config, config.devices if devices is None else tuple(devices))
+    return _choose_learning_threads(config, algo)
 
 
-def _check(config: Config, devices: tuple[str, ...]) -> None:
+def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     is_elsewhere = config.rank_info.size > 1 and config.device != "cpu"
     if is_elsewhere:  # this process would keep part of a GPU's memory
         config = on_cpu(config)
@@ -55,6 +60,17 @@ def _check(config: Config, devices: tuple[str, ...]) -> None:
     num_agents = config.run.envs if config.run.sampler == "queued" else 0
     algo.validate(RunInfo(config.run.steps, devices, num_agents))
     sampler_config(config)
+    return algo
+
+
+def _choose_learning_threads(config: Config, algo: Algo) -> Config:
+    is_chosen = config.run.learning_threads is not None or config.run.sampler == "queued"
+    if is_chosen or any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules()):
+        return config
+    num_weights = sum(parameter.numel() for parameter in algo.policy.parameters())
+    num_threads = learning_threads_for(FLOPS_PER_WEIGHT * num_weights * algo.samples_per_update)
+    plans = [replace(plan, learning_threads=min(plan.learning_threads, num_threads)) for plan in config.plans]
+    return replace(config, plans=tuple(plans))
 
 
 def on_cpu(config: Config) -> Config:

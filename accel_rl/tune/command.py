@@ -38,7 +38,7 @@ def run(given: Settings, config_file: Path | None, options: TuneOptions) -> Path
     that exists. When a signal ends it, nothing is written and no process is left."""
     load = os.getloadavg()[0]
     chosen = overlay(read_yaml(config_file, "settings") if config_file else {}, given)
-    config = resolve(chosen)
+    config = check(resolve(chosen))
     path = _find_path(config, options)
     space = plan_search(config, chosen, options)
     machine = format_machine(describe_machine())
@@ -62,7 +62,6 @@ def plan_search(config: Config, chosen: Settings, options: TuneOptions) -> Space
         )
     if chosen.get("dynamic_adjustment") and config.queues.dynamic_adjustment:
         raise UsageError("dynamic_adjustment changes while running what tune looks for; omit it")
-    check(config)
     return make_space(config, chosen.keys(), options.tune_envs)
 
 
@@ -78,8 +77,7 @@ def builder(settings: Settings, spec: EnvSpec) -> Build:
 
 
 def _build(settings: Settings, spec: EnvSpec, point: Point) -> Contestant:
-    config = resolve({**settings, **point.settings}, spec=spec)
-    check(config)
+    config = check(resolve({**settings, **point.settings}, spec=spec))
     with advice_on_memory(config):
         training = Training(str(point), config)
         try:

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from accel_rl.algos import Algo
+from accel_rl.algos.base import Stats
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import Plan
-from accel_rl.hardware.topology import available_cpus, show_cpus
+from accel_rl.hardware.topology import CpuTopology, available_cpus, show_cpus
+from accel_rl.rollout import Rollout
 from accel_rl.training import resolve as resolving
-from accel_rl.training.build import sampler_config
+from accel_rl.training.build import check, sampler_config
 from accel_rl.training.resolve import resolve
+from accel_rl.updates import Update
 
 ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]
 
@@ -56,6 +60,30 @@ def test_settings_decide_how_many_workers_and_threads() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             plan_of(**settings)
+
+
+class Plain(Algo):
+    """What a user writes: an update for each rollout, without saying how large it is."""
+
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_threads"),
+    [
+        ({"horizon": 128}, 1),  # 4,675 weights x 8 x 128 samples x 6: 29 MFLOP
+        ({"horizon": 1280}, 3),
+        ({"horizon": 128, "learning_threads": 5}, 5),
+        ({"horizon": 8, "env": "pong"}, 8),  # convolutions
+        ({"algo": "dqn", "batch_size": 512, "learning_threads": None}, 2),
+    ],
+)
+def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: int, monkeypatch: Any) -> None:
+    """Would catch threads that wait for each other more than they compute, in algorithms of users as well."""
+    eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
+    monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
+    assert check(resolve({**TINY, "algo": f"{__name__}:Plain", **settings})).plan.learning_threads == num_threads
 
 
 def show(*words: Any) -> list[str]:
