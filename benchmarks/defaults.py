@@ -61,9 +61,10 @@ def command(algo: str, task: str, seed: int) -> str:
     return f"accel-rl train --algo {algo} {TASKS[task][0]} --steps {steps_of(algo, task)} --seed {seed}"
 
 
-def run_one(algo: str, task: str, seed: int) -> Result:
-    """Returns what the JSON holds of a run. Raises RunError if its training or evaluation fails."""
-    typed = command(algo, task, seed)
+def train_and_evaluate(typed: str) -> Result:
+    """Runs an `accel-rl train`; returns what a JSON holds of it: command, seconds, score of the final policy, curve.
+
+    Raises RunError if its training or evaluation fails."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         start = time.perf_counter()
@@ -85,7 +86,7 @@ def run(algos: Sequence[str], seeds: Sequence[int], file: Path) -> Result:
     for algo, task, seed in ((algo, task, seed) for algo in algos for task in TASKS for seed in seeds):
         runs = known.setdefault(algo, {}).setdefault(task, {})
         if runs.get(str(seed), {}).get("command") != command(algo, task, seed):
-            runs[str(seed)] = run_one(algo, task, seed)
+            runs[str(seed)] = train_and_evaluate(command(algo, task, seed))
             known = {each: known[each] for each in ALGOS if each in known}
             about = {"benchmark": "defaults", "version": VERSION, "machine": describe_machine(), "games": GAMES}
             write_json(file, {**about, "runs": known})
