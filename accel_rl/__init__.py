@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from accel_rl import algos as algos
     from accel_rl import envs as envs
     from accel_rl import samplers as samplers
-    from accel_rl.analysis.agent import load as load
+    from accel_rl.analysis.trained_policy import load as load
     from accel_rl.distributed.launch import train as train
 
 from accel_rl.version import __version__
@@ -29,7 +29,7 @@ __all__ = ["__version__", "load", "train"]
 def __getattr__(name: str) -> Any:
     if name in ("train", "load"):
         module = importlib.import_module(
-            "accel_rl.distributed.launch" if name == "train" else "accel_rl.analysis.agent"
+            "accel_rl.distributed.launch" if name == "train" else "accel_rl.analysis.trained_policy"
         )
         return getattr(module, name)
     if name in ("algos", "envs", "samplers"):

@@ -229,7 +229,7 @@ def _add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> Non
         return  # other commands do without the heavy imports below
     from accel_rl.config.flags import add_flags
     from accel_rl.config.learners import LearnerSettings
-    from accel_rl.config.queues import QueueSettings
+    from accel_rl.config.queue_settings import QueueSettings
     from accel_rl.config.run_settings import RunSettings
     from accel_rl.envs.atari import AtariOptions
     from accel_rl.training.resolve import find_algo
@@ -370,7 +370,7 @@ def _tune(options: argparse.Namespace) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from accel_rl.analysis.agent import load
+    from accel_rl.analysis.trained_policy import load
 
     if options.episodes < 1:
         raise UsageError(f"episodes={options.episodes} must be at least 1")
@@ -382,7 +382,7 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _record(options: argparse.Namespace) -> None:
-    from accel_rl.analysis.agent import load
+    from accel_rl.analysis.trained_policy import load
     from accel_rl.analysis.video import record_video
 
     agent = load(options.run_dir, options.best, options.trust)
@@ -403,8 +403,8 @@ def _export(options: argparse.Namespace) -> None:
             raise UsageError("--format safetensors converts all policies of a run in its folder; omit --out and --best")
         print("\n".join(map(str, convert(options.run_dir))))
         return
-    from accel_rl.analysis.agent import load
     from accel_rl.analysis.export import SUFFIXES, check_format, export
+    from accel_rl.analysis.trained_policy import load
 
     check_format(options.format)
     name = ("best" if options.best else "policy") + SUFFIXES[options.format]

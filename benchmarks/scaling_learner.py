@@ -2,7 +2,7 @@
 
 it receives                      it answers
                                  ("ready", "")
-the seconds of its turn          ("turn", (agent steps, Report))
+the seconds of its turn          ("turn", (agent steps, IntervalMetrics))
 """
 
 import time
@@ -13,7 +13,7 @@ import torch
 from accel_rl.distributed.learner_process import LearnerSetup, SupervisedStop, connected, run_learner
 from accel_rl.hardware.placement import pinned
 from accel_rl.training.checkpointer import Checkpointer
-from accel_rl.training.metrics import Report
+from accel_rl.training.metrics import IntervalMetrics
 from accel_rl.training.trainer import Trainer
 
 
@@ -50,7 +50,7 @@ class NoCheckpoints(Checkpointer):
 class TurnTrainer(Trainer):
     """Runs the trainer's own loop in turns."""
 
-    def take_turn(self, turn: Turn) -> tuple[int, Report]:
+    def take_turn(self, turn: Turn) -> tuple[int, IntervalMetrics]:
         """Trains until the turn is over; returns this learner's number of agent steps, and its report of them."""
         learner, rollouts_before = self.learner, self.learner.num_rollouts
         self.run()

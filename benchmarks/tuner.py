@@ -24,8 +24,8 @@ from accel_rl.training.resolve import Config, resolve
 from accel_rl.tune.command import builder, plan_search, search, short_settings
 from accel_rl.tune.options import TuneOptions
 from accel_rl.tune.points import Point, Space
-from accel_rl.tune.report import table
 from accel_rl.tune.search import Found
+from accel_rl.tune.summary import table
 from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
 from thread_plan import SETTINGS
 from training_contests import Settings

@@ -26,7 +26,7 @@ from accel_rl.algos.a2c import A2CSettings
 from accel_rl.cli import main
 from accel_rl.config.learners import LearnerSettings
 from accel_rl.config.presets import load_preset, preset_names
-from accel_rl.config.queues import QueueSettings
+from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.envs.atari import AtariOptions
 from accel_rl.errors import UsageError

@@ -13,7 +13,7 @@ from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_head
 from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo
 from accel_rl.algos.running_statistics import ActorCriticStatistics
 from accel_rl.config.fields import setting
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.normalize import ReturnScale

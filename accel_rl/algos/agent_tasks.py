@@ -13,7 +13,7 @@ from accel_rl.algos.auxiliary import AuxiliaryTasks
 from accel_rl.algos.auxiliary_tasks import PreparedSequences, PreparedWindows
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.replay_settings import saves
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.hardware.host_memory import check_fits
 from accel_rl.models.actor_critic import ActorCritic

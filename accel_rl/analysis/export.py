@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from accel_rl.analysis.agent import Agent
 from accel_rl.analysis.exportable import ExportablePolicy, describe_inputs, sample_inputs
+from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.errors import RunError, UsageError, unknown
 from accel_rl.training.atomic import write_file
 
@@ -56,7 +56,7 @@ class ExportedFile(NamedTuple):
         return "\n".join([f"{self.path}: {remark}", *lines])
 
 
-def export(agent: Agent, path: str | Path, format: str) -> ExportedFile:
+def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
     """Writes an agent's policy to path, as "onnx" or "torchscript"; replaces a file that is there.
 
     The network computes in float32, also where it was trained in bfloat16. Raises UsageError for an unknown format, a
@@ -100,7 +100,7 @@ def _describe(tensors: dict[str, Tensor]) -> dict[str, str]:
     }
 
 
-def _metadata(agent: Agent, described: ExportedFile) -> dict[str, str]:
+def _metadata(agent: TrainedPolicy, described: ExportedFile) -> dict[str, str]:
     """Returns what is written into the file besides the network, as texts."""
     run = agent.config.run
     texts = {"algo": run.algo, "env": run.env}

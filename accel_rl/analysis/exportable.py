@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from accel_rl.analysis.agent import Agent
+from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.envs.spaces import remaining_space
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.errors import UsageError
@@ -37,7 +37,7 @@ class ExportablePolicy(nn.Module):
     The network is a copy on the CPU in float32. Raises UsageError for a policy that is neither an `ActorCritic` nor a
     `QNetwork`."""
 
-    def __init__(self, agent: Agent):
+    def __init__(self, agent: TrainedPolicy):
         super().__init__()
         self.spec: EnvSpec = agent.config.spec
         if not isinstance(agent.policy, ActorCritic | QNetwork):

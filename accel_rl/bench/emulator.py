@@ -61,7 +61,7 @@ Builder = Callable[[], Contestant]
 
 
 @dataclass(frozen=True)
-class Part:
+class ContestKind:
     """How contests of one kind run: on which games, with which presets' frames (without --full the first num_default of
     these), on one core or all, with turns of how many times --seconds, and in how much of the default's 4 minutes."""
 
@@ -74,14 +74,14 @@ class Part:
 
 
 CONTESTS = {
-    "raw": Part(TEN_GAMES, ["stooke"], 1, False, 1, 30),
-    "steps": Part(TEN_GAMES, ["stooke", "dqn84"], 2, False, 1, 85),
-    "vector": Part(THREE_GAMES, ["dqn84", "stooke"], 1, True, 3, 60),
-    "sampler": Part(THREE_GAMES, ["stooke"], 1, True, 3, 25),
+    "raw": ContestKind(TEN_GAMES, ["stooke"], 1, False, 1, 30),
+    "steps": ContestKind(TEN_GAMES, ["stooke", "dqn84"], 2, False, 1, 85),
+    "vector": ContestKind(THREE_GAMES, ["dqn84", "stooke"], 1, True, 3, 60),
+    "sampler": ContestKind(THREE_GAMES, ["stooke"], 1, True, 3, 25),
 }
 
 
-class Benchmark:
+class EmulatorBenchmark:
     """Measures the chosen parts.
 
     Raises UsageError for an unknown game, for cores that this process may not use, for environments that do not divide
@@ -133,7 +133,7 @@ class Benchmark:
             partial(sampler_contestant, native, self._sampler_config(num_envs)),
         ]
 
-    def _schedule(self, part: Part, num_contests: int) -> Schedule:
+    def _schedule(self, part: ContestKind, num_contests: int) -> Schedule:
         options, seconds = self.options, self.options.seconds * part.turns
         if options.rounds or options.full:
             return Schedule(seconds, options.rounds or FULL_ROUNDS)
@@ -168,7 +168,7 @@ def env_spec(env: EnvConfig) -> EnvSpec:
 def run(options: EmulatorOptions) -> Row:
     """Runs the whole benchmark, prints its tables and writes its files; returns what the JSON holds."""
     figure = figure_path(options.figure, DEFAULT_FIGURE)
-    benchmark = Benchmark(options)
+    benchmark = EmulatorBenchmark(options)
     create_parents(options.json, figure)
     parts = options.chosen_parts
     result = describe_run("emulator", VERSION, options)

@@ -30,7 +30,7 @@ Setups = list[LearnerSetup]
 
 
 @dataclass
-class Learner:
+class WatchedLearner:
     """A learner's process, as the supervisor sees it."""
 
     rank: int
@@ -83,7 +83,7 @@ def started_learners(
     state: dict[str, Any] | None,
     show: bool,
     program: str = "accel_rl.distributed.learner_process:main",
-) -> Iterator[tuple[list[Learner], Control]]:
+) -> Iterator[tuple[list[WatchedLearner], Control]]:
     """Starts a process for each learner, and yields them and what they share with this process; kills them at the end.
 
     program: "module:function" that each of them runs, called with the descriptor of its connection."""
@@ -115,7 +115,7 @@ def started_learners(
         for connection in inherited:  # else nobody would notice that the other end is gone
             connection.close()
         learners = [
-            Learner(rank, setups[rank].config.device, process, pipes[rank][0])
+            WatchedLearner(rank, setups[rank].config.device, process, pipes[rank][0])
             for rank, process in enumerate(launcher.launch())
         ]
         for learner, setup in zip(learners, setups, strict=True):
@@ -133,7 +133,7 @@ def _connect_to_rank_0(setups: Setups) -> "list[Connection[Any, Any]]":
     return ends
 
 
-def _watch(learners: list[Learner], control: Control, stop: StopSignal) -> None:
+def _watch(learners: list[WatchedLearner], control: Control, stop: StopSignal) -> None:
     """Waits until all learners are done. Raises the likeliest cause if some have failed."""
     deadline = float("inf")
     while not all(learner.is_done for learner in learners):

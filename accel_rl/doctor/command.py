@@ -41,9 +41,9 @@ def check_gpu(
     names: of the checks (None: all). run_checks: runs them on a device (None: in a process of their own)."""
     device = _find_gpu()
     from accel_rl.doctor import checks  # noqa: F401  registers them
+    from accel_rl.doctor.gpu_report import describe_gpu, write_report
     from accel_rl.doctor.probe import CHECKS
     from accel_rl.doctor.process import run_in_processes
-    from accel_rl.doctor.report import describe_gpu, write_report
 
     gpu = describe_gpu(device)
     print(f"checks of {gpu}")
@@ -59,7 +59,7 @@ def check_gpu(
 
 def _print_rows(results: "Iterable[Result]") -> "Iterator[Result]":
     """Prints a row for each result as it comes."""
-    from accel_rl.doctor.report import HEADER, show_row
+    from accel_rl.doctor.gpu_report import HEADER, show_row
 
     print(HEADER)
     for result in results:

@@ -40,7 +40,7 @@ WIDTH = 18  # of the names
 Findings = dict[str, Finding]
 
 
-class Report:
+class FindingsPrinter:
     """Prints each finding as it comes, unless it is to become one JSON object.
 
     Whatever else is printed in the meantime, as by packages that are imported, goes to stderr."""
@@ -89,7 +89,7 @@ def _key(name: str) -> str:
 
 def survey(as_json: bool = False) -> None:
     """Prints the report. Raises RunError if the self-test fails."""
-    report, failed = Report(as_json), []
+    report, failed = FindingsPrinter(as_json), []
     with redirect_stdout(sys.stderr):
         for name, probe in PROBES.items():
             report.add("machine", name, finding := examine(probe))

@@ -9,7 +9,7 @@ from torch import nn
 
 from accel_rl.algos.actor_critic import ActorCriticAlgo
 from accel_rl.algos.base import Algo, RunInfo
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.making import import_name
 from accel_rl.errors import UsageError, unknown
@@ -24,7 +24,7 @@ from accel_rl.samplers.queued.sampler import QueuedSampler
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.policy_file import check_state
-from accel_rl.training.queues import check_queues, queue_config
+from accel_rl.training.queued_run import check_queues, queue_config
 from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
 from accel_rl.updates.all_reduce import AllReduce

@@ -13,7 +13,7 @@ from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
 from accel_rl.training.log import logger
-from accel_rl.training.queues import max_agents
+from accel_rl.training.queued_run import max_agents
 from accel_rl.training.resolve import Config
 
 

@@ -13,7 +13,7 @@ from accel_rl.rollout import Game
 
 
 @dataclass
-class Report:
+class IntervalMetrics:
     """What one learner has done between two rows.
 
     games: those that finished. stats: of each update, by name. seconds: of the wall time wall_s, by purpose.
@@ -63,11 +63,11 @@ class MetricsBuffer:
         """Takes an interruption (an evaluation) out of the wall time."""
         self._row_started += seconds
 
-    def flush(self, counts: dict[str, float]) -> Report:
+    def flush(self, counts: dict[str, float]) -> IntervalMetrics:
         """Returns everything since the last call, with the given counts; fetches statistics from the device."""
         now = time.perf_counter()
         wall_s = max(now - self._row_started, 1e-9)
-        report = Report(self._games, self.statistics.flush(), self._seconds, wall_s, self._bytes_moved, counts)
+        report = IntervalMetrics(self._games, self.statistics.flush(), self._seconds, wall_s, self._bytes_moved, counts)
         self._row_started = now
         self._clear()
         return report
@@ -80,7 +80,7 @@ class MetricsBuffer:
         self.statistics.set_state(state["statistics"])
 
 
-def means(reports: list[Report]) -> dict[str, float]:
+def means(reports: list[IntervalMetrics]) -> dict[str, float]:
     """Returns the mean of each statistic over the updates of all learners."""
     stats: dict[str, list[float]] = {}
     for report in reports:
@@ -89,7 +89,7 @@ def means(reports: list[Report]) -> dict[str, float]:
     return {name: math.fsum(values) / len(values) for name, values in stats.items() if values}
 
 
-def shares(reports: list[Report]) -> dict[str, float]:
+def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
     """Returns the shares of the learners' wall time by purpose, the mean over learners.
 
     "exchange" is the time of the learner that waits least, since it arrives last; what the other learners have beyond

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from accel_rl.rollout import Game
-from accel_rl.training.metrics import Report, means, shares
+from accel_rl.training.metrics import IntervalMetrics, means, shares
 
 logger = logging.getLogger("accel_rl")
 
@@ -35,7 +35,7 @@ class Progress:
         self._started = self._row_started = time.perf_counter()
         self._steps = self._row_steps = steps
         self._first_step = steps
-        self._reports: list[Report] = []
+        self._reports: list[IntervalMetrics] = []
         self._table = _Table(folder / "progress.csv", steps)
         self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
         self._show = show
@@ -59,7 +59,7 @@ class Progress:
         self._bar.update(steps - self._steps)
         self._steps = steps
 
-    def merge(self, reports: list[Report]) -> None:
+    def merge(self, reports: list[IntervalMetrics]) -> None:
         """Takes what learners have reported into the next row."""
         for report in reports:
             self.games.extend(report.games)

@@ -7,7 +7,7 @@ from typing import Any
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
 from accel_rl.config.presets import full_preset, load_preset, preset_settings
-from accel_rl.config.queues import QueueSettings
+from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import AtariOptions, game_name, make_options

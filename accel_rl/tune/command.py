@@ -19,8 +19,8 @@ from accel_rl.training.run_directory import as_file_name
 from accel_rl.tune.contestant import Training
 from accel_rl.tune.options import TuneOptions
 from accel_rl.tune.points import Point, Space, make_space, settings_of_search
-from accel_rl.tune.report import comments, introduction, rate_of_pick, table, write_settings
 from accel_rl.tune.search import Build, Found, Search
+from accel_rl.tune.summary import comments, introduction, rate_of_pick, table, write_settings
 
 Settings = dict[str, Any]
 

@@ -15,7 +15,7 @@ from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.ppo import PPO, PPOSettings
 from accel_rl.algos.vtrace import VTrace, VTraceSettings
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware import host_memory

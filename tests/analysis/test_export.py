@@ -14,9 +14,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import accel_rl.analysis.export as exporting
-from accel_rl.analysis.agent import Agent
 from accel_rl.analysis.export import Run, export
 from accel_rl.analysis.exportable import ExportablePolicy
+from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.cli import main
 from accel_rl.envs.spaces import row_space
 from accel_rl.envs.spec import EnvSpec
@@ -43,10 +43,10 @@ COLOURS = spaces.Box(0, 255, (84, 84, 3), np.uint8)
 BOUNDED = spaces.Box(np.array([[-0.1], [-2.0]], np.float32), np.array([[0.1], [np.inf]], np.float32))
 
 
-def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> Agent:
+def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> TrainedPolicy:
     """An untrained agent whose actions depend strongly on what it sees: all its matrices are large and random."""
     config = resolve({"algo": algo, "env": "CartPole-v1", "device": "cpu", **settings}, spec=spec)
-    agent = Agent(config, build_algo(config).policy, Path("policy.json"))
+    agent = TrainedPolicy(config, build_algo(config).policy, Path("policy.json"))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in agent.policy.parameters():
@@ -60,7 +60,7 @@ def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> Agent:
     return agent
 
 
-def save_run(agent: Agent, folder: Path) -> Path:
+def save_run(agent: TrainedPolicy, folder: Path) -> Path:
     """Writes what `load` reads of a run."""
     folder.mkdir()
     policy_file.write_description(folder, policy_file.describe(agent.config.as_dict(), agent.config.spec))
@@ -84,7 +84,7 @@ def runner(path: Path) -> Run:
     return lambda inputs: list(module(*inputs))
 
 
-def assert_same_actions(agent: Agent, found: Tensor, expected: Any) -> None:
+def assert_same_actions(agent: TrainedPolicy, found: Tensor, expected: Any) -> None:
     action_space = agent.config.spec.action_space
     assert found.numpy().dtype == action_space.dtype and found.shape == expected.shape
     if isinstance(action_space, spaces.Box):
@@ -100,7 +100,7 @@ def assert_same_actions(agent: Agent, found: Tensor, expected: Any) -> None:
 # ---- a file acts as the agent does ----
 
 
-def check_actions(agent: Agent, path: Path, observations: Any, rows: Any) -> dict[str, Tensor]:
+def check_actions(agent: TrainedPolicy, path: Path, observations: Any, rows: Any) -> dict[str, Tensor]:
     """Compares a file's actions for rows with the agent's for observations; returns all that the file returns."""
     exported = export(agent, path, path.suffix.removeprefix("."))
     assert exported.is_checked and exported.path == path

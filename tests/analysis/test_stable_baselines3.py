@@ -11,13 +11,13 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage, VecVideoRecorder
 
 import accel_rl
-from accel_rl.analysis.agent import Agent
+from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.envs import make_env
 from tests.helpers.runs import TINY_SERIAL_RUN
 from tests.helpers.samplers import TOYS
 
 
-def untrained(folder: Path, env: str, weights: int = 1, **settings: Any) -> Agent:
+def untrained(folder: Path, env: str, weights: int = 1, **settings: Any) -> TrainedPolicy:
     """Returns an agent with large random weights from a seed, so that actions depend on what it is given."""
     settings = {**TINY_SERIAL_RUN, **settings, "env": env, "steps": 20}
     agent = accel_rl.load(accel_rl.train("a2c", **settings, out=folder), trust=True)
@@ -29,7 +29,7 @@ def untrained(folder: Path, env: str, weights: int = 1, **settings: Any) -> Agen
     return agent
 
 
-def play(agent: Agent, env: gymnasium.Env[Any, Any], seed: int, games: int) -> list[float]:
+def play(agent: TrainedPolicy, env: gymnasium.Env[Any, Any], seed: int, games: int) -> list[float]:
     """Returns the scores of some games one after the other, played without Stable-Baselines3."""
     observation, _ = env.reset(seed=seed)
     scores, state = [0.0], None

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.samplers.queued.agent_replay import AgentReplay, auxiliary_layout
 from tests.helpers.eventful import EventfulEnv

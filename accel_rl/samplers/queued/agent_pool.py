@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError

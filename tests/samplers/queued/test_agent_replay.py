@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel_rl.algos.auxiliary_tasks import pixel_change, replayed_return, reward_class
-from accel_rl.config.queues import AgentReplayConfig
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.replay import SequenceReplay, sequence_bytes
 from accel_rl.rollout import TerminalFrames

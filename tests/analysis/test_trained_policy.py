@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import accel_rl
-from accel_rl.analysis.agent import Agent
+from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.distributed.launch import train
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.errors import UsageError
@@ -37,7 +37,7 @@ def test_images_are_accepted_as_the_environment_returns_them(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Agent:
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> TrainedPolicy:
     """An agent for CartPole with an LSTM and large random weights, so that its state shows in its actions."""
     core = {"core": "lstm", "core_size": 8, "previous_inputs": True, "sampler": "serial", "device": "cpu"}
     folder = train("a2c", "CartPole-v1", out=tmp_path_factory.mktemp("agent") / "run", **{**TINY, **core, "envs": 4})
@@ -51,7 +51,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Agent:
     return agent
 
 
-def test_a_recurrent_agent_acts_like_the_sampler(recurrent: Agent) -> None:
+def test_a_recurrent_agent_acts_like_the_sampler(recurrent: TrainedPolicy) -> None:
     """Would catch a state that is not passed on from step to step, or a reward or action that is not the last one."""
     sampler: Any = build_sampler(recurrent.config, recurrent.policy, horizon=60)
     sampler._envs.start()
@@ -73,7 +73,7 @@ def test_a_recurrent_agent_acts_like_the_sampler(recurrent: Agent) -> None:
     sampler.close()
 
 
-def test_what_episode_start_marks_begins_anew(recurrent: Agent) -> None:
+def test_what_episode_start_marks_begins_anew(recurrent: TrainedPolicy) -> None:
     """Would catch a game that begins with the state of the last one, a state that the agent keeps for itself, and
     batches of games mixed up."""
     observations = np.random.default_rng(0).normal(size=(30, 3, 4)).astype(np.float32)

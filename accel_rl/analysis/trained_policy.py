@@ -35,7 +35,7 @@ State = tuple[Array, Array]
 """What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""
 
 
-def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Agent":
+def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "TrainedPolicy":
     """Loads the policy of a run's last checkpoint or, with best, of its best evaluation.
 
     Reads policy.json and a safetensors file beside it, and no pickle. trust: imports and runs code from outside this
@@ -57,7 +57,7 @@ def load(run_dir: str | Path, best: bool = False, trust: bool = False) -> "Agent
         text = " ".join(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS].split())
         raise UsageError(f"{description} describes no policy: {text}") from error
     policy.load_state_dict(policy_file.read_weights(weights, policy))
-    return Agent(config, policy, description)
+    return TrainedPolicy(config, policy, description)
 
 
 def _build_policy(config: Config, weights: Path) -> Any:
@@ -71,7 +71,7 @@ def _build_policy(config: Config, weights: Path) -> Any:
         raise UsageError(f"{weights} has less than the network that these settings describe") from None
 
 
-class Agent:
+class TrainedPolicy:
     """Acts with a trained policy.
 
     config: of the run that has trained it. policy: its network, on config.device. source: the file that config is from.
