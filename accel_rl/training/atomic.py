@@ -1,4 +1,4 @@
-"""Files that are replaced in one go: whoever reads one finds what was there before or all that is new."""
+"""Files that are replaced in one go: a reader finds either what was there before or all that is new."""
 
 import contextlib
 import os

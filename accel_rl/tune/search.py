@@ -6,7 +6,7 @@ The rule:
    one knock-out (knock_out.py).
 2. Else one setting after another, the most important first: the coarse values of one setting take part in a knock-out,
    with the best values so far of all others. Then each setting once more, with values between the best and its
-   neighbours. So a machine with many cores tries some 30 of hundreds of points.
+   neighbours. So a machine with many cores tries about 30 of hundreds of points.
 3. The full grid is divided into knock-outs of MOST_AT_ONCE points, whose winners meet.
 4. The last winner, and of all other points those with the highest ratios to the default, FINALISTS in all, meet the
    default in a final, whose rounds alone decide, so that the luck that made a point the best of many has no part in

@@ -107,7 +107,7 @@ def compare_frames(ale: ale_py.ALEInterface, rom: np.ndarray, actions: list[int]
 
 
 def random_program(seed: int) -> Program:
-    """Returns a program of some 150 writes at random times, with a few reads of collisions."""
+    """Returns a program of about 150 writes at random times, with a few reads of collisions."""
     rng, program, reads = random.Random(seed), Program(), 0
     program.lines(25).writes(COLUP0=0x22, COLUP1=0x44, COLUPF=0x66, COLUBK=0x88)
     while program.line < 215 and program.source.count("\n") < 900:

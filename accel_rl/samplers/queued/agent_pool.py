@@ -207,7 +207,7 @@ class AgentPool:
         if kind == "started":
             self._starting.discard(agent)
         elif kind == "retired":
-            self.arrays["restarts"][agent] += 1  # whoever has its number next plays other games
+            self.arrays["restarts"][agent] += 1  # the agent that has its number next plays other games
             self._launcher.kill(self.processes[agent])
             self.processes.pop(agent).control.close()
 

@@ -84,8 +84,8 @@ def shared_layout(
 class IndexQueue:
     """A queue of numbers from 0 to 2^31 - 1 between processes, by which many put and many threads get.
 
-    It is a pipe of records of 4 bytes: the operating system writes and reads them whole, in order, and wakes whoever
-    waits. Nobody puts more than it holds, QUEUE_LENGTH: each number stands for a slot or an agent."""
+    It is a pipe of records of 4 bytes: the operating system writes and reads them whole, in order, and wakes the
+    process that waits. Nobody puts more than it holds, QUEUE_LENGTH: each number stands for a slot or an agent."""
 
     def __init__(self, fds: tuple[int, int] | None = None):
         self.fds = os.pipe() if fds is None else fds

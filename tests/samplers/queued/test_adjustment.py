@@ -120,7 +120,7 @@ def test_where_nothing_pays_it_stays(drift: float) -> None:
             running.run(1)
             accepted.append(adjuster.accepted)
         changes += sum(old != new for old, new in itertools.pairwise(accepted))
-    assert changes <= 80  # in 1000 windows; half of some 400 trials look better
+    assert changes <= 80  # in 1000 windows; half of about 400 trials look better
 
 
 def test_what_pays_a_little_is_kept() -> None:
