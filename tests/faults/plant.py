@@ -1,0 +1,195 @@
+"""Plants faults into the program, one at a time, and says which of the tests of `make test` catches each.
+
+    python tests/faults/plant.py [NAME ...]     areas or faults; all by default
+
+Each list beside this file (an area) has faults, each of which replaces one passage of one file. A fault is planted into
+a copy of the checkout, where tests are run until one fails: the one that caught it last time, then the nearest
+tests (those that the list names), then all others that are not slow. What was found goes to results.json and README.md
+after each fault. What is there already is not run again, unless the fault, its file, or the tests have changed.
+`make test` must pass beforehand: a test that fails by itself would count as catching everything."""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RESULTS, README = HERE / "results.json", HERE / "README.md"
+TABLES = "<!-- What follows is written by plant.py. -->\n"
+TEST_TIMEOUT_S, RUN_TIMEOUT_S = 120, 3600  # a fault may make tests hang
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info", "dist", "build")
+NOT_FOUND, NONE_CHOSEN = 4, 5  # pytest's exit status
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A replacement of `old`, which must occur exactly once in the file, by `new`. tests: the nearest test files, or tests."""
+
+    area: str
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.area}: {self.name}"
+
+    def apply(self) -> str:
+        """Returns the file's text with the fault. Raises ValueError if it does not apply, or does not compile."""
+        text = (ROOT / self.file).read_text()
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.key}: its passage occurs {count} times in {self.file}, not once")
+        text = text.replace(self.old, self.new)
+        compile(text, self.file, "exec")
+        return text
+
+
+def read_faults(names: Sequence[str] = ()) -> list[Fault]:
+    """Returns the faults of all lists, or those of these areas or with these names."""
+    faults = []
+    for path in sorted(HERE.glob("*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        for each in content["faults"]:
+            faults.append(Fault(path.stem, **{"tests": content["tests"]} | each))
+    if unknown := set(names) - {name for fault in faults for name in (fault.area, fault.name)}:
+        raise SystemExit(f"there is no area or fault {min(unknown)!r}")
+    return [fault for fault in faults if not names or fault.area in names or fault.name in names]
+
+
+def find(fault: Fault, last: str | None, only_nearest: bool) -> Result:
+    """Plants a fault, and runs tests until one fails, `last` first."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkout = Path(folder) / "accel_rl"
+        shutil.copytree(ROOT, checkout, symlinks=True, ignore=NOT_COPIED)
+        text = fault.apply()
+        (checkout / fault.file).write_text(text)
+        found = next((each for each in _search(checkout, fault, last, only_nearest) if each), None)
+    planted = _digest(text.encode())
+    return {"planted": planted, "tests": _digest_tests(found) if found or not only_nearest else None, "found": found}
+
+
+def _search(checkout: Path, fault: Fault, last: str | None, only_nearest: bool) -> Iterator[Result | None]:
+    if last:
+        yield _run(checkout, [last])
+    yield _run(checkout, fault.tests)
+    if not only_nearest:
+        yield _run(checkout, ["tests", *(f"--deselect={test}" for test in fault.tests)])
+
+
+def _run(checkout: Path, tests: Sequence[str]) -> Result | None:
+    """Runs tests until one fails; returns which one, and how."""
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={checkout.parent / 'tmp'}", *tests]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout), "COLUMNS": "1000"}
+    try:
+        ran = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+        output, status = ran.stdout, ran.returncode
+    except subprocess.TimeoutExpired as error:
+        output, status = (error.stdout or b"").decode(), None
+    if failed := re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - (.*))?$", output, re.MULTILINE):
+        how = "timeout" if "from pytest-timeout" in (failed[2] or "") else "failure"
+        return {"test": failed[1], "how": how}
+    if status in (0, NOT_FOUND, NONE_CHOSEN):
+        return None
+    return {"test": tests[0], "how": "timeout" if status is None else f"exit status {status}"}
+
+
+def is_current(fault: Fault, result: Result) -> bool:
+    """Tells whether a result is of this fault in today's file, and of today's tests: of the file that found it, or of
+    all of them if none did."""
+    planted = _digest(fault.apply().encode())
+    return bool(result["planted"] == planted and result["tests"] == _digest_tests(result["found"]))
+
+
+def _digest_tests(found: Result | None) -> str:
+    paths = [ROOT / found["test"].split("::")[0]] if found else sorted((ROOT / "tests").rglob("*.py"))
+    return _digest(*(path.read_bytes() for path in paths if path.is_file()))
+
+
+def _digest(*contents: bytes) -> str:
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+
+
+def read_results() -> dict[str, Result]:
+    return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {}
+
+
+def write_results(results: dict[str, Result]) -> None:
+    """Writes those of faults that are in a list, and the tables made of them."""
+    faults = read_faults()
+    kept = {fault.key: results[fault.key] for fault in faults if fault.key in results}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    text = README.read_text().split(TABLES)[0]
+    README.write_text(text + TABLES + tables(faults, kept))
+
+
+def tables(faults: Sequence[Fault], results: dict[str, Result]) -> str:
+    """Returns a Markdown table for each area, after a line that counts."""
+    found = [results[fault.key]["found"] for fault in faults if fault.key in results]
+    lines = [f"\nFound: {sum(map(bool, found))} of {len(faults)}."]
+    for area in dict.fromkeys(fault.area for fault in faults):
+        lines += [f"\n## {area}.yaml\n", "| fault | file | found by |", "|---|---|---|"]
+        for fault in (each for each in faults if each.area == area):
+            file = fault.file.removeprefix("accel_rl/")
+            lines.append(f"| {fault.name} | `{file}` | {_describe(results.get(fault.key))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe(result: Result | None) -> str:
+    if result is None:
+        return "not run"
+    if not (found := result["found"]):
+        return "**nothing**"
+    test = f"`{found['test'].removeprefix('tests/').split('[')[0]}`"
+    return test if found["how"] == "failure" else f"{test} ({found['how']})"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="areas or faults")
+    parser.add_argument("--nearest", action="store_true", help="run the nearest tests only")
+    parser.add_argument("--again", action="store_true", help="run also what has been found")
+    parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
+    options = parser.parse_args()
+    results, lock = read_results(), threading.Lock()
+    faults = read_faults(options.names)
+    due = [
+        fault
+        for fault in faults
+        if options.again or fault.key not in results or not is_current(fault, results[fault.key])
+    ]
+
+    def visit(fault: Fault) -> None:
+        last = (results.get(fault.key, {}).get("found") or {}).get("test")
+        result = find(fault, last, options.nearest)
+        with lock:
+            results[fault.key] = result
+            write_results(read_results() | {fault.key: result})  # another command may have written meanwhile
+            print(f"{fault.key}: {_describe(result)}", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for _ in pool.map(visit, due):
+            pass
+    return not all(results[fault.key]["found"] for fault in faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
