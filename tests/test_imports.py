@@ -1,6 +1,7 @@
 """The house's import directions: downwards only, and no cycles."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ FLOOR_OF = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 PARTS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """The modules of accel_rl that a file imports while the program runs, those inside functions included."""
     names: set[str] = set()

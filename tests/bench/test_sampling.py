@@ -97,10 +97,11 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns the JSON for one core and two simulators, as the command line writes it. The game is one of those
     for which no starts are prepared, which takes each sampler half a second."""
     folder = tmp_path_factory.mktemp("bench")
-    options = "--env kung_fu_master --cores 1 --envs-per-core 2 --horizon 8 --seconds 0.05 --rounds 1 --device cpu"
+    options = "--env kung_fu_master --cores 1 --envs-per-core 2 --horizon 8 --seconds 0.01 --rounds 1 --device cpu"
     options += " --no-peers"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "SIMS_PER_CORE", (2,))
+        patch.setattr(sampling, "PROBE_S", 0.005)
         files = ["--json", str(folder / "b.json"), "--figure", str(folder / "b.png")]
         assert main(["bench", "sampling", *options.split(), *files]) == 0
     assert (folder / "b.png").read_bytes().startswith(b"\x89PNG")
@@ -240,7 +241,7 @@ def test_peer(name: str) -> None:
         pytest.skip(f"not installed; {missing}")
     peer = builders[name]()
     try:
-        assert all(peer.run(0.05) > 0 for _ in range(3))
+        assert all(peer.run(0.01) > 0 for _ in range(2))
         assert 0 <= peer.shares["env_wait"] <= 1.01
     finally:
         peer.close()

@@ -11,10 +11,10 @@ after each fault. What is there already is not run again, unless the fault, its 
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,12 +34,28 @@ TEST_TIMEOUT_S, RUN_TIMEOUT_S = 120, 3600  # a fault may make tests hang
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "*.egg-info", "dist", "build")
 NOT_FOUND, NONE_CHOSEN = 4, 5  # pytest's exit status
 
+# Forks a process for each run, once it has imported what takes long and no fault is planted in.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed", "gymnasium", "ale_py", "pytest"])
+PYTEST = """
+import os, sys
+os.chdir(checkout)
+os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=checkout, COLUMNS="1000")
+sys.path[:] = [checkout, *(path for path in sys.path if not path.startswith(root) or "site-packages" in path)]
+sys.argv = ["pytest", *arguments]
+file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.dup2(file, 1)
+os.dup2(file, 2)
+import pytest
+sys.exit(pytest.main(arguments))
+"""
+
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A replacement of `old`, which must occur exactly once in the file, by `new`. tests: the nearest test files, or tests."""
+    """A replacement of `old`, which must occur exactly once in the file, by `new`. tests: the nearest ones."""
 
     area: str
     name: str
@@ -62,13 +78,18 @@ class Fault:
         return text
 
 
-def read_faults(names: Sequence[str] = ()) -> list[Fault]:
-    """Returns the faults of all lists, or those of these areas or with these names."""
+def read_faults() -> list[Fault]:
+    """Returns the faults of all lists."""
     faults = []
     for path in sorted(HERE.glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
         for each in content["faults"]:
             faults.append(Fault(path.stem, **{"tests": content["tests"]} | each))
+    return faults
+
+
+def select(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
+    """Returns the faults of these areas or with these names; all if there are no names."""
     if unknown := set(names) - {name for fault in faults for name in (fault.area, fault.name)}:
         raise SystemExit(f"there is no area or fault {min(unknown)!r}")
     return [fault for fault in faults if not names or fault.area in names or fault.name in names]
@@ -96,15 +117,18 @@ def _search(checkout: Path, fault: Fault, last: str | None, only_nearest: bool) 
 
 def _run(checkout: Path, tests: Sequence[str]) -> Result | None:
     """Runs tests until one fails; returns which one, and how."""
-    command = [sys.executable, "-m", "pytest", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [f"--timeout={TEST_TIMEOUT_S}", f"--basetemp={checkout.parent / 'tmp'}", *tests]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout), "COLUMNS": "1000"}
-    try:
-        ran = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
-        output, status = ran.stdout, ran.returncode
-    except subprocess.TimeoutExpired as error:
-        output, status = (error.stdout or b"").decode(), None
-    if failed := re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - (.*))?$", output, re.MULTILINE):
+    output = checkout.parent / "output"
+    arguments = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}"]
+    arguments += [f"--basetemp={checkout.parent / 'tmp'}", *tests]
+    names = {"arguments": arguments, "checkout": str(checkout), "root": str(ROOT), "output": str(output)}
+    process = SERVER.Process(target=exec, args=(PYTEST, names))
+    process.start()
+    process.join(RUN_TIMEOUT_S)
+    status = process.exitcode
+    if status is None:
+        process.kill()
+        process.join()
+    if failed := re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - (.*))?$", output.read_text(), re.MULTILINE):
         how = "timeout" if "from pytest-timeout" in (failed[2] or "") else "failure"
         return {"test": failed[1], "how": how}
     if status in (0, NOT_FOUND, NONE_CHOSEN):
@@ -132,9 +156,8 @@ def read_results() -> dict[str, Result]:
     return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {}
 
 
-def write_results(results: dict[str, Result]) -> None:
-    """Writes those of faults that are in a list, and the tables made of them."""
-    faults = read_faults()
+def write_results(faults: Sequence[Fault], results: dict[str, Result]) -> None:
+    """Writes the results of all these faults, and the tables made of them."""
     kept = {fault.key: results[fault.key] for fault in faults if fault.key in results}
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     text = README.read_text().split(TABLES)[0]
@@ -169,8 +192,9 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run also what has been found")
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time")
     options = parser.parse_args()
-    results, lock = read_results(), threading.Lock()
-    faults = read_faults(options.names)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    results, lock, every = read_results(), threading.Lock(), read_faults()
+    faults = select(every, options.names)
     due = [
         fault
         for fault in faults
@@ -182,7 +206,7 @@ def main() -> int:
         result = find(fault, last, options.nearest)
         with lock:
             results[fault.key] = result
-            write_results(read_results() | {fault.key: result})  # another command may have written meanwhile
+            write_results(every, read_results() | {fault.key: result})  # another command may have written meanwhile
             print(f"{fault.key}: {_describe(result)}", flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
