@@ -111,6 +111,12 @@ def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
         sampler.close()
 
 
+def test_a_rollout_without_hooks_is_bootstrapped_too(tmp_path: Path) -> None:
+    """Would catch the step before a lost one being truncated only where an update asks for recent steps."""
+    sampler = sampler_of("serial", tmp_path, "raise", at_step=7, window=0)
+    assert sum(assert_learned_right(copy(sampler.collect())) for _ in range(6)) == sampler.num_restarts > 0
+
+
 class SameNoise(Echo):
     """Noise is drawn on the CPU wherever it is used."""
 

@@ -1,6 +1,9 @@
 """The last steps, as `recent` shows them, against a list of everything collected."""
 
+import os
 import pickle
+import signal
+import time
 import threading
 from typing import Any
 
@@ -253,3 +256,24 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
     finally:
         for sampler in samplers:
             sampler.close()
+
+
+@pytest.mark.parametrize("kind", ["alternating", "device"])
+def test_what_is_replaced_between_rollouts_ends_the_window(kind: str) -> None:
+    """Would catch returns that go on from a game whose worker died while a checkpoint was made into another game."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [100]})
+    sampler = make_kind(kind, env, SamplerConfig(4, 4, 2, window=3), restart_on_error=True)
+    try:
+        sampler.collect()
+        victim = sampler.pool.processes[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        while sampler.pool._launcher.status(victim) is None:
+            time.sleep(0.01)
+        sampler.get_state()
+        lost = torch.from_numpy(sampler._server.arrays["restarts"] > 0)
+        watcher = Watcher(sampler, [3])
+        assert torch.equal(watcher.collect().reset[0], lost) and 0 < lost.sum() < 4
+        for step, size, envs, recent in watcher.seen[:3]:
+            assert torch.equal(recent.truncated[size - 1 - step], lost[envs])
+    finally:
+        sampler.close()
