@@ -203,7 +203,8 @@ def test_wait_resets():
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
 @pytest.mark.parametrize("reset_mode", ["immediate", "wait"])
 def test_lost_life_is_no_reset(reset_mode, simulator):
-    """Catches a lost life that makes the environment wait, marks a new game, or ends the score."""
+    """Catches a lost life that makes the environment wait, marks a new game, or ends the score, and stacks that show
+    frames of the life before."""
     options = {"noop_max": 0}
     batch = Batch("breakout", horizon=50, options=options, reset_mode=reset_mode, simulator=simulator).start()
     found = [batch.rollout(actions=0) for _ in range(2)]
@@ -211,6 +212,7 @@ def test_lost_life_is_no_reset(reset_mode, simulator):
     reset = np.concatenate([rollout["reset"][:50, 0] for rollout in found])
     assert terminated.sum() >= 3
     assert np.nonzero(reset)[0].tolist() == [0]
+    assert not np.concatenate([rollout["age"][1:, 0] for rollout in found])[terminated].any()
     assert all(rollout["valid"].all() and not rollout["game_length"].any() for rollout in found)
 
 
