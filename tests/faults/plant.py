@@ -13,7 +13,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -37,17 +36,26 @@ NOT_FOUND, NONE_CHOSEN = 4, 5  # pytest's exit status
 # Forks a process for each run, once it has imported what takes long and no fault is planted in.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed", "gymnasium", "ale_py", "pytest"])
+# What that process does: a text, since a function would be imported from the checkout without the fault.
 PYTEST = """
-import os, sys
+import json, os, sys
 os.chdir(checkout)
-os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=checkout, COLUMNS="1000")
+os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=checkout)
 sys.path[:] = [checkout, *(path for path in sys.path if not path.startswith(root) or "site-packages" in path)]
 sys.argv = ["pytest", *arguments]
-file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-os.dup2(file, 1)
-os.dup2(file, 2)
+for stream in (1, 2):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 import pytest
-sys.exit(pytest.main(arguments))
+
+class FirstFailure:
+    def pytest_runtest_logreport(self, report):
+        if report.failed and not os.path.exists(failure):
+            how = "timeout" if "from pytest-timeout" in report.longreprtext else "failure"
+            with open(failure, "w") as file:
+                json.dump({"test": report.nodeid, "how": how}, file)
+    pytest_collectreport = pytest_runtest_logreport
+
+sys.exit(pytest.main(arguments, [FirstFailure()]))
 """
 
 Result = dict[str, Any]
@@ -97,10 +105,10 @@ def select(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
 
 def find(fault: Fault, last: str | None, only_nearest: bool) -> Result:
     """Plants a fault, and runs tests until one fails, `last` first."""
+    text = fault.apply()
     with tempfile.TemporaryDirectory() as folder:
         checkout = Path(folder) / "accel_rl"
         shutil.copytree(ROOT, checkout, symlinks=True, ignore=NOT_COPIED)
-        text = fault.apply()
         (checkout / fault.file).write_text(text)
         found = next((each for each in _search(checkout, fault, last, only_nearest) if each), None)
     planted = _digest(text.encode())
@@ -117,10 +125,10 @@ def _search(checkout: Path, fault: Fault, last: str | None, only_nearest: bool) 
 
 def _run(checkout: Path, tests: Sequence[str]) -> Result | None:
     """Runs tests until one fails; returns which one, and how."""
-    output = checkout.parent / "output"
+    failure = checkout.parent / "failure.json"
     arguments = ["-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}"]
     arguments += [f"--basetemp={checkout.parent / 'tmp'}", *tests]
-    names = {"arguments": arguments, "checkout": str(checkout), "root": str(ROOT), "output": str(output)}
+    names = {"arguments": arguments, "checkout": str(checkout), "root": str(ROOT), "failure": str(failure)}
     process = SERVER.Process(target=exec, args=(PYTEST, names))
     process.start()
     process.join(RUN_TIMEOUT_S)
@@ -128,9 +136,8 @@ def _run(checkout: Path, tests: Sequence[str]) -> Result | None:
     if status is None:
         process.kill()
         process.join()
-    if failed := re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - (.*))?$", output.read_text(), re.MULTILINE):
-        how = "timeout" if "from pytest-timeout" in (failed[2] or "") else "failure"
-        return {"test": failed[1], "how": how}
+    if failure.exists():
+        return dict(json.loads(failure.read_text()))
     if status in (0, NOT_FOUND, NONE_CHOSEN):
         return None
     return {"test": tests[0], "how": "timeout" if status is None else f"exit status {status}"}
@@ -159,7 +166,9 @@ def read_results() -> dict[str, Result]:
 def write_results(faults: Sequence[Fault], results: dict[str, Result]) -> None:
     """Writes the results of all these faults, and the tables made of them."""
     kept = {fault.key: results[fault.key] for fault in faults if fault.key in results}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    new = RESULTS.with_suffix(".new")  # another command may read it meanwhile
+    new.write_text(json.dumps(kept, indent=1) + "\n")
+    new.replace(RESULTS)
     text = README.read_text().split(TABLES)[0]
     README.write_text(text + TABLES + tables(faults, kept))
 
@@ -206,7 +215,7 @@ def main() -> int:
         result = find(fault, last, options.nearest)
         with lock:
             results[fault.key] = result
-            write_results(every, read_results() | {fault.key: result})  # another command may have written meanwhile
+            write_results(every, read_results() | {fault.key: result})
             print(f"{fault.key}: {_describe(result)}", flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:

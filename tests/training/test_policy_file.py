@@ -134,6 +134,9 @@ def test_all_kinds_of_tensors_are_kept(tmp_path: Path) -> None:
     assert_same(found, dict(network.state_dict()))
     with safe_open(tmp_path / LAST, framework="pt") as file:
         assert file.metadata()["steps"] == "7" and "score" not in file.metadata()
+    policy_file.save(tmp_path / LAST, network.state_dict(), score=1 / 3)
+    with safe_open(tmp_path / LAST, framework="pt") as file:
+        assert float(file.metadata()["score"]) == 1 / 3, "all digits"
 
 
 def test_a_full_disk_leaves_the_last_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
