@@ -72,10 +72,16 @@ REPLAY |= {"n_step": 3, "target_interval_steps": 60, "epsilon_steps": 200, "samp
 ONE_ENV = {"envs": 1, "sampler": "serial"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a2c lstm": {"core": "lstm", "core_size": 8, "sampler": "serial", "decorrelation_steps": 0},
-    "ppo gru": {**SMALL_PPO, "core": "gru", "core_size": 8, "previous_inputs": True},
+    "ppo gru normalized": {
+        **SMALL_PPO,
+        "core": "gru",
+        "core_size": 8,
+        "previous_inputs": True,
+        "normalize_observations": True,
+        "normalize_returns": True,
+    },
     "vtrace": {**VTRACE, "sampler": "serial"},
     "vtrace lstm": {**VTRACE, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
-    "normalized": {**SMALL_PPO, "normalize_observations": True, "normalize_returns": True, "sampler": "serial"},
     "dqn": {"algo": "dqn", **REPLAY, "secondary_batch_size": 16},
     "eps_rainbow": {
         "algo": "eps_rainbow",
@@ -91,7 +97,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-IN_MAKE_TEST = ("ppo gru", "dqn")  # one on-policy, by simulator processes; one with a replay
+IN_MAKE_TEST = ("ppo gru normalized", "dqn")  # one on-policy, by simulator processes; one with a replay
 
 
 @pytest.mark.parametrize(
@@ -155,6 +161,18 @@ def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -
     os.unlink(run / "replay-140.pt")
     with pytest.raises(UsageError, match=r"checkpoint.pt needs its replay replay-140\.pt, which is missing"):
         accel_rl.train(resume=run, steps=180)
+
+
+def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
+    """Would catch a best score that is forgotten, so that the first evaluation after a resume replaces the policy."""
+    settings = {**CARTPOLE, "sampler": "serial", "eval_interval_steps": 20, "eval_episodes": 1}
+    run = accel_rl.train(**settings, steps=20, out=tmp_path / "run")
+    best = (run / "best.safetensors").read_bytes()
+    state = checkpoint.load(run / "checkpoint.pt")
+    checkpoint.save(run / "checkpoint.pt", state | {"best_score": 1e9})
+    accel_rl.train(resume=run, steps=40)
+    assert checkpoint.load(run / "checkpoint.pt")["best_score"] == 1e9
+    assert (run / "best.safetensors").read_bytes() == best
 
 
 def start(out: Path) -> Command:
