@@ -99,6 +99,15 @@ def test_whole_vectors_come_back(num_chunks: int, locks: bool) -> None:
     assert torch.equal(store.target.current["parameters"], parameters)
 
 
+def test_what_is_read_while_others_write_counts_the_furthest_chunk() -> None:
+    """Would catch a checkpoint whose counter of updates is behind some of its parameters."""
+    store = make_store(size=9)
+    for chunk, count in enumerate((1, 3, 2)):
+        store.chunks[chunk].copy_to_staging()["step"].fill_(count)
+        store.chunks[chunk].publish()
+    assert store.read()["step"] == 3
+
+
 def test_an_update_that_fails_is_none() -> None:
     """Would catch a lock that is kept, or a change that shows, after an exception in a visit."""
     store = make_store(size=9)
