@@ -3,8 +3,8 @@
 import os
 import pickle
 import signal
-import time
 import threading
+import time
 from typing import Any
 
 import psutil

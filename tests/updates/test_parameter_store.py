@@ -1,5 +1,7 @@
 """The central store between real processes: what is read is what was written, and no process waits for a dead one."""
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -120,6 +122,9 @@ def test_an_update_that_fails_is_none() -> None:
         store.for_each_chunk(visit)
     for part in store.chunks:
         check(part)
+    # From another process, since a lock is never taken for the one that holds it.
+    acquire = f"import fcntl; fcntl.lockf({store.setup.fd}, fcntl.LOCK_EX | fcntl.LOCK_NB, {len(store.chunks)})"
+    assert subprocess.run([sys.executable, "-c", acquire], pass_fds=[store.setup.fd]).returncode == 0
 
 
 @pytest.mark.parametrize("num_chunks", [0, 10])
