@@ -184,3 +184,12 @@ def test_the_largest_priority_is_restored() -> None:
     other.load_state_dict(priorities.state_dict())
     other.add(torch.tensor([1]), valid(4))
     assert other.tree[:].tolist() == [3, 3, 0, 0]
+
+
+def test_what_has_become_invalid_stays_undrawn() -> None:
+    """Would catch a step that was lost after it had been drawn, and that its new priority brings back."""
+    distribution = PrioritizedDistribution(4, 0.5, None, torch.device("cpu"))
+    distribution.add(torch.arange(4), torch.ones(4, dtype=torch.bool))
+    valid = torch.tensor([True, False, True, True])
+    distribution.update(torch.tensor([0, 1]), torch.tensor([4.0, 9.0]), valid)
+    assert distribution.tree[:].tolist() == [2.0, 0.0, 1.0, 1.0]
