@@ -118,8 +118,7 @@ class ActorCriticAlgo(Algo):
                 "segments of any; use --no-normalize-returns, or --sampler alternating"
             )
         if self.auxiliary:
-            run_envs = max(self.num_envs, self.local_envs * len(run.devices))  # asynchronous learners update alone
-            self.auxiliary.validate(run, run_envs, self.horizon, self.device)
+            self.auxiliary.validate(run, self.horizon, self.device)
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         if self.statistics:

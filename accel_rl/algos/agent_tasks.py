@@ -54,7 +54,7 @@ class AgentTasks(AuxiliaryTasks):
             seed=self._seed,
         )
 
-    def validate(self, run: RunInfo, run_envs: int, horizon: int, device: torch.device) -> None:
+    def validate(self, run: RunInfo, horizon: int, device: torch.device) -> None:
         """Raises UsageError for settings that agents cannot follow, or replays that do not fit into memory."""
         settings = self.settings
         if self.is_recurrent:
@@ -67,8 +67,8 @@ class AgentTasks(AuxiliaryTasks):
                 "auxiliary_start=all_when_full waits for the learner's replay, but with sampler=queued agents keep "
                 "replays, each its own: use when_full, or --sampler alternating"
             )
-        self.check_sizes(run, run.num_agents, auxiliary_sequence_steps=self.sequence_steps)
-        num_bytes, way_out = self._bytes_of(run.num_agents), "fewer agents (--envs), or "
+        self.check_sizes(run, auxiliary_sequence_steps=self.sequence_steps)
+        num_bytes, way_out = self._bytes_of(run.num_envs), "fewer agents (--envs), or "
         check_fits(num_bytes, settings.auxiliary_replay_steps, "auxiliary_replay_steps", torch.device("cpu"), way_out)
 
     def _bytes_of(self, num_agents: int) -> int:

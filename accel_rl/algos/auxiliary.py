@@ -101,11 +101,11 @@ class AuxiliaryTasks:
     def saves_replay(self) -> bool:
         return saves(self.settings.checkpoint_replay, self.num_bytes)
 
-    def validate(self, run: RunInfo, run_envs: int, horizon: int, device: torch.device) -> None:
+    def validate(self, run: RunInfo, horizon: int, device: torch.device) -> None:
         """Raises UsageError for settings that do not fit together, or a replay that does not fit into memory.
 
-        run_envs: environments of the whole run; horizon: of a rollout; device: where the policy is now."""
-        self.check_sizes(run, run_envs, horizon=horizon, auxiliary_sequence_steps=self.sequence_steps)
+        horizon: of a rollout; device: where the policy is now."""
+        self.check_sizes(run, horizon=horizon, auxiliary_sequence_steps=self.sequence_steps)
         size = self.settings.auxiliary_replay_steps
         untouched = device.type == "cpu" and any(each != "cpu" for each in run.devices)
         for place, count in Counter(run.devices).items():
@@ -118,17 +118,17 @@ class AuxiliaryTasks:
                 untouched=untouched,
             )
 
-    def check_sizes(self, run: RunInfo, run_envs: int, **lengths: int) -> None:
+    def check_sizes(self, run: RunInfo, **lengths: int) -> None:
         """Raises UsageError if any length, by the name of its setting, is more than the replay keeps, or if tasks that
         wait for a full replay would wait for the whole run."""
         start, size = self.settings.auxiliary_start, self.settings.auxiliary_replay_steps
         for name, steps in lengths.items():
             if steps > size:
                 raise UsageError(f"{name}={steps} is more than auxiliary_replay_steps={size} keeps; change one of them")
-        if start != "at_once" and size * run_envs >= run.steps:
+        if start != "at_once" and size * run.num_envs >= run.steps:
             raise UsageError(
-                f"auxiliary_start={start} waits for {size} steps of each of {run_envs} environments, but the run has "
-                f"{run.steps} steps: make it longer or auxiliary_replay_steps smaller"
+                f"auxiliary_start={start} waits for {size} steps of each of {run.num_envs} environments, but the run "
+                f"has {run.steps} steps: make it longer or auxiliary_replay_steps smaller"
             )
 
     def setup(self, policy: ActorCritic, seed: int, device: torch.device) -> SequenceReplay | None:

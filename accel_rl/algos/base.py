@@ -38,12 +38,13 @@ class AlgoSettings:
 class RunInfo(NamedTuple):
     """What `Algo.validate` is told of the run.
 
-    steps: agent steps of the whole run. devices: of the learners on this machine; those on GPUs while the algorithm is
-    on the CPU are for other processes: leave their memory alone. num_agents: of the queued sampler, at the start."""
+    steps: agent steps of the whole run. num_envs: environments of all learners, also of those that do not update
+    together; with the queued sampler its agents, at the start. devices: of the learners on this machine; those on GPUs
+    while the algorithm is on the CPU are for other processes: leave their memory alone."""
 
     steps: int
+    num_envs: int
     devices: tuple[str, ...] = ()
-    num_agents: int = 0
 
 
 class RunningStatistics(Protocol):

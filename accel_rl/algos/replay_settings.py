@@ -165,10 +165,14 @@ class ReplayPlan:
                 f"{settings.n_step}, replay_size={settings.replay_size}): lower it, or make the warm-up or the replay "
                 "larger"
             )
-        if settings.warmup_steps >= run.steps:
+        rollout_steps, num_replays = self.num_envs * self.horizon, run.num_envs // self.num_envs
+        # Running statistics take a rollout of their own; the updates that a rollout brings are made in the next.
+        num_rollouts = math.ceil(settings.warmup_steps / rollout_steps) + settings.normalize_returns
+        if num_rollouts * rollout_steps * num_replays >= run.steps:
+            of_each = f" of each of {num_replays} learners" if num_replays > 1 else ""
             raise UsageError(
-                f"warmup_steps={settings.warmup_steps} are not over before the run is ({run.steps} steps): nothing "
-                "would be learned; make the run longer or the warm-up shorter"
+                f"warmup_steps={settings.warmup_steps}{of_each} are not over before the last rollout of the run's "
+                f"{run.steps} steps: nothing would be learned; make the run longer or the warm-up shorter"
             )
 
 

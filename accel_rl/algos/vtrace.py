@@ -5,6 +5,7 @@ newest steps of the next batch: more and smaller updates than A2C makes from the
 were made with older parameters, which V-trace corrects.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -82,10 +83,13 @@ class VTrace(ActorCriticAlgo):
             raise UsageError(
                 f"a learner's envs={self.local_envs} do not divide into batches={settings.batches}; change one of them"
             )
-        if settings.batch_steps * self.num_envs >= self.schedule_steps:
+        first_step = max(settings.batch_steps, self.horizon if self.statistics else 0)
+        first_update = math.ceil(first_step / settings.steps_per_update) * settings.steps_per_update
+        if first_update * run.num_envs >= run.steps:
             raise UsageError(
-                f"batch_steps={settings.batch_steps} x envs={self.num_envs} are not reached in {self.schedule_steps} "
-                "steps: nothing would be learned; make the run longer or the batches shorter"
+                f"the first update, after {first_update} steps of each of {run.num_envs} environments (batch_steps="
+                f"{settings.batch_steps}), is not reached in {run.steps} steps: nothing would be learned; make the run "
+                "longer or the batches shorter"
             )
 
     def before_rollout(self, step: int) -> None:

@@ -57,8 +57,7 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
-    num_agents = config.run.envs if config.run.sampler == "queued" else 0
-    algo.validate(RunInfo(config.run.steps, devices, num_agents))
+    algo.validate(RunInfo(config.run.steps, config.run.envs, devices))
     sampler_config(config)
     return algo
 

@@ -211,7 +211,7 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
     """Would catch settings that fail later, or never."""
     algo = make_algo(**settings)
     with pytest.raises(UsageError, match=message) as error:
-        algo.validate(RunInfo(300, ("cpu",), AGENTS))
+        algo.validate(RunInfo(300, AGENTS, ("cpu",)))
     assert "\n" not in str(error.value)
 
 
@@ -219,9 +219,9 @@ def test_agents_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch replays that are counted by the columns of a rollout, or not at all since the learner has a GPU."""
     algo, of_one = make_algo(), 20 * 36 * 36
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: int(20 * of_one / 0.95))
-    algo.validate(RunInfo(1000, ("cuda:0",), 10))
+    algo.validate(RunInfo(1000, 10, ("cuda:0",)))
     with pytest.raises(UsageError, match=r"auxiliary_replay_steps=20 needs .*: use fewer agents \(--envs\), or"):
-        algo.validate(RunInfo(1000, ("cuda:0",), 20))
+        algo.validate(RunInfo(1000, 20, ("cuda:0",)))
 
 
 def test_large_replays_are_not_saved() -> None:

@@ -49,7 +49,7 @@ def test_learn_is_enough() -> None:
     """Would catch a subclass that cannot be built, set up, saved or run with `learn` alone."""
     algo = Minimal(SPEC, AlgoSettings(), 1000, num_envs=4, horizon=5)
     update = RecordingUpdate(algo.policy)
-    algo.validate(RunInfo(1000, ("cpu",)))
+    algo.validate(RunInfo(1000, 4, ("cpu",)))
     algo.setup(0, RecordingUpdate)
     algo.before_rollout(0)
     algo.load_state_dict(algo.state_dict())

@@ -148,4 +148,4 @@ def test_settings_that_do_not_fit() -> None:
         A2C(box, A2CSettings(log_epsilon=1e-6), 100, 2, 5)
     algo = A2C(VECTORS, A2CSettings(advantage_value="learning", gae_lambda=0.95), 100, 2, 5)
     with pytest.raises(UsageError, match="takes gae_lambda=1, but it is"):
-        algo.validate(RunInfo(100, ("cpu",)))
+        algo.validate(RunInfo(100, 4, ("cpu",)))

@@ -46,8 +46,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"replay_device": "cuda:99"}, "replay_device='cuda:99', but there is no such GPU here; use --replay-device cpu"),
     ({"replay_device": "disk"}, "replay_device='disk' must be auto, cpu or cuda:<number>"),
-    ({"warmup_steps": 400}, r"warmup_steps=400 are not over before the run is \(400 steps\)"),
-    ({"warmup_steps": 50_000}, "warmup_steps=50000 are not over before the run is"),
+    ({"warmup_steps": 369}, "warmup_steps=369 are not over before the last rollout of the run's 400 steps"),
     (
         {"batch_size": 40, "training_intensity": 5},
         "batch_size=40 is more than the replay holds after warmup_steps=40",
@@ -60,7 +59,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
         "n_step=50 does not fit into the 50 steps that replay_size=200 keeps of each of 4 environments",
     ),
     (
-        {"horizon": 64, "warmup_steps": 300},
+        {"horizon": 64, "warmup_steps": 300, "steps": 1000},
         "rollout of horizon=64 does not fit into the 50 steps that replay_size=200 keeps of each of 4",
     ),
     (
@@ -84,7 +83,8 @@ def test_the_settings_without_changes_are_accepted() -> None:
     """Would catch refusals below that have another cause."""
     check(resolved(DQN))
     check(resolved(CATEGORICAL))
-    check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300}))  # just
+    check(resolved({**DQN, "horizon": 48, "replay_size": 192, "n_step": 40, "warmup_steps": 300, "steps": 600}))  # just
+    check(resolved({**DQN, "warmup_steps": 352}))  # rollouts of 16: 22, one for the statistics, two to learn in
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS, ids=[str(sorted(c)[-1]) for c, _ in BAD_SETTINGS])
@@ -105,7 +105,7 @@ def test_continuous_actions_are_refused(algo: str) -> None:
     ("words", "message"),
     [
         ("--replay-size 1000000000000", "replay_size=1000000000000 needs"),
-        ("--warmup-steps 400", "warmup_steps=400 are not over before the run is"),
+        ("--warmup-steps 400", "warmup_steps=400 are not over before the last rollout"),
         (f"--env {TOYS}:BoxAction", "actions of type Box"),
     ],
 )

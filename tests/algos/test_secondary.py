@@ -80,4 +80,4 @@ def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
 
 def test_a_second_network_sets_no_priorities() -> None:
     with pytest.raises(UsageError, match="both networks would set the priorities"):
-        make_run(prioritized=True, secondary_batch_size=8)[0].validate(RunInfo(steps=1000))
+        make_run(prioritized=True, secondary_batch_size=8)[0].validate(RunInfo(1000, 4))

@@ -222,13 +222,13 @@ def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
     """Would catch updates while sampling, and settings of the multi-batch strategy that segments are held to."""
     algo = make("vtrace", batches=7, batch_steps=50)
     assert (algo.window_steps, algo.learns_on_step) == (0, False)
-    algo.validate(RunInfo(100, ("cpu",)))
+    algo.validate(RunInfo(100, 4, ("cpu",)))
     ordinary = make("vtrace", batches=7, batch_steps=50, from_segments=False)
     assert (ordinary.window_steps, ordinary.learns_on_step) == (50, True)
     with pytest.raises(UsageError, match="do not divide into batches=7"):
-        ordinary.validate(RunInfo(100, ("cpu",)))
+        ordinary.validate(RunInfo(100, 4, ("cpu",)))
     with pytest.raises(UsageError, match="at most rho_bar"):
-        make("vtrace", c_bar=2.0).validate(RunInfo(100, ("cpu",)))
+        make("vtrace", c_bar=2.0).validate(RunInfo(100, 4, ("cpu",)))
 
 
 @pytest.mark.parametrize(
@@ -242,6 +242,6 @@ def test_vtrace_learns_at_the_end_of_a_rollout() -> None:
 def test_settings_that_do_not_fit_segments(name: str, changes: dict[str, Any], message: str) -> None:
     """Would catch a run that divides rewards by returns of nobody, or one that has more minibatches than samples."""
     with pytest.raises(UsageError, match=message):
-        make(name, **changes).validate(RunInfo(1000, ("cpu",)))
-    make("ppo", minibatches=5).validate(RunInfo(1000, ("cpu",)))  # any other number is divided somehow
+        make(name, **changes).validate(RunInfo(1000, 4, ("cpu",)))
+    make("ppo", minibatches=5).validate(RunInfo(1000, 4, ("cpu",)))  # any other number is divided somehow
     assert all(algo_class.accepts_segments for algo_class in (A2C, PPO, VTrace))

@@ -73,6 +73,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**DQN, "batch_size": 5}, "batch_size=5 does not split over 2 learners .*; make it a multiple of 2"),
     ({**DQN, "batch_size": 4, "replay_size": 101}, "replay_size=101 does not split over 2 learners .* multiple of 2"),
     (
+        {**DQN, **STORE, "batch_size": 8, "training_intensity": 5, "warmup_steps": 192},
+        "warmup_steps=192 of each of 2 learners are not over before the last rollout of the run's 400 steps: nothing",
+    ),
+    (
+        {**TWO, **STORE, "algo": "vtrace", "batches": 2, "batch_steps": 97},
+        r"the first update, after 100 steps of each of 4 environments \(batch_steps=97\), is not reached in 400 steps",
+    ),
+    (
         {**TWO, "algo": "ppo", "horizon": 5, "minibatches": 4},
         "a learner's envs=2 x horizon=5 = 10 samples do not divide into minibatches=4; change one of them",
     ),
