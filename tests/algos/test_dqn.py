@@ -2,6 +2,7 @@
 
 import math
 import re
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -184,17 +185,18 @@ def test_the_target_is_synced_when_a_multiple_is_crossed() -> None:
 
 def test_weights_of_what_is_drawn_by_priority() -> None:
     """Would catch weights that are not brought to a largest of 1, an exponent that does not rise to 1 on its way, and
-    priorities that are those of other samples."""
+    priorities that are given to other samples than those whose errors they are."""
     changes: dict[str, Any] = {"priority_alpha": 0.7, "priority_beta": 0.4, "priority_beta_steps": 200}
     algo, sampler, update = make_run(prioritized=True, new_priority=0.5, batch_size=6, **changes)
     play(algo, sampler, update, 8)
+    algo.replay.ring.return_.mul_(0.05)  # or all errors would be clipped at 1
     stored = torch.arange(len(algo.replay.priorities.tree[:]))
     algo.replay.update_priorities(stored, torch.rand(len(stored)))
     for step, beta in ((0, 0.4), (100, 0.7), (200, 1.0), (500, 1.0)):
         algo.before_rollout(step)
         leaves = algo.replay.priorities.tree[:].clone()
         assert len(leaves.unique()) > 10
-        state = algo.replay.generator.get_state()
+        state, policy = algo.replay.generator.get_state(), deepcopy(algo.policy)
         algo.learn_batch(update)
         algo.replay.generator.set_state(state)
         weight = update.batches[-1].importance
@@ -204,6 +206,10 @@ def test_weights_of_what_is_drawn_by_priority() -> None:
         tree.update(torch.arange(len(leaves)), leaves)
         drawn, _ = tree.sample(6, algo.replay.generator)
         assert set(changed.tolist()) <= set(drawn.tolist())
+        priority = algo.loss_of(policy, algo.target, update.batches[-1])[1]["priority"].double() ** 0.7
+        assert len(priority.unique()) > 2
+        largest = [priority[drawn == index].max() for index in drawn]
+        torch.testing.assert_close(algo.replay.priorities.tree[drawn], torch.stack(largest))
         expected = (1 / leaves[drawn]) ** beta
         torch.testing.assert_close(weight.double(), expected / expected.max(), rtol=1e-5, atol=1e-6)
         batch = algo.replay.batch(drawn, CPU)
