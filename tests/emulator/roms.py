@@ -6,6 +6,7 @@ ale-py runs any cartridge whose file has a supported game's name; its saved stat
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ale_py
 
@@ -120,11 +121,12 @@ def open_ale(rom: bytes, folder: Path, game: str = "robotank", seed: int = 1) ->
 
 def save_state(ale: ale_py.ALEInterface) -> AleState:
     """Returns ale-py's present state."""
-    return AleState(ale.cloneState().__getstate__())
+    words: Any = ale.cloneState().__getstate__()  # bytes, whatever the stub says
+    return AleState(words)
 
 
 def restore_state(ale: ale_py.ALEInterface, state: AleState) -> None:
     """Puts ale-py into a state, whose words a test may have changed."""
-    ale_state = ale_py.ALEState.__new__(ale_py.ALEState)
+    ale_state: Any = ale_py.ALEState.__new__(ale_py.ALEState)
     ale_state.__setstate__(bytes(state))
     ale.restoreState(ale_state)

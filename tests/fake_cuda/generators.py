@@ -19,11 +19,13 @@ TAIL = torch.frombuffer(bytearray(b"of a fake GPU..."), dtype=torch.uint8)  # ma
 class Generator(CpuGenerator):
     """torch.Generator: on a CPU the real one, on a GPU this class."""
 
+    _on: torch.device
+
     def __new__(cls, device: Any = "cpu") -> Any:
         device = torch.device(device)
         if device.type != "cuda":
             return CpuGenerator(device)
-        generator = CpuGenerator.__new__(cls)
+        generator: Generator = CpuGenerator.__new__(cls)
         generator._on = torch.device("cuda", gpu_index(device))
         return generator
 

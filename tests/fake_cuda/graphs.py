@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -51,7 +52,7 @@ class Capture:
 
     def __init__(self, queue: Queue, pool: Pool, generators: list[Any]):
         self.queue, self.pool, self.generators = queue, pool, generators
-        self.tape: list[Work] = [lambda memory=memory: spoil(memory) for memory in pool.freed]
+        self.tape: list[Work] = [partial(spoil, memory) for memory in pool.freed]
         pool.freed.clear()
         self.draws: list[Any] = []  # of random numbers, in order
         self.is_valid = True

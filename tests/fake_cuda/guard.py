@@ -22,4 +22,4 @@ def set_guard() -> None:
     guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(library, REGISTRY)
     if guards[CUDA] is None:
         guards[CUDA] = ctypes.addressof(_guard_without_devices)
-    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    torch._C._ensureCUDADeviceGuardSet()

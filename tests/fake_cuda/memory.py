@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +52,7 @@ class Block:
                 return
             for user in self.users:  # record_stream: not given away before these are done
                 position = user.num_pushed
-                self.queue.push(lambda user=user, position=position: user.run_to(position))
+                self.queue.push(partial(user.run_to, position))
             self.queue.push(lambda: spoil(memory))
 
 

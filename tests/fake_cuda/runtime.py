@@ -152,7 +152,7 @@ def _installed(num_gpus: int, seed: int | None, capacity: int) -> Iterator[Machi
     now.gpus = [Gpu(index, Queue(index, f"default stream of cuda:{index}"), capacity) for index in range(num_gpus)]
     set_guard()
     conversion = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch._C._set_only_lift_cpu_tensors(True)  # type: ignore[attr-defined]
+    torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     tensor_methods = {"pin_memory": memory.pin, "is_pinned": lambda tensor, device=None: memory.is_pinned(tensor)}
     try:
@@ -167,7 +167,7 @@ def _installed(num_gpus: int, seed: int | None, capacity: int) -> Iterator[Machi
             with GpuMode():
                 yield now
     finally:
-        torch._C._set_only_lift_cpu_tensors(False)  # type: ignore[attr-defined]
+        torch._C._set_only_lift_cpu_tensors(False)
         torch.__future__.set_overwrite_module_params_on_conversion(conversion)
         if before is None:
             del MACHINE.now

@@ -45,12 +45,12 @@ UNKNOWN = {
 class GpuTensor(Tensor):
     """A tensor on a GPU. inner: its values, on the CPU, in order of the GPU's work; block: the allocation it is in."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]  # sparse tensors have a method of this name
     block: Block
 
     @staticmethod
     def __new__(cls, inner: Tensor, block: Block) -> Any:
-        return Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        return Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -62,7 +62,7 @@ class GpuTensor(Tensor):
     def __init__(self, inner: Tensor, block: Block):
         self.inner, self.block = inner, block
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -203,7 +203,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def wrap(inner: Tensor, gpu: int) -> GpuTensor:
     """Returns a tensor in memory of its own."""
-    return GpuTensor(inner, Block(inner, gpu))  # type: ignore[no-any-return]
+    return GpuTensor(inner, Block(inner, gpu))
 
 
 # Arguments and results of operations are tensors, other values, and lists of either; no lists of lists.

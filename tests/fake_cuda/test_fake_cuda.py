@@ -5,6 +5,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def side_stream() -> torch.cuda.Stream:
     return stream
 
 
-def captured(work, stream=None, generators=(), pool=None):
+def captured(work: Any, stream: Any = None, generators: Any = (), pool: Any = None) -> tuple[Any, Any]:
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -195,7 +196,7 @@ def test_memory_within_a_graph_is_given_away() -> None:
     def work() -> tuple[Tensor, Tensor]:
         kept = x + 1
         dropped = kept * 3
-        inner.append(dropped.inner)
+        inner.append(dropped.inner)  # type: ignore[arg-type]
         return kept, dropped * 2
 
     inner: list[Tensor] = []
@@ -225,7 +226,7 @@ def test_memory_within_a_graph_is_given_away() -> None:
         (lambda x: torch.cuda.Event(enable_timing=True).record(), "timing"),
     ],
 )
-def test_what_cannot_be_captured(work, message: str) -> None:
+def test_what_cannot_be_captured(work: Any, message: str) -> None:
     x, before = torch.ones(3, device=GPU), torch.cuda.current_stream()
     graph, stream = torch.cuda.CUDAGraph(), side_stream()
     with torch.cuda.stream(stream):
@@ -306,7 +307,8 @@ def test_learning_is_that_of_the_cpu() -> None:
         for _ in range(2):  # backpropagation through time, and parameters that are used twice
             state = nets[1](state).tanh()
         (state.square().sum() + features.gather(1, torch.ones(6, 1, dtype=torch.int64, device=device)).sum()).backward()
-        return [parameter.grad.cpu() for module in nets for parameter in module.parameters()]
+        gradients: list[Any] = [parameter.grad for module in nets for parameter in module.parameters()]
+        return [gradient.cpu() for gradient in gradients]
 
     for found, expected in zip(gradients(GPU), gradients(torch.device("cpu")), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

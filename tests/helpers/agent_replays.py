@@ -27,7 +27,7 @@ class AgentEnv(EventfulEnv):
 
     def without_last_step(self) -> "AgentEnv":
         """Returns the same history, but for the newest step: what the agent's replay can draw from."""
-        rows, ages, resets, steps = (list[:-1] for list in (self.rows, self.ages, self.resets, self.steps))
+        rows, ages, resets, steps = self.rows[:-1], self.ages[:-1], self.resets[:-1], self.steps[:-1]
         return replace(self, rows=rows, ages=ages, resets=resets, steps=steps)
 
     def frame(self) -> Any:

@@ -48,8 +48,8 @@ def plain_layer(layer: Conv2d | Linear) -> nn.Module:
     if isinstance(layer, Linear):
         same = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
     else:
-        geometry: Any = (layer.kernel_size, layer.stride, layer.padding)
-        same = nn.Conv2d(layer.in_channels, layer.out_channels, *geometry, bias=layer.bias is not None)
+        geometry: Any = {"kernel_size": layer.kernel_size, "stride": layer.stride, "padding": layer.padding}
+        same = nn.Conv2d(layer.in_channels, layer.out_channels, **geometry, bias=layer.bias is not None)
     same.load_state_dict(layer.state_dict())
     for parameter, ours in zip(same.parameters(), layer.parameters(), strict=True):
         parameter.requires_grad_(ours.requires_grad)

@@ -120,9 +120,10 @@ class Command:
         """Ends the command and all that it has started."""
         if self in self.unfinished:
             self.unfinished.remove(self)
-        for process in [self.process, *self.descendants()]:
+        for process in self.descendants():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self.process.kill()
         self.process.wait()
 
 

@@ -32,7 +32,8 @@ def table_trunk(spec: EnvSpec) -> OneHot:
 
 def set_table(network: QNetwork, table: Any) -> None:
     """Sets the network's table [S, A], or its logits [S, A, K]."""
-    layer, table = network.head.output, torch.as_tensor(table, dtype=torch.float)
+    layer: Any = network.head.output
+    table = torch.as_tensor(table, dtype=torch.float)
     with torch.no_grad():
         layer.weight.copy_(table.flatten(1).T)
         layer.bias.zero_()
@@ -40,7 +41,8 @@ def set_table(network: QNetwork, table: Any) -> None:
 
 def table_gradient(network: QNetwork) -> Tensor:
     """Returns the gradient with respect to the table [S, A] or [S, A, K], laid out as in `set_table`."""
-    gradient = network.head.output.weight.grad.T
+    layer: Any = network.head.output
+    gradient: Tensor = layer.weight.grad.T
     return gradient.view(len(gradient), network.num_actions, -1).squeeze(-1)
 
 

@@ -48,7 +48,7 @@ def assert_same_run(first: Path, second: Path) -> None:
         for learner in state["learners"]:
             assert {"algo", "sampler", "torch_generator"} <= learner.keys()
         del state["progress"]["seconds"]
-    assert_same(*states)
+    assert_same(states[0], states[1])
 
 
 def assert_same_policy(first: Path, second: Path, name: str = "best.safetensors") -> None:
@@ -57,7 +57,7 @@ def assert_same_policy(first: Path, second: Path, name: str = "best.safetensors"
     for run in (first, second):
         with safe_open(run / name, framework="pt") as file:
             contents.append((file.metadata(), {key: file.get_tensor(key) for key in file.keys()}))  # noqa: SIM118
-    assert_same(*contents, name)
+    assert_same(contents[0], contents[1], name)
 
 
 def assert_same(first: Any, second: Any, where: str = "state") -> None:

@@ -155,7 +155,9 @@ class Script:
         return ("".join(pressed) + ("" if entry & 8 else "fire") or "noop").upper()
 
 
-def play(kind: str, folder: Path, script: Script, game: str = GAME, preset: str = "stooke", seed: int = 0, **options):
+def play(
+    kind: str, folder: Path, script: Script, game: str = GAME, preset: str = "stooke", seed: int = 0, **options: Any
+) -> tuple[Any, Any]:
     """Returns a simulator on the script, after its reset, and the row that it writes to."""
     path = folder / f"{game}.bin"
     path.write_bytes(script.rom)

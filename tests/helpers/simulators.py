@@ -1,10 +1,11 @@
 """Both simulators of Atari games, by their names, for tests that hold for each."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from accel_rl.emulator import state as words
 from accel_rl.envs.atari import AtariSimulator
@@ -33,13 +34,13 @@ def rollouts(
     arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
     batch = BatchSimulator(config, arrays, first_env=0)
     batch.start()
-    rng = np.random.default_rng(0)
+    rng, num_actions = np.random.default_rng(0), int(cast(Discrete, spec.action_space).n)
     for _ in range(count):
         h = arrays["observation"].shape[0] - horizon
         arrays["observation"][:h] = arrays["observation"][horizon:].copy()
         arrays["reset"][0], arrays["age"][0] = arrays["reset"][horizon], arrays["age"][horizon]
         batch.begin()
-        arrays["action"][:] = rng.integers(spec.action_space.n + wrong_actions, size=(horizon, num_envs))
+        arrays["action"][:] = rng.integers(num_actions + wrong_actions, size=(horizon, num_envs))
         for t in range(horizon):
             batch.step(t)
         yield {name: array.copy() for name, array in arrays.items()}

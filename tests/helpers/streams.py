@@ -1,5 +1,6 @@
 """Streams of random episodes, written down whole, and the rollouts that a sampler would cut them into."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,7 @@ class Env:
         )
 
 
-def rollout_of(envs: list[Env], first: int, horizon: int, spec: EnvSpec) -> Rollout:
+def rollout_of(envs: Sequence[Env], first: int, horizon: int, spec: EnvSpec) -> Rollout:
     """Rows first ... first + horizon of these streams, as a sampler gives them."""
     history = max(spec.frame_stack - 1, 0)
 

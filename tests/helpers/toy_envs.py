@@ -489,12 +489,12 @@ class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any]):
         super().__init__(env)
         self._total = 0
-        self._add = lambda reward: reward + self._total
+        self._add: Any = lambda reward: reward + self._total
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, *rest = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         self._total += 1
-        return observation, self._add(reward), *rest  # type: ignore[return-value]
+        return observation, self._add(reward), terminated, truncated, info
 
 
 def forgetful_wrapper(env: gymnasium.Env[Any, Any]) -> None:
