@@ -235,7 +235,7 @@ def _add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> Non
     from accel_rl.training.resolve import find_algo
 
     algo = _name_of_algo(arguments)
-    algo_class, preset = find_algo(algo)
+    algo_class, presets = find_algo(algo)
     groups = [
         ("the run", RunSettings),
         ("several learners", LearnerSettings),
@@ -244,7 +244,7 @@ def _add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> Non
         (f"algorithm {algo}", algo_class.Settings),
     ]
     for title, settings in groups:
-        add_flags(command.add_argument_group(f"settings of {title}"), settings, preset)
+        add_flags(command.add_argument_group(f"settings of {title}"), settings, presets)
 
 
 def _add_launch_arguments(command: argparse.ArgumentParser) -> None:

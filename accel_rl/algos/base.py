@@ -81,7 +81,8 @@ class Algo(ABC):
 
     Settings: ClassVar[type[AlgoSettings]] = AlgoSettings
     defaults: ClassVar[dict[str, Any]] = {}
-    """For a class without a preset: settings of the run as a preset's YAML has them, some under pixels or vectors."""
+    """For a class without a preset: settings of the run as a preset's YAML has them, some under pixels or vectors, and
+    some of these under box."""
 
     window_steps: int = 0
     """How many steps back `on_step` looks; 0: it does not look at the rollout that is being sampled."""

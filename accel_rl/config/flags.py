@@ -5,19 +5,21 @@ import typing
 from dataclasses import fields
 from typing import Any
 
+from accel_rl.config.presets import preset_settings
 
-def add_flags(group: Any, settings: type, preset: dict[str, Any]) -> None:
+
+def add_flags(group: Any, settings: type, presets: list[dict[str, Any]]) -> None:
     """Adds a flag for every field of a settings class to an argument group of argparse.
 
-    preset: the preset whose values are shown as defaults."""
+    presets: those whose values are shown as defaults."""
     types = typing.get_type_hints(settings)
     for field in fields(settings):
-        _add_flag(group, field, types[field.name], preset)
+        _add_flag(group, field, types[field.name], presets)
 
 
-def _add_flag(group: Any, field: Any, field_type: Any, preset: dict[str, Any]) -> None:
+def _add_flag(group: Any, field: Any, field_type: Any, presets: list[dict[str, Any]]) -> None:
     flag = f"--{field.name.replace('_', '-')}"
-    help_text = (field.metadata.get("help", "") + _describe_default(field, preset)).replace("%", "%%")
+    help_text = (field.metadata.get("help", "") + _describe_default(field, presets)).replace("%", "%%")
     if field_type in (bool, bool | None):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         return
@@ -34,18 +36,20 @@ def _metavar(name: str, field_type: Any) -> str:
     return "X" if field_type in (float, float | None) else name.rsplit("_", 1)[-1].upper()
 
 
-def _describe_default(field: Any, preset: dict[str, Any]) -> str:
-    pixels, vectors = (_default(field, preset, kind) for kind in ("pixels", "vectors"))
+def _describe_default(field: Any, presets: list[dict[str, Any]]) -> str:
+    for_pixels, for_vectors = preset_settings(presets, "pixels"), preset_settings(presets, "vectors")
+    for_box = preset_settings(presets, "vectors", is_box=True)
+    pixels, vectors, box = (_default(field, values) for values in (for_pixels, for_vectors, for_box))
     if pixels is None:
         return ""
-    return f" (default: {pixels}" + ("" if pixels == vectors else f"; for vector observations: {vectors}") + ")"
+    of_vectors = "" if vectors == pixels else f"; for vector observations: {vectors}"
+    of_box = "" if box == vectors else f"; for these with Box actions: {box}"
+    return f" (default: {pixels}{of_vectors}{of_box})"
 
 
-def _default(field: Any, preset: dict[str, Any], kind: str) -> Any:
-    """Returns the default for observations of this kind, pixels or vectors; None if there is none to show."""
-    value = preset.get(kind, {}).get(field.name, preset.get(field.name, field.default))
-    if field.name == "algo":
-        value = field.default
+def _default(field: Any, values: dict[str, Any]) -> Any:
+    """Returns the default where presets set these values; None if there is none to show."""
+    value = field.default if field.name == "algo" else values.get(field.name, field.default)
     if isinstance(value, tuple | list):
         return ("x" if all(isinstance(item, int) for item in value) else ",").join(map(str, value))
     if isinstance(value, dict):

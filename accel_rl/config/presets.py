@@ -8,7 +8,8 @@ import yaml
 from accel_rl.errors import unknown
 
 KINDS = ("pixels", "vectors")
-"""A preset's blocks: the settings in them apply to observations of that kind only."""
+"""A preset's blocks: the settings in them apply to observations of that kind only; those in a block `box` within them
+to actions in a Box only."""
 
 
 def preset_names() -> list[str]:
@@ -29,18 +30,18 @@ def load_preset(name: str, kind: str = "preset") -> dict[str, Any]:
     return preset
 
 
-def full_preset(name: str) -> dict[str, Any]:
-    """Returns an algorithm's preset; for a variant, its base's settings overridden by its own."""
+def preset_and_base(name: str) -> list[dict[str, Any]]:
+    """Returns an algorithm's preset; of a variant, its base's first."""
     preset = load_preset(name, kind="algorithm")
-    base = load_preset(preset["base"]) if "base" in preset else {}
-    own = {key: value for key, value in preset.items() if key not in KINDS}
-    blocks = {kind: base.get(kind, {}) | own | preset.get(kind, {}) for kind in KINDS}
-    return base | own | blocks
+    return [load_preset(preset["base"]), preset] if "base" in preset else [preset]
 
 
-def preset_settings(presets: list[dict[str, Any]], kind: str | None) -> dict[str, Any]:
-    """Returns what the presets set for observations of a kind (None: of any kind); a later preset overrides."""
+def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_box: bool = False) -> dict[str, Any]:
+    """Returns what presets set for observations of a kind (None: of any kind); a later preset overrides.
+
+    is_box: whether actions are in a Box."""
     values: dict[str, Any] = {}
     for preset in presets:
-        values |= preset | (preset.get(kind, {}) if kind else {})
-    return {name: value for name, value in values.items() if name not in KINDS}
+        block = preset.get(kind, {}) if kind else {}
+        values |= preset | block | (block.get("box", {}) if is_box else {})
+    return {name: value for name, value in values.items() if name not in (*KINDS, "box")}

@@ -4,9 +4,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
-from accel_rl.config.presets import full_preset, load_preset, preset_settings
+from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
@@ -101,7 +103,7 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
     chosen = overlay(file, given)
     algo_name = str(chosen.get("algo", RunSettings.algo))
     variant = load_preset(str(chosen["preset"])) if chosen.get("preset") else {}
-    algo_class, preset = find_algo(algo_name)
+    algo_class, presets = find_algo(algo_name)
     if variant:
         _check_variant(str(chosen["preset"]), variant, algo_name)
     names = setting_names(algo_class)
@@ -109,7 +111,7 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         if name not in names:
             raise unknown("setting", name, names)
 
-    env, spec, below = _environment([preset, variant], chosen, spec)
+    env, spec, below = _environment([*presets, variant], chosen, spec)
     # A preset normalizes where that is possible; a user who asks for more gets an error.
     if not spec.is_numbers:
         below["normalize_observations"] = False
@@ -136,26 +138,27 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
 # ---- the algorithm ----
 
 
-def find_algo(name: str) -> tuple[Any, Values]:
-    """Returns the class of an algorithm, named by a preset or as package.module:Class, and the settings of its preset.
+def find_algo(name: str) -> tuple[Any, list[Values]]:
+    """Returns the class of an algorithm, named by a preset or as package.module:Class, and its presets: the base of a
+    variant, and its own.
 
     Raises UsageError for an unknown name, for a class that is not an Algo, and for settings that clash with a run's or,
     in a class's `defaults`, do not exist."""
     from accel_rl.algos import Algo
 
-    preset = {} if ":" in name else full_preset(name)
-    algo_class = import_name(preset.get("algo", name), "algorithm")
+    presets = [] if ":" in name else preset_and_base(name)
+    algo_class = import_name(presets[-1]["algo"] if presets else name, "algorithm")
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
         raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
     clash = {f.name for f in fields(algo_class.Settings)} & {f.name for group in RUN_GROUPS for f in fields(group)}
     if clash:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
-    if not preset:
-        preset, names = algo_class.defaults, setting_names(algo_class)
-        for setting in (*preset_settings([preset], "pixels"), *preset_settings([preset], "vectors")):
+    if not presets:
+        presets, names = [algo_class.defaults], setting_names(algo_class)
+        for setting in (name for kind in KINDS for name in preset_settings(presets, kind, is_box=True)):
             if setting not in names:
                 raise unknown("setting", setting, names, f"(in the defaults of {name})")
-    return algo_class, preset
+    return algo_class, presets
 
 
 def setting_names(algo_class: Any) -> list[str]:
@@ -178,27 +181,34 @@ def _check_variant(name: str, variant: Values, algo_name: str) -> None:
 
 
 def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) -> tuple[EnvConfig, EnvSpec, Values]:
-    """Returns the environment, its spec (the given one, if any), and the presets' settings for such observations.
+    """Returns the environment, its spec (the given one, if any), and the presets' settings for it.
 
-    The observations decide which block of a preset applies, but the block may itself change the environment. So an
-    Atari game, which always shows pixels, is built with its block from the start; any other environment is probed
-    without its block, and again if the block changes it. Raises UsageError if that changes the kind of observations."""
-    common = overlay(preset_settings(presets, None), chosen)
+    Observations and actions decide which blocks of a preset apply, but these may change the environment. So an Atari
+    game, which always shows pixels and takes Discrete actions, is built with its block from the start; any other
+    environment is probed without its blocks, and again if they change it. Raises UsageError if then others apply."""
+    common = overlay(preset_settings(presets), chosen)
     run = pick(RunSettings, common)
     probed, probed_spec = None, spec
     if game_name(run.env) is None:
         probed = _env_config(common, chosen)
         probed_spec = spec or probe_spec(probed, run.env_build_timeout_s)
-    kind = _kind(probed_spec) if probed and probed_spec else "pixels"
-    below = preset_settings(presets, kind)
+    blocks = _blocks(probed_spec) if probed and probed_spec else ("pixels", False)
+    below = preset_settings(presets, *blocks)
     env = _env_config(overlay(below, chosen), chosen)
     if spec is None:
         spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
-    if probed and _kind(spec) != kind:
+    if probed and _blocks(spec) != blocks:
+        kinds = [f"{kind} with Box actions" if is_box else kind for kind, is_box in (blocks, _blocks(spec))]
         raise UsageError(
-            f"with the preset's settings for {kind}, {run.env} shows {_kind(spec)}; set env_options outside of {kind}"
+            f"with the preset's settings for {kinds[0]}, {run.env} needs those for {kinds[1]}; set env_options outside "
+            f"of {blocks[0]}"
         )
     return env, spec, below
+
+
+def _blocks(spec: EnvSpec) -> tuple[str, bool]:
+    """Returns the preset's block for these observations, and whether that for Box actions within it applies, too."""
+    return _kind(spec), isinstance(spec.action_space, gymnasium.spaces.Box)
 
 
 def _kind(spec: EnvSpec) -> str:

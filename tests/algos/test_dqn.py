@@ -69,10 +69,10 @@ def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, bat
     brought is learned from while the next one is sampled: so the last one's share is still due."""
     changes = {"warmup_steps": warmup, "training_intensity": intensity, "batch_size": batch_size}
     algo, sampler, update = make_run(horizon=horizon, **changes)
-    stats = play(algo, sampler, update, 12)
+    stats = play(algo, sampler, update, 7)
     per_rollout = 4 * horizon
     rollouts_before = math.ceil(warmup / per_rollout)
-    assert len(update.batches) == intensity * (12 - rollouts_before) * per_rollout / batch_size
+    assert len(update.batches) == intensity * (7 - rollouts_before) * per_rollout / batch_size
     assert {len(batch.action) for batch in update.batches} == {batch_size}
     assert sum(len(each["loss"]) for each in stats) == len(update.batches)
     assert all(each.keys() == {"loss", "value", "td_error", "grad_norm"} for each in stats)

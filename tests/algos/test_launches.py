@@ -38,7 +38,7 @@ CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 BATCHES = {"batches": 2, "batch_steps": 4}
 TASKS = {"auxiliary": ("pixel_control", "value_replay", "reward_prediction"), "auxiliary_replay_steps": 13}
 WITHOUT_PICTURES = {**TASKS, "auxiliary": ("value_replay", "reward_prediction")}
-REPLAY = {"replay_size": 240, "warmup_steps": 48, "batch_size": 8, "training_intensity": 2.0, "n_step": 2}
+REPLAY = {"replay_size": 240, "warmup_steps": 48, "batch_size": 8, "training_intensity": 1.0, "n_step": 2}
 ALL = {"prioritized": True, "double": True, "dueling": True}
 
 ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
@@ -144,7 +144,7 @@ def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
     steps that are not valid, orders of samples."""
     gpu = Run(name, GPU)
-    assert_learns_alike(Run(name, CPU), gpu, Run.learn, [0, 1, 0, 2, 0, 0, 3, 0])
+    assert_learns_alike(Run(name, CPU), gpu, Run.learn, [0, 1, 0, 2, 0, 3])
     assert len(gpu.update._graphs._calls) <= 4, "each number of truncated episodes has graphs of its own"
 
 

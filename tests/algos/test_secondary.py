@@ -15,16 +15,16 @@ from tests.helpers.q_tables import play
 from tests.helpers.runs import assert_same, rows
 
 
-@pytest.mark.parametrize("batch_size", [2, 4, 6, 20])
+@pytest.mark.parametrize("batch_size", [2, 6, 20])
 def test_the_second_network_learns_from_as_many_samples(batch_size: int) -> None:
     """Would catch another start, another number of samples, a target that stays, and statistics that are lost."""
     algo, sampler, update = make_run(secondary_batch_size=batch_size, secondary_learning_rate=3e-4, horizon=6)
     second = algo.secondary
     assert_same(second.network.state_dict(), algo.policy.state_dict())
     own = second.update
-    stats = play(algo, sampler, update, 9)
+    stats = play(algo, sampler, update, 5)
     learned = sum(len(batch.action) for batch in update.batches)
-    assert learned == 2 * 24 * 8
+    assert learned == 2 * 24 * 4
     assert {len(batch.action) for batch in own.batches} == {batch_size}
     assert 0 <= learned - batch_size * len(own.batches) < batch_size
     assert not torch.equal(own.parameters.values, update.parameters.values)

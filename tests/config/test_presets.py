@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
-from accel_rl.training.build import check
+from accel_rl.training.build import build_algo, check
 from accel_rl.training.resolve import Config, find_algo, resolve, setting_names
-from accel_rl.training.run_directory import read_settings
 from tests.helpers.runs import rows
-from tests.helpers.samplers import spec_of
+from tests.helpers.samplers import TOYS, spec_of
 
 KINDS = ("pixels", "vectors")
 SMALL: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_a_preset_is_whole(preset: str, kind: str) -> None:
     content = load_preset(preset)
     resolved = config.as_dict()
     for name, value in content.get(kind, {}).items():
-        assert resolved[name] == value, name
+        assert name == "box" or resolved[name] == value, name
     about = {"description", "algo", "base", "pixels", "vectors"}
     assert content.keys() - about <= resolved.keys()
 
@@ -129,11 +129,36 @@ def test_a_variant_belongs_to_its_algorithm() -> None:
 
 
 @pytest.mark.parametrize(("env", "normalized"), [("CartPole-v1", True), ("FrozenLake-v1", False)])
-def test_ppo_normalizes_what_it_can(tmp_path: Path, env: str, normalized: bool) -> None:
+def test_ppo_normalizes_what_it_can(env: str, normalized: bool) -> None:
     """Would catch a default that refuses environments whose observations are no numbers."""
-    run = accel_rl.train(**SMALL, algo="ppo", env=env, out=tmp_path / "run")
-    assert read_settings(run)["normalize_observations"] is normalized
-    assert (accel_rl.load(run).policy.norm is not None) is normalized
+    config = resolve_for({"algo": "ppo"}, env)
+    assert config.as_dict()["normalize_observations"] is normalized
+    assert (build_algo(config).policy.norm is not None) is normalized
+
+
+ACTOR_CRITICS = ("a2c", "a2c_lstm", "a3c", "a3c_cpu16", "ppo", "appo", "vtrace", "unreal", "ga3c", "gunreal")
+PICTURE = EnvConfig(f"{TOYS}:Picture", options={"height": 84, "width": 84})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preset", ACTOR_CRITICS)
+def test_box_actions_have_settings_of_their_own(preset: str, kind: str) -> None:
+    """Would catch a preset that is refused for Box actions, and one whose entropy weight keeps Gaussians wide."""
+    spec, env = spec_of(EnvConfig("Pendulum-v1")), {"env": "Pendulum-v1"}
+    if kind == "pixels":
+        spec, env = replace(spec_of(PICTURE), action_space=spec.action_space), {"env": PICTURE.env_id}
+    config = resolve({"algo": preset, **env}, spec=spec)
+    check(config)
+    assert config.algo.entropy_weight <= 1e-4 < resolve({"algo": preset, "env": "pong"}).algo.entropy_weight
+    assert config.algo.normalize_returns or config.run.sampler == "queued" or preset == "unreal"
+
+
+@pytest.mark.parametrize("env", ["pong", "CartPole-v1"])
+@pytest.mark.parametrize("preset", ["unreal", "gunreal"])
+def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None:
+    """Would catch an auxiliary task that trains layers which the policy does not share."""
+    settings = resolve_for({"algo": preset}, env).algo
+    assert "value_replay" in settings.auxiliary and not settings.separate_value
 
 
 def test_normalization_that_is_asked_for_is_not_dropped() -> None:

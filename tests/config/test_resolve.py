@@ -59,6 +59,35 @@ class PixelDefaults(A2C):
     }
 
 
+class BoxDefaults(A2C):
+    defaults: ClassVar[dict[str, Any]] = {
+        "horizon": 2,
+        "vectors": {"horizon": 3, "discount": 0.9, "box": {"horizon": 4, "discount": 0.8, "value_weight": 0.3}},
+        "pixels": {"box": {"horizon": 5}},
+    }
+
+
+def test_settings_for_box_actions_stand_between_those_for_vectors_and_the_variant(tmp_path: Path) -> None:
+    """Would catch Box actions trained with settings for Discrete ones, the reverse, and a wrong precedence."""
+    own: dict[str, Any] = {"algo": f"{__name__}:BoxDefaults", "env": "Pendulum-v1"}
+
+    def numbers(**settings: Any) -> tuple[int, float, float]:
+        config = resolve_on_cpu(**settings)
+        return config.run.horizon, config.algo.discount, config.algo.value_weight
+
+    assert numbers(**own) == (4, 0.8, 0.3)
+    assert numbers(**own | {"env": "CartPole-v1"}) == (3, 0.9, 0.25)
+    assert numbers(**own | {"env": "pong"}) == (2, 0.99, 0.25)
+    file = tmp_path / "settings.yaml"
+    file.write_text("horizon: 6\ndiscount: 0.7\n")
+    config = resolve({**own, "device": "cpu", "discount": 0.6}, file)
+    assert (config.run.horizon, config.algo.discount, config.algo.value_weight) == (6, 0.6, 0.3)
+
+    a2c, lstm = (resolve_on_cpu(algo="a2c", env="Pendulum-v1", **more) for more in ({}, {"preset": "a2c_lstm"}))
+    assert (a2c.run.horizon, a2c.algo.gaussian) == (25, "spherical")
+    assert (lstm.run.horizon, lstm.algo.gaussian) == (20, "spherical")
+
+
 class TurnsIntoPixels(A2C):
     defaults: ClassVar[dict[str, Any]] = {"vectors": {"env_options": {"g": 5.0}}}
 
@@ -108,7 +137,7 @@ def test_a_block_that_changes_its_own_kind_of_observations_is_refused(monkeypatc
 
     vectors, pixels = EnvConfig("CartPole-v1"), EnvConfig(f"{TOYS}:Picture", options=LARGE)
     monkeypatch.setattr(resolving, "probe_spec", lambda env, timeout_s: spec_of(pixels if env.options else vectors))
-    with pytest.raises(UsageError, match=r"settings for vectors, .* shows pixels; set env_options outside of vectors"):
+    with pytest.raises(UsageError, match=r"for vectors, .* needs those for pixels; set env_options outside of vectors"):
         resolve_on_cpu(algo=f"{__name__}:TurnsIntoPixels", env="Pendulum-v1")
 
 
@@ -137,7 +166,7 @@ def test_small_frames_of_atari_games() -> None:
 
 
 class Misspelt(A2C):
-    defaults: ClassVar[dict[str, Any]] = {"vectors": {"learning_rte": 1e-3}}
+    defaults: ClassVar[dict[str, Any]] = {"vectors": {"box": {"learning_rte": 1e-3}}}
 
 
 def test_a_misspelt_default_of_a_class_is_refused() -> None:

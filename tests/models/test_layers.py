@@ -193,6 +193,8 @@ def test_results_and_names_stay(name: str) -> None:
         expected = results(exact, image, bf16=False)
         for ours, other in zip(results(network, image, bf16=False), expected, strict=True):
             assert (ours - other).norm() <= 1e-4 * other.norm() + 1e-4
+        if num_samples == 1:
+            continue
         if name == "recurrent" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             continue  # PyTorch's own LSTM refuses bfloat16 there
         plain = results(before, image, bf16=True)

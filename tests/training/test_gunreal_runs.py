@@ -41,9 +41,9 @@ def policy_of(run: Path) -> dict[str, torch.Tensor]:
 def test_two_halves_are_a_whole_run(tmp_path: Path) -> None:
     """Would catch replays, ages or generators of agents that a checkpoint leaves out, tasks that begin early or never,
     and values behind sequences that depend on which agents ask together."""
-    whole = accel_rl.train(**RUN, steps=160, out=tmp_path / "whole")
-    halves = accel_rl.train(**RUN, steps=80, schedule_steps=160, out=tmp_path / "halves")
-    halves = accel_rl.train(resume=halves, steps=160)
+    whole = accel_rl.train(**RUN, steps=120, out=tmp_path / "whole")
+    halves = accel_rl.train(**RUN, steps=70, schedule_steps=120, out=tmp_path / "halves")
+    halves = accel_rl.train(resume=halves, steps=120)
     first, second = policy_of(whole), policy_of(halves)
     assert all(torch.equal(first[name], second[name]) for name in first)
     for task in TASKS:
