@@ -33,7 +33,7 @@ MORE_WITH_TASKS = 6
 MOST_OF_STORING = 25  # for each rollout: each of its arrays goes into the replay by itself
 SCHEDULES = {"learning_rate_schedule": "linear"}
 ENTROPY = {**SCHEDULES, "entropy_schedule": "linear"}
-EPOCHS = {"epochs": 3, "minibatches": 2}
+EPOCHS = {"epochs": 2, "minibatches": 2}
 CORE = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 BATCHES = {"batches": 2, "batch_steps": 4}
 TASKS = {"auxiliary": ("pixel_control", "value_replay", "reward_prediction"), "auxiliary_replay_steps": 13}
@@ -183,7 +183,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
         run.replayed(rollout)
         rooms.append(len(run.algo.replay.ring.final_frames))
 
-    assert_learns_alike(*runs, learn, [0, 1, 0, 0, 2, 0, 0, 5, 8, 0, 0, 9, 0, 0])
+    assert_learns_alike(*runs, learn, [0, 1, 0, 0, 2, 0, 5, 8, 0, 9, 0])
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 

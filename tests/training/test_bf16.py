@@ -38,7 +38,12 @@ ALGOS: dict[str, dict[str, Any]] = {
     "ppo lstm": {"algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, **EVALUATED},
     "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
 }
-CASES = [name if name in ("a2c", "dqn") else pytest.param(name, marks=pytest.mark.slow) for name in ALGOS]
+
+
+def others_slow(quick: str) -> list[Any]:
+    return [name if name == quick else pytest.param(name, marks=pytest.mark.slow) for name in ALGOS]
+
+
 SERIAL: dict[str, Any] = {"sampler": "serial"}
 ALTERNATING: dict[str, Any] = {"sampler": "alternating", "workers": 2}
 
@@ -49,7 +54,7 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_slow("dqn"))  # which learns while it samples
 def test_alternating_equals_serial(case: str, tmp_path: Path) -> None:
     """Would catch actions by weights that one sampler prepared before an update and the other one after it, and results
     that depend on what was computed before, such as which batch size the weights were packed for first."""
@@ -64,7 +69,7 @@ def test_alternating_equals_serial(case: str, tmp_path: Path) -> None:
     assert all(value.dtype == torch.float32 for value in policy(runs[0]).values())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", others_slow("a2c"))
 def test_two_halves_equal_a_whole_run(case: str, tmp_path: Path) -> None:
     """Would catch a checkpoint of parameters that were rounded, and weights prepared before it was loaded."""
     settings = PONG | ALGOS[case] | SERIAL

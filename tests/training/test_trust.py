@@ -16,7 +16,15 @@ from accel_rl.training.run_directory import is_finished
 from tests.helpers.runs import TINY_SERIAL_RUN
 
 # Checkpoints of a DQN have a replay, which is a file of its own.
-DQN = {"algo": "dqn", "warmup_steps": 20, "batch_size": 8, "replay_size": 100, "n_step": 1, "training_intensity": 2}
+DQN = {
+    "algo": "dqn",
+    "warmup_steps": 20,
+    "batch_size": 8,
+    "replay_size": 100,
+    "n_step": 1,
+    "training_intensity": 2,
+    "normalize_returns": False,
+}
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **DQN, "checkpoint_interval_steps": 20, "schedule_steps": 200}
 NOBODY = 65534
 
