@@ -84,8 +84,8 @@ def test_settings_for_box_actions_stand_between_those_for_vectors_and_the_varian
     assert (config.run.horizon, config.algo.discount, config.algo.value_weight) == (6, 0.6, 0.3)
 
     a2c, lstm = (resolve_on_cpu(algo="a2c", env="Pendulum-v1", **more) for more in ({}, {"preset": "a2c_lstm"}))
-    assert (a2c.run.horizon, a2c.algo.gaussian) == (25, "spherical")
-    assert (lstm.run.horizon, lstm.algo.gaussian) == (20, "spherical")
+    assert (a2c.run.horizon, a2c.algo.entropy_weight) == (25, 1e-4)
+    assert (lstm.run.horizon, lstm.algo.entropy_weight) == (20, 1e-4)
 
 
 class TurnsIntoPixels(A2C):
