@@ -26,6 +26,10 @@ from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError
 
 
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
+
+
 class GymSimulator:
     """Steps one gymnasium environment.
 
@@ -49,7 +53,7 @@ class GymSimulator:
         self._steps = 0
 
     def reset(self, row: Array) -> None:
-        observation, _ = self._env.reset(seed=self._reset_seed)
+        observation, _ = self._call("reset", _RESET, seed=self._reset_seed)
         self._reset_seed = None  # later games use the environment's own generator
         self._steps = 0
         self._check_spaces()
@@ -61,13 +65,40 @@ class GymSimulator:
             raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
-        observation, reward, terminated, truncated, _ = self._env.step(self._to_env(action))
+        observation, reward, terminated, truncated, _ = self._call("step", _STEP, self._to_env(action))
         self._steps += 1
-        reward = float(reward)
+        reward = float(self._number("reward", reward))
+        terminated, truncated = self._number("terminated", terminated), self._number("truncated", truncated)
         if not math.isfinite(reward):
             raise RunError(f"the reward at step {self._steps} of the episode is {reward}")
         self._write(observation, row)
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
+
+    def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> Any:
+        """Returns what a method of the environment returns. Raises RunError if it has not these parts."""
+        try:
+            returned = getattr(self._env, method)(*arguments, **options)
+        except ValueError as error:
+            if f"(expected {len(parts)}" not in str(error) or not _is_gymnasiums(error):
+                raise
+            raise RunError(f"{method}() {_other_parts(parts)}") from None  # a wrapper of gymnasium could not unpack it
+        if not isinstance(returned, tuple | list) or len(returned) != len(parts):
+            raise RunError(f"{method}() {_other_parts(parts)}")
+        return returned
+
+    def _number(self, name: str, value: Any) -> Any:
+        """Returns the number that a step returned, from an array of one as well. Raises RunError for anything else."""
+        if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+            return value
+        array = np.asarray(value)
+        if array.size != 1 and array.ndim:
+            raise RunError(
+                f"{name} at step {self._steps} of the episode has shape {array.shape}: it is a batch, as of several "
+                "environments in one; return a single environment's, and --envs says how many of them run"
+            )
+        if array.dtype.kind not in "biuf":
+            raise RunError(f"{name} at step {self._steps} of the episode is {value!r}, but must be a number")
+        return array.item()
 
     def _check_spaces(self) -> None:
         """Raises RunError if the environment has other spaces than when it was built."""
@@ -120,3 +151,15 @@ class GymSimulator:
 
     def close(self) -> None:
         self._env.close()
+
+
+def _is_gymnasiums(error: Exception) -> bool:
+    """Returns whether gymnasium's own code has raised the error."""
+    traceback = error.__traceback__
+    while traceback and traceback.tb_next:
+        traceback = traceback.tb_next
+    return bool(traceback) and traceback.tb_frame.f_globals["__name__"].startswith("gymnasium.")
+
+
+def _other_parts(parts: tuple[str, ...]) -> str:
+    return f"did not return ({', '.join(parts)}), as gymnasium's API has it since 0.26; return exactly these"

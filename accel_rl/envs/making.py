@@ -69,7 +69,23 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
         env = _make_registered(config.env_id.rpartition(":")[2], config.options, render_mode)
     else:
         env = _call_factory(make, config, seed, render_mode)
-    return functools.reduce(_wrap, config.wrappers, env)
+    env = functools.reduce(_wrap, config.wrappers, env)
+    _check_reset(env, config.env_id)
+    return env
+
+
+def _check_reset(env: Env, env_id: str) -> None:
+    """Raises UsageError if an environment, or one of its wrappers, cannot be reset with a seed."""
+    while True:
+        parameters = inspect.signature(env.reset).parameters.values()
+        if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            raise UsageError(
+                f"{env_id}: reset() of {type(env).__name__} takes no seed; declare reset(self, *, seed=None, "
+                "options=None) and return (observation, info), as gymnasium.Env does since 0.26"
+            )
+        if not isinstance(env, gymnasium.Wrapper):
+            return
+        env = env.env
 
 
 def _find(env_id: str) -> Callable[..., Any] | None:

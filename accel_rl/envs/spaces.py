@@ -252,11 +252,14 @@ def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:
 
 
 def _leaf_misfit(observation: Any, space: Space, name: str) -> str | None:
+    if isinstance(observation, list | tuple):
+        return f"{_part(name)} is a {type(observation).__name__}, but has to be an array of shape {space.shape}"
     value = np.asarray(observation)
     if value.shape == space.shape and value.dtype == space.dtype and isinstance(space, spaces.Box):
         return None
     if value.shape != space.shape:
-        return f"{_part(name)} has shape {value.shape}, but the declared space says {space.shape}"
+        batch = "; return one observation, not a batch" if value.ndim and value.shape[1:] == space.shape else ""
+        return f"{_part(name)} has shape {value.shape}, but the declared space says {space.shape}{batch}"
     is_float = np.issubdtype(space.dtype or np.float32, np.floating)
     if value.dtype.kind not in ("iubf" if is_float else "iub"):
         return f"{_part(name)} is of type {value.dtype}, but the declared space says {space.dtype}"

@@ -139,6 +139,10 @@ def test_box_actions_are_clipped():
         ("wrong_shape", ["shape (1,)", "(2,)"]),
         ("none", ["shape ()", "(2,)"]),
         ("nan_reward", ["reward", "nan"]),
+        ("list_observation", ["is a list", "array of shape (2,)"]),
+        ("batch", ["shape (4, 2)", "return one observation, not a batch"]),
+        ("text_reward", ["reward", "'1'", "must be a number"]),
+        ("batch_of_rewards", ["reward", "shape (4,)", "single environment's", "--envs"]),
     ],
 )
 def test_bad_values_name_the_step(how, words):
@@ -149,7 +153,8 @@ def test_bad_values_name_the_step(how, words):
     with pytest.raises(RunError) as raised:
         simulator.step(0, row)
     assert all(word in str(raised.value) for word in [*words, "step 2"])
-    if how == "nan_reward":
+    assert "\n" not in str(raised.value)
+    if "reward" in how:
         return
     simulator, row = make("Broken", how=how, at_step=0, at_game=1)
     simulator.reset(row)
@@ -157,6 +162,36 @@ def test_bad_values_name_the_step(how, words):
     with pytest.raises(RunError) as raised:
         simulator.reset(row)
     assert all(word in str(raised.value) for word in [*words, "step 0"])
+
+
+def test_a_reward_in_an_array_of_one():
+    """Catches a check for batches that refuses environments whose reward is an array with one number."""
+    simulator, row = make("Broken", how="array_of_one", at_step=1)
+    simulator.reset(row)
+    assert simulator.step(0, row).reward == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("OldReset", {}, r"reset\(\) did not return \(observation, info\)"),
+        ("OldStep", {}, r"step\(\) did not return \(observation, reward, terminated, truncated, info\)"),
+        ("limited", {"kind": "OldStep"}, r"step\(\) did not return"),
+    ],
+)
+def test_the_old_api(name, options, words):
+    """Catches environments of the API before 0.26 that end a run with a traceback about unpacking."""
+    simulator, row = make(name, **options)
+    with pytest.raises(RunError, match=f"{words}.* return exactly these$"):
+        simulator.reset(row)
+        simulator.step(0, row)
+
+
+@pytest.mark.parametrize(("name", "options"), [("Seedless", {}), ("limited", {"kind": "Seedless"})])
+def test_a_reset_without_a_seed(name, options):
+    """Catches a traceback from the first reset, in a worker, in place of a line before anything is written."""
+    with pytest.raises(UsageError, match=r"reset\(\) of Seedless takes no seed; declare reset\(self, \*, seed=None"):
+        make(name, **options)
 
 
 def test_out_of_bounds():

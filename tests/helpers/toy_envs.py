@@ -62,7 +62,7 @@ class EndsTwice(Counting):
 class Broken(Counting):
     """Counting that breaks at one moment: while it is built, or at step at_step (0: reset) of game at_game.
 
-    how: raise | exit | kill | hang | nan_observation | nan_reward | wrong_shape | wrong_dtype | out_of_bounds | none.
+    how: raise | exit | kill | hang, or what it returns: a key of `spoilt` below.
     once: a path; it breaks only if there is no such file yet, and creates it: one environment of many, and one time.
     """
 
@@ -112,6 +112,11 @@ class Broken(Counting):
             "wrong_dtype": (observation.astype(str), reward),
             "out_of_bounds": (observation - 100, reward),
             "none": (None, reward),
+            "list_observation": (observation.tolist(), reward),
+            "batch": (np.stack([observation] * 4), reward),
+            "text_reward": (observation, "1"),
+            "batch_of_rewards": (observation, np.zeros(4)),
+            "array_of_one": (observation, np.array([reward])),
         }
         return spoilt[self._how]
 
@@ -441,6 +446,31 @@ def with_anything(**arguments: Any) -> Counting:
     env = Counting()
     env.arguments = arguments  # type: ignore[attr-defined]
     return env
+
+
+class OldStep(Counting):
+    """An environment written for gym before 0.26: one `done`."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class OldReset(Counting):
+    """No info."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0]
+
+
+class Seedless(OldReset):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+def limited(kind: str) -> gymnasium.Env[Any, Any]:
+    """One of these in a wrapper of gymnasium, which unpacks what they return."""
+    return gymnasium.wrappers.TimeLimit(globals()[kind](), 10)
 
 
 def not_an_env() -> Any:
