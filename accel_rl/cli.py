@@ -15,6 +15,7 @@ from accel_rl.bench.network_options import NetworkOptions, add_network_arguments
 from accel_rl.bench.options import SamplingOptions, add_sampling_arguments
 from accel_rl.doctor.command import add_arguments as add_doctor_arguments
 from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.hardware.host_memory import describe_exceeded_limit
 from accel_rl.tune.options import TuneOptions, add_tune_arguments
 from accel_rl.version import __version__
 
@@ -45,6 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _print_error(str(error), 1)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except (ImportError, MemoryError, RuntimeError) as error:
+        if (reason := describe_exceeded_limit(error)) is None:
+            raise
+        return _print_error(reason, 1)
     return 0
 
 

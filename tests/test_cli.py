@@ -494,3 +494,11 @@ def test_a_real_process_refuses_bad_arguments_as_well() -> None:
     result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""
+
+
+def test_too_few_addresses_for_torch_are_one_line(tmp_path: Path) -> None:
+    """Would catch a traceback from the middle of an import where the shell or a batch system limits addresses."""
+    limited = 'ulimit -v 400000; exec "$0" -m accel_rl train --env CartPole-v1'
+    process = subprocess.run(["sh", "-c", limited, sys.executable], capture_output=True, text=True, cwd=tmp_path)
+    Result(process.returncode, process.stdout, process.stderr).assert_one_line(1)
+    assert re.search(r"limit of 0\.4 GB .* is too low \(.*failed to map segment.*\); raise it", process.stderr)

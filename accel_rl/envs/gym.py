@@ -3,6 +3,7 @@
 import functools
 import math
 import pickle
+import traceback
 from typing import Any
 
 import gymnasium
@@ -24,7 +25,6 @@ from accel_rl.envs.spaces import (
 from accel_rl.envs.spec import Array, EnvConfig, Outcome
 from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError
-
 
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -155,10 +155,8 @@ class GymSimulator:
 
 def _is_gymnasiums(error: Exception) -> bool:
     """Returns whether gymnasium's own code has raised the error."""
-    traceback = error.__traceback__
-    while traceback and traceback.tb_next:
-        traceback = traceback.tb_next
-    return bool(traceback) and traceback.tb_frame.f_globals["__name__"].startswith("gymnasium.")
+    frames = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1]).startswith("gymnasium.")
 
 
 def _other_parts(parts: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ cache, where writing takes 3.5 s and copying a mapped replay into its arrays 3.6
 
 import shlex
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,8 @@ from accel_rl.training.trust import check_owner
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 4
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
+# What the checkpoint of a run holds; its replays, and policies that earlier versions wrote, hold something else.
+PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")
 # Files in a run's folder.
 CHECKPOINT, PREVIOUS, REPLAYS = "checkpoint.pt", "checkpoint.previous.pt", "replay-*.pt*"
 
@@ -44,14 +47,17 @@ class DamagedError(UsageError):
     """A file that is not what was once written to it, or that never was a checkpoint."""
 
 
-def load(path: Path, mapped: bool = False, trust: bool = False) -> dict[str, Any]:
+def load(path: Path, mapped: bool = False, trust: bool = False, parts: Iterable[str] = ()) -> dict[str, Any]:
     """Returns what `save` was given, on the CPU. mapped: tensors are read from the file when they are used.
 
     Unpickles the file, which can run code: load only checkpoints that you trust. Raises UsageError if there is no such
-    file, if it belongs to another user (unless trust is given), or if it is damaged, foreign, or of another version;
-    the message names the way out."""
+    file, if it belongs to another user (unless trust is given), or if it is damaged, foreign, of another version, or
+    without one of these parts; the message names the way out."""
     try:
-        return _load(path, mapped, trust)
+        state = _load(path, mapped, trust)
+        if missing := [part for part in parts if part not in state]:
+            raise DamagedError(f"{path} is damaged: it lacks {', '.join(missing)}")
+        return state
     except DamagedError as error:
         raise DamagedError(f"{error}{_way_out(path, trust)}") from None
 

@@ -267,7 +267,7 @@ def convert(run_dir: Path) -> list[Path]:
     cannot be read, RunError if the disk refuses."""
     folder = Path(run_dir)
     states = [
-        (name, checkpoint.load(folder / old, trust=True))
+        (name, checkpoint.load(folder / old, trust=True, parts=("spec", "policy", "best_score")))
         for old, name in ((CHECKPOINT, LAST), (OLD_BEST, BEST))
         if (folder / old).is_file() and not (name == BEST and (folder / BEST).is_file())
     ]

@@ -111,7 +111,7 @@ def reopen(
     saved = read_settings(folder)
     if out is not None or config_file is not None:
         raise UsageError("a resumed run continues in its own folder with its own settings; omit --out and --config")
-    state = checkpoint.load(folder / CHECKPOINT, trust=trust)
+    state = checkpoint.load(folder / CHECKPOINT, trust=trust, parts=checkpoint.PARTS)
     is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
     wanted = resolve(overlay(base, given), spec=state["spec"])

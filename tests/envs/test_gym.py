@@ -171,6 +171,12 @@ def test_a_reward_in_an_array_of_one():
     assert simulator.step(0, row).reward == 1
 
 
+def play(simulator, row):
+    """One step."""
+    simulator.reset(row)
+    simulator.step(0, row)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
@@ -183,8 +189,7 @@ def test_the_old_api(name, options, words):
     """Catches environments of the API before 0.26 that end a run with a traceback about unpacking."""
     simulator, row = make(name, **options)
     with pytest.raises(RunError, match=f"{words}.* return exactly these$"):
-        simulator.reset(row)
-        simulator.step(0, row)
+        play(simulator, row)
 
 
 @pytest.mark.parametrize(("name", "options"), [("Seedless", {}), ("limited", {"kind": "Seedless"})])
@@ -346,12 +351,12 @@ def trace(simulator, row, steps, seed=0):
 def test_seeds(name):
     """Catches environments that all begin alike, and games that all begin alike: only the first reset is seeded."""
 
-    def play(seed):
+    def play_game(seed):
         simulator, row = make(name, seed)
         simulator.reset(row)
         return trace(simulator, row, 60)
 
-    assert play(1) == play(1) != play(2)
+    assert play_game(1) == play_game(1) != play_game(2)
     simulator, row = make("CartPole-v1")
     starts = []
     for _ in range(3):

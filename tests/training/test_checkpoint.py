@@ -19,7 +19,7 @@ import torch
 
 import accel_rl
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint
+from accel_rl.training import checkpoint, policy_file
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
 from tests.helpers.runs import assert_same, assert_same_run
 
@@ -165,6 +165,20 @@ def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> Non
         checkpoint.load(tmp_path / CHECKPOINT)
 
 
+def test_a_checkpoint_that_lacks_a_part_is_one_line(finished: Path, tmp_path: Path) -> None:
+    """Would catch a KeyError from a checkpoint that was written by something else or edited, and a part that is missing
+    from the list of what checkpoints hold."""
+    run = copy_run(finished, tmp_path / "run")
+    state = checkpoint.load(run / CHECKPOINT)
+    assert state.keys() == {"format", *checkpoint.PARTS}
+    checkpoint.save(run / CHECKPOINT, {name: value for name, value in state.items() if name != "spec"})
+    message = r"checkpoint\.pt is damaged: it lacks spec; the checkpoint before it, of step 80, is intact"
+    with pytest.raises(UsageError, match=message):
+        accel_rl.train(resume=run, steps=200)
+    with pytest.raises(UsageError, match=message):
+        policy_file.convert(run)
+
+
 # ---- the checkpoint before the last one ----
 
 
@@ -228,7 +242,7 @@ def test_what_is_replaced_becomes_the_previous_one(tmp_path: Path, monkeypatch: 
 SAVES = """
 import sys, time
 from pathlib import Path
-from accel_rl.training import checkpoint
+from accel_rl.training import checkpoint, policy_file
 
 class Halts:
     def __reduce__(self):
