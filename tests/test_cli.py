@@ -94,6 +94,7 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
         "best.safetensors",
         "summary.json",
         "learning_curve.png",
+        "lock",
     }
     assert len(list(cartpole.glob("events.out.tfevents.*"))) == 1
     table = rows(cartpole)

@@ -51,14 +51,13 @@ def train(
 
 def _train_here(request: RunRequest, stop: StopSignal, show: bool) -> Path:
     """Trains with all learners of the run on this machine."""
-    config, state = request.resolve()
-    folder = request.open_folder(config, state)
-    if config.rank_info.size > 1:
-        with logged(folder, show=False):  # rank 0 shows them
-            supervise(config, folder, state, stop, show)
-    else:
-        with logged(folder, show):
-            _learn_alone(config, folder, state, stop, show)
+    with request.open_run() as (config, state, folder):
+        if config.rank_info.size > 1:
+            with logged(folder, show=False):  # rank 0 shows them
+                supervise(config, folder, state, stop, show)
+        else:
+            with logged(folder, show):
+                _learn_alone(config, folder, state, stop, show)
     return folder
 
 

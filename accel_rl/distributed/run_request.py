@@ -1,12 +1,15 @@
 """What a caller of `train` asks for, and how that becomes a run: resolved, checked, and given its folder."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accel_rl.training.build import check
+from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import create, prepare_resume, reopen
+from accel_rl.training.run_directory import choose_folder, create, prepare_resume, read_settings, reopen
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,26 @@ class RunRequest:
             config = resolve(self.settings, Path(self.config) if self.config else None)
         return check(config, (config.device,) if alone else None), state
 
-    def open_folder(self, config: Config, state: dict[str, Any] | None) -> Path:
-        """Creates the run's folder, or opens it again; returns it."""
+    @contextlib.contextmanager
+    def open_run(self) -> Iterator[tuple[Config, dict[str, Any] | None, Path]]:
+        """Yields what `resolve` returns, and the run's folder, which no other run can write to in the meantime."""
+        if self.resume is not None:
+            folder = Path(self.resume)
+            read_settings(folder)  # raises UsageError if this is no run's folder
+            with locked(folder, "run"):
+                config, state = self.resolve()
+                self.open_folder(config, state, folder)
+                yield config, state, folder
+            return
+        config, state = self.resolve()
+        folder = choose_folder(config, self.out)
+        with locked(folder, "run"):
+            self.open_folder(config, state, folder)
+            yield config, state, folder
+
+    def open_folder(self, config: Config, state: dict[str, Any] | None, folder: Path) -> None:
+        """Creates the run's folder, or opens it again."""
         if state is None:
-            return create(config, self.out, self.overwrite)
-        assert self.resume is not None
-        prepare_resume(config, Path(self.resume), state)
-        return Path(self.resume)
+            create(config, folder, self.overwrite)
+        else:
+            prepare_resume(config, folder, state)

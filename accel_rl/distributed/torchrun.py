@@ -5,6 +5,7 @@ ends learners by SIGTERM and, after 30 s, SIGKILL, reports the failure that came
 only notices that another one is gone), has one exit status for all of them, passes on no shared memory, and leaves
 learners behind when it is killed itself."""
 
+import contextlib
 import os
 import socket
 import time
@@ -26,6 +27,7 @@ from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import Job, is_finished, launcher_id
 from accel_rl.version import __version__
@@ -47,9 +49,10 @@ class AgreedRun(NamedTuple):
 def learn_launched(rank_info: RankInfo, request: RunRequest, stop: StopSignal, show: bool) -> Path:
     """Trains as this learner, to the end of the run; returns the run's folder."""
     # Whether learners are on GPUs is not settled before they have agreed on a run; without tensors there, NCCL is idle.
-    with process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available()):
+    group = process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available())
+    with contextlib.ExitStack() as lock, group:
         coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
-        run = agree_on_run(coordinator, request)
+        run = agree_on_run(coordinator, request, lock)
         if run is None:
             return Path(request.resume or request.out or "")
         steps = run.state["steps"] if run.state else 0
@@ -82,9 +85,9 @@ def _wait_for_own_signal(stop: StopSignal) -> None:
         time.sleep(0.05)
 
 
-def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun | None:
+def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contextlib.ExitStack) -> AgreedRun | None:
     """Agrees with all learners on the same run, in a folder that all of them see; after a restart by torchrun, from the
-    run's last checkpoint. Returns None if the run was finished before a restart.
+    run's last checkpoint. Returns None if the run was finished before a restart. lock: closed, it unlocks the folder.
 
     Raises UsageError, in all learners, if they have different versions or settings."""
     if (name := request.resume or request.out) is None:
@@ -97,7 +100,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
     def on_rank_0(condition: Callable[[], bool]) -> bool:
         return bool(coordinator.all_gather(coordinator.rank == 0 and condition())[0])
 
-    if on_rank_0(lambda: job.owns(folder)):
+    if is_own := on_rank_0(lambda: job.owns(folder)):
         request = replace(request, overwrite=True)  # a run that was interrupted before its first checkpoint
         if on_rank_0((folder / CHECKPOINT).exists):
             request = replace(request, out=None, config=None, resume=folder)
@@ -113,7 +116,10 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest) -> AgreedRun
 
     def take_over() -> None:
         if coordinator.rank == 0:
-            request.open_folder(config, state)
+            # Learners of this job that were cut off may still hold the lock: they will see that it is no longer theirs.
+            with contextlib.suppress(*[UsageError] if is_own else []):
+                lock.enter_context(locked(folder, "run"))
+            request.open_folder(config, state, folder)
             job.claim(folder)
 
     _on_all(coordinator, take_over)

@@ -4,7 +4,6 @@ FOLDER/<run>/ is a run's folder, FOLDER/<run>.yaml holds its settings, FOLDER/<r
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, read_topology, show_cp
 from accel_rl.training import finite_guard
 from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import changed_settings, read_settings
 
@@ -105,7 +105,7 @@ def run_experiment(
         found = find_devices(devices, learners_per_gpu)[::learners_per_gpu]
         slots = make_slots(found, read_topology(cpus), share)
         configs = resolve_all(experiment, slots, learners_per_gpu)
-        with _locked(folder):
+        with locked(folder, "experiment"):
             tasks = [inspect_run(run, folder / run.name, config) for run, config in configs]
             (folder / MACHINE).write_text(json.dumps(describe_machine(), indent=2) + "\n")
             failed = _run(tasks, slots, learners_per_gpu, trust)
@@ -118,22 +118,6 @@ def run_experiment(
     if failed:
         names = ", ".join(task.run.name for task in failed)
         raise RunError(f"{len(failed)} of {len(tasks)} runs failed: {names}; the same command runs them again")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Locks the folder. Raises UsageError if another process runs the experiment there, or it cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise UsageError(f"cannot write the experiment's folder {folder}: {error.strerror}") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"another process runs an experiment in {folder}; wait, or use another --out") from None
-        yield
 
 
 # ---- devices and logical CPUs ----

@@ -23,7 +23,7 @@ from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.samplers.queued.sampler import QueuedSampler
 from accel_rl.samplers.serial import SerialSampler
 from accel_rl.training.out_of_memory import advice_on_memory
-from accel_rl.training.policy_file import check_state
+from accel_rl.training.policy_file import check_state, describe
 from accel_rl.training.queued_run import check_queues, queue_config
 from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
@@ -52,6 +52,7 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
         config = on_cpu(config)
     algo = build_algo(config)
     check_state(algo.policy.state_dict())
+    describe(config.as_dict(), config.spec)
     if config.run.sampler == "queued":
         check_queues(config, algo)
     build_update(config, algo.policy)

@@ -47,16 +47,19 @@ JOB = "job.txt"  # in a run's folder: which learners write there, if torchrun ha
 SEEN_WITHIN_S = 10.0  # how long a network's disk may take to show what another machine has written
 
 
-def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
+def choose_folder(config: Config, out: str | Path | None) -> Path:
+    """Returns the folder of a new run: out, or one that is named for the run and the time."""
+    run = config.run
+    name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
+    return Path("results") / as_file_name(run.algo) / as_file_name(run.env) / name if out is None else Path(out)
+
+
+def create(config: Config, folder: Path, overwrite: bool) -> None:
     """Makes a new run's folder, with config.yaml, policy.json and command.txt in it.
 
     Raises UsageError if it holds a run that is not to be overwritten, or cannot be written."""
-    run, settings = config.run, config.as_dict()
+    settings = config.as_dict()
     description = policy_file.describe(settings, config.spec)
-    if out is None:
-        name = f"{datetime.now():%Y%m%d-%H%M%S-%f}-s{run.seed}"
-        out = Path("results") / as_file_name(run.algo) / as_file_name(run.env) / name
-    folder = Path(out)
     try:
         if (folder / "config.yaml").exists():
             if not overwrite:
@@ -69,7 +72,6 @@ def create(config: Config, out: str | Path | None, overwrite: bool) -> Path:
         (folder / "command.txt").write_text(shlex.join([program, *sys.argv[1:]]) + "\n")
     except OSError as error:
         raise UsageError(f"cannot write the run's folder {folder}: {error.strerror}") from None
-    return folder
 
 
 def _clear(folder: Path) -> None:

@@ -23,6 +23,7 @@ from accel_rl.experiments.grid import Experiment, read_experiment
 from accel_rl.experiments.scheduler import Slot, assign, inspect_run, make_slots, num_slots, placement, resolve_all
 from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training import checkpoint
+from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import resolve
 from tests.helpers.processes import TIMEOUT_S
 from tests.helpers.runs import rows
@@ -278,7 +279,7 @@ def test_a_failed_run_does_not_stop_the_rest(tmp_path: Path, capfd: Any) -> None
 
     result = call(capfd, "launch", *words, "--summary")
     assert result.status == 0 and "already finished" not in result.out and "# Two runs" in result.out
-    with scheduler._locked(out):
+    with locked(out, "experiment"):
         call(capfd, "launch", *words).assert_one_line(2)
 
 

@@ -1,0 +1,41 @@
+"""A folder that one process at a time writes to."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from accel_rl.errors import UsageError
+
+LOCK = "lock"  # in the folder: which process writes there, or was the last to
+
+
+@contextlib.contextmanager
+def locked(folder: Path, kind: str) -> Iterator[None]:
+    """Creates the folder of a run or an experiment (kind) if need be, and keeps other processes from writing to it.
+
+    The lock ends with this process, however that ends. On a disk without locks there is none. Raises UsageError
+    if another process holds it, or if the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise UsageError(f"cannot write the {kind}'s folder {folder}: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another one"
+            raise UsageError(
+                f"process {owner} is writing to the {kind}'s folder {folder}: wait for its end, stop it, or use "
+                "another --out"
+            ) from None
+        except OSError:  # a disk without locks
+            pass
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
