@@ -2,8 +2,8 @@
 
 policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits any of
 the others. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
-evaluation. Their metadata hold `steps` and `score` as text, and a checksum. Nothing in any of them is executed when it
-is read.
+evaluation. Their metadata hold `steps` and `score` as text. Every file has a checksum. Nothing in any of them is
+executed when it is read.
 """
 
 import json
@@ -52,7 +52,19 @@ def describe(settings: dict[str, Any], spec: EnvSpec) -> str:
             "picture_shape": spec.picture_shape and list(spec.picture_shape),
         },
     }
-    return json.dumps(document, indent=1) + "\n"
+    return seal(document)
+
+
+def seal(document: Mapping[str, Any]) -> str:
+    """Returns a document as JSON, with a checksum of the bytes before it as its last entry."""
+    return _close(json.dumps(document, indent=1).removesuffix("\n}").encode()).decode()
+
+
+_CHECKSUM = b',\n "crc32": '
+
+
+def _close(text: bytes) -> bytes:
+    return b'%b%b"%08x"\n}\n' % (text, _CHECKSUM, zlib.crc32(text))
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -94,6 +106,8 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     _check_format(path, document.get("format") if isinstance(document, dict) else None)
+    if content != _close(content.rpartition(_CHECKSUM)[0]):
+        raise UsageError(f"{path} is damaged, or was changed by hand: it does not match its checksum")
     settings, spec = document.get("settings"), document.get("spec")
     if not (isinstance(settings, dict) and isinstance(spec, dict)):
         raise UsageError(f"{path} is damaged: it needs settings and spec")

@@ -33,9 +33,7 @@ def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "locked\n"
-        with pytest.raises(
-            UsageError, match=f"^process {process.pid} on .* is writing to the run's folder"
-        ):
+        with pytest.raises(UsageError, match=f"^process {process.pid} on .* is writing to the run's folder"):
             locked(tmp_path, "run").__enter__()
         process.send_signal(signal.SIGKILL)
     for _ in range(2):

@@ -1,5 +1,6 @@
 """Policy files: they hold the whole policy and no code, and whatever else lies in their place is one line."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -45,7 +46,12 @@ def edit(run: Path, **settings: Any) -> None:
     """Changes settings in policy.json."""
     document = json.loads((run / DESCRIPTION).read_text())
     document["settings"] |= settings
-    (run / DESCRIPTION).write_text(json.dumps(document))
+    write_document(run, document)
+
+
+def write_document(run: Path, document: dict[str, Any]) -> None:
+    """Writes policy.json, whose checksum is right."""
+    (run / DESCRIPTION).write_text(policy_file.seal({k: v for k, v in document.items() if k != "crc32"}))
 
 
 class Hostile:
@@ -293,9 +299,25 @@ def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str]
     text = (run / DESCRIPTION).read_text()
     assert change(text) != text
     (run / DESCRIPTION).write_text(change(text))
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(document := json.loads(change(text)), dict):
+            write_document(run, document)
     with pytest.raises(UsageError, match=message) as caught:
         accel_rl.load(run)
     assert str(run / DESCRIPTION) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_of_a_description_is_noticed(run: Path) -> None:
+    """Would catch another discount, or another number of frames in a stack, that a disk's error has made; and a byte of
+    the file that no checksum covers."""
+    content = (run / DESCRIPTION).read_bytes()
+    policy_file.read_description(run)
+    for position in [*range(0, len(content), 7), *range(len(content) - 40, len(content))]:
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << position % 8
+        (run / DESCRIPTION).write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"policy\.json"):
+            policy_file.read_description(run)
 
 
 JUNK = [None, True, -1, 10**30, 1.5, float("nan"), "", "x", "os:system", [], [1], {"a": 1}, [[["a"]]], "\x00\n"]
@@ -313,7 +335,7 @@ def test_any_value_of_any_setting_is_taken_or_one_line(run: Path) -> None:
             before = place[name]
             for value in JUNK:
                 place[name] = value
-                (run / DESCRIPTION).write_text(json.dumps(document))
+                write_document(run, document)
                 try:
                     accel_rl.load(run)
                 except UsageError as error:
