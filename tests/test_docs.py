@@ -1,0 +1,102 @@
+"""The documentation's Python: complete examples run, and the rest is known to be a part of something."""
+
+import ast
+import builtins
+import inspect
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import accel_rl
+from accel_rl.cli import main
+from tests.helpers.runs import TINY_SERIAL_RUN, rows
+
+ROOT = Path(__file__).parents[1]
+
+PARTS: dict[str, str] = {
+    "docs/algorithms.md": "Rollout Update Stats batch targets num_samples rate is_sliceable parts_of spec observation",
+    "docs/environments.md": "MyEnv gymnasium",
+    "docs/policies.md": "model vec_env policy observation",
+}
+"""The names that a page's incomplete examples take from their surroundings."""
+
+SHORTER = {
+    "steps=200_000": f"steps=40, {', '.join(f'{k}={v!r}' for k, v in TINY_SERIAL_RUN.items() if k != 'env')}",
+    "range(1000)": "range(20)",
+    "range(100)": "range(20)",
+    "results/ppo/CartPole-v1/20260101-120000-000000-s1": "run",
+}
+
+
+class Example(NamedTuple):
+    """A block of Python of a page."""
+
+    page: str
+    line: int
+    code: str
+
+    @property
+    def undefined(self) -> set[str]:
+        """The names that it reads but does not define."""
+        defined, read = set(dir(builtins)) | {"__name__"}, set()
+        for node in ast.walk(ast.parse(self.code)):
+            if isinstance(node, ast.Name):
+                (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.arg):
+                defined.add(node.arg)
+            elif isinstance(node, ast.alias):
+                defined.add((node.asname or node.name).partition(".")[0])
+        return read - defined
+
+
+def examples() -> Iterator[Example]:
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
+        text = path.read_text()
+        for block in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            yield Example(str(path.relative_to(ROOT)), text.count("\n", 0, block.start()) + 1, block[1])
+
+
+COMPLETE = [example for example in examples() if not example.undefined]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the pages speak of: a run, and its policy in a file."""
+    folder = tmp_path_factory.mktemp("docs")
+    accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=folder / "run")
+    assert main(["export", str(folder / "run"), "--format", "onnx", "--out", str(folder / "policy.onnx")]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("example", COMPLETE, ids=lambda example: f"{example.page}:{example.line}")
+def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch an example that users copy and that no longer works: algorithms and networks are trained."""
+    code = example.code
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / f"example_{example.line}.py"
+    file.write_text(code)
+    names = runpy.run_path(str(file), run_name="__main__")
+    settings: dict[str, Any] = {**TINY_SERIAL_RUN, "steps": 1_200, "log_interval_steps": 400}
+    for name, value in names.items():
+        if isinstance(value, type) and issubclass(value, accel_rl.algos.Algo) and value.__module__ == "__main__":
+            run = accel_rl.train(**settings, algo=f"{file.stem}:{name}", out=tmp_path / name)
+            assert {key for key, text in rows(run)[-1].items() if key.startswith("train/") and text}
+        elif inspect.isfunction(value) and [*inspect.signature(value).parameters] == ["spec"]:
+            accel_rl.train(**settings | {"steps": 40}, network=f"{file.stem}:{name}", out=tmp_path / name)
+
+
+def test_other_examples_are_parts() -> None:
+    """Would catch a complete example with a misspelt name, which would not run and be taken for a part."""
+    for example in examples():
+        assert example.undefined <= set(PARTS.get(example.page, "").split()), example
+    pages = {example.page for example in COMPLETE}
+    assert len(COMPLETE) >= 8 and {"README.md", "docs/algorithms.md", "docs/emulator.md", "docs/policies.md"} <= pages
