@@ -128,8 +128,8 @@ def compare(game, preset, steps, options=None):
 
 
 # Each height of screen with each way to resize it, and each preset with a game of several lives.
-QUICK = {("pong", "stooke"), ("breakout", "v5"), ("seaquest", "stooke"), ("space_invaders", "dqn84")}
-QUICK |= {("carnival", "stooke"), ("carnival", "dqn84"), ("adventure", "stooke"), ("adventure", "v5")}
+QUICK = {("breakout", "v5"), ("seaquest", "stooke"), ("space_invaders", "dqn84")}
+QUICK |= {("carnival", "stooke"), ("carnival", "dqn84"), ("adventure", "stooke")}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ QUICK |= {("carnival", "stooke"), ("carnival", "dqn84"), ("adventure", "stooke")
 )
 def test_frames_and_outcomes(game, preset):
     """Catches a wrong greyscale, maximum, crop, resize, reward, score, life or reset, in any step of some hundred."""
-    compare(game, preset, 250)
+    compare(game, preset, 250 if preset == "stooke" else 100)
 
 
 COLOR = {"color": True, "frame_stack": 1}
@@ -161,7 +161,7 @@ COLOR = {"color": True, "frame_stack": 1}
 )
 def test_frames_in_color(game, preset):
     """Catches channels in another order or place, and a maximum or a resize that mixes them."""
-    ended, _ = compare(game, preset, 150, COLOR)
+    ended, _ = compare(game, preset, 150 if game == "breakout" else 60, COLOR)
     assert ended > 0 or game != "breakout"  # lives are lost
 
 
@@ -181,15 +181,16 @@ def test_whole_games(preset):
     assert ended >= 4 * over if preset == "stooke" else ended == over
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", ["pong", "carnival", "adventure"])
 def test_screen_size(game):
     """Catches a table of screens, above, that no longer holds: cropping depends on it."""
     simulator = AtariSimulator(game, make_options("stooke", {}), np.random.SeedSequence(0))
     assert simulator.ale.getScreenDims() == (GAMES[game], 160)
 
 
-@pytest.mark.parametrize("color", [False, True])
-@pytest.mark.parametrize("frame_shape", [(84, 84), (42, 42), (104, 80), (210, 160)])
+@pytest.mark.parametrize(
+    ("frame_shape", "color"), [((84, 84), False), ((42, 42), True), ((104, 80), False), ((210, 160), True)]
+)
 def test_resize_is_an_area_mean(frame_shape, color):
     """Catches an interpolation flag that does not reach OpenCV: the picture is then bilinear and off by much more."""
     options = {"frame_shape": frame_shape, "frame_skip": 1, "color": color, "frame_stack": 1}

@@ -26,9 +26,7 @@ def play(request, tmp_path):
 START = ["NOOP", "FIRE", "UP"]
 
 
-@pytest.mark.parametrize(
-    ("game", "presses"), [(GAME, START), ("breakout", ["NOOP", "FIRE"]), ("freeway", ["NOOP", "UP"])]
-)
+@pytest.mark.parametrize(("game", "presses"), [("breakout", ["NOOP", "FIRE"]), ("freeway", ["NOOP", "UP"])])
 def test_presses_at_the_start(play, game, presses):
     """Catches start buttons that are forgotten, in the wrong order, or pressed where the game has none."""
     script = Script()
@@ -46,7 +44,7 @@ def test_v5_presses_nothing(play):
     assert len(script.take_pressed()) == 4
 
 
-@pytest.mark.parametrize("noop_max", [0, 1, 3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("noop_max", [0, 3, pytest.param(30, marks=pytest.mark.slow)])
 def test_noop_max(play, noop_max):
     """Catches no-ops before FIRE, numbers beyond the limit, and a range that never reaches both of its ends."""
     script = Script()
@@ -72,7 +70,7 @@ def test_game_lost_during_noops(play, seed, noops, frame):
     assert shown(row) == frame
 
 
-@pytest.mark.parametrize(("frame_skip", "expected"), [(1, 4), (2, 4), (3, 5), (4, 6)])
+@pytest.mark.parametrize(("frame_skip", "expected"), [(1, 4), (3, 5)])
 def test_frame_skip_and_maximum(play, frame_skip, expected):
     """Catches a wrong number of repeated frames, and a maximum with an older screen (at frame_skip 1 with any)."""
     script = Script()
@@ -172,16 +170,18 @@ def test_game_lost_by_the_presses(play):
     assert simulator.step(0, row) == (0, 0, True, False, True, None) and shown(row) == 6
 
 
-@pytest.mark.parametrize(
-    ("rewards", "clipped"), [({}, 0), ({4: 7}, 1), ({7: -3}, -1), ({4: 2, 5: 1, 6: -3}, 0), ({4: 1, 5: 1, 7: -3}, -1)]
-)
+@pytest.mark.parametrize(("rewards", "clipped"), [({4: 7}, 1), ({4: 2, 5: 1, 6: -3}, 0), ({4: 1, 5: 1, 7: -3}, -1)])
 def test_clip_reward(play, rewards, clipped):
     """Catches rewards clipped per frame, not as the sign of the whole step, and scores that are clipped too."""
     score = POINTS * sum(rewards.values())
     simulator, row = play(Script(rewards))
     assert simulator.step(0, row)[:2] == (clipped, score)
-    simulator, row = play(Script(rewards), clip_reward=False)
-    assert simulator.step(0, row)[:2] == (score, score)
+
+
+def test_rewards_as_they_are(play):
+    """Catches a reward that is clipped although that is switched off."""
+    simulator, row = play(Script({4: 7, 5: 1}), clip_reward=False)
+    assert simulator.step(0, row)[:2] == (8 * POINTS, 8 * POINTS)
 
 
 def test_max_episode_steps(play):
@@ -263,9 +263,7 @@ def record(kind, game, preset, seed, steps=60, **options):
     return trace
 
 
-@pytest.mark.parametrize(
-    ("preset", "options"), [("v5", {}), ("stooke", {"repeat_action_probability": 0.25}), ("stooke", {"noop_max": 30})]
-)
+@pytest.mark.parametrize(("preset", "options"), [("v5", {}), ("stooke", {"noop_max": 30})])
 def test_seeds(preset, options):
     """Catches a seed that has no effect, and a course that depends on anything else, such as the simulator."""
     first = record("ale", "breakout", preset, 1, **options)
@@ -284,9 +282,6 @@ def test_without_chance_seeds_make_no_difference(kind):
 @pytest.mark.parametrize(
     ("game", "preset", "options"),
     [
-        ("pong", "stooke", {}),
-        ("breakout", "v5", {}),
-        ("pong", "v5", {"repeat_action_probability": 0.9}),
         ("breakout", "v5", {"repeat_action_probability": 0.9}),
         ("seaquest", "stooke", {"max_episode_steps": 50}),
         ("breakout", "dqn84", {"color": True, "frame_stack": 1}),

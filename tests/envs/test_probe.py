@@ -42,7 +42,7 @@ def nothing_left_behind():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("Counting", {}), ("Picture", {"height": 210, "width": 160}), ("Nested", {}), ("Switches", {})],
+    [("Picture", {"height": 210, "width": 160}), ("Nested", {})],
 )
 def test_same_as_in_this_process(name, options):
     """Catches a spec that is lost on its way, as the bounds of large pictures were: they overfilled a pipe."""
@@ -53,8 +53,7 @@ def test_same_as_in_this_process(name, options):
 @pytest.mark.parametrize(
     ("how", "timeout_s", "words"),
     [
-        ("hang", 1.5, ["not built within 1.5 s", "--env-build-timeout-s"]),
-        ("exit", 60, ["status 7"]),
+        ("hang", 0.5, ["not built within 0.5 s", "--env-build-timeout-s"]),
         ("kill", 60, ["status -9"]),
         ("raise", 60, ["failed while it was built", "Traceback", "broken on purpose"]),
     ],
@@ -66,19 +65,10 @@ def test_environments_that_break(how, timeout_s, words):
     assert all(word in str(raised.value) for word in [f"{TOYS}:Broken", *words])
 
 
-@pytest.mark.parametrize(
-    ("env_id", "options", "word"),
-    [
-        (f"{TOYS}:Countin", {}, "mean Counting"),
-        ("CartPol-v1", {}, "CartPole-v1"),
-        (f"{TOYS}:Counting", {"no_such_option": 1}, "no_such_option"),
-        (f"{TOYS}:Unsupported", {}, "Text"),
-    ],
-)
-def test_usage_errors(env_id, options, word):
+def test_usage_errors():
     """Catches a mistake of the user's that arrives as a failure at run time."""
-    with pytest.raises(UsageError, match=word):
-        probe.probe_spec(EnvConfig(env_id, options=options), timeout_s=60)
+    with pytest.raises(UsageError, match="no_such_option"):
+        probe.probe_spec(EnvConfig(f"{TOYS}:Counting", options={"no_such_option": 1}), timeout_s=60)
 
 
 def test_strangers_code_stays_outside(tmp_path, monkeypatch):

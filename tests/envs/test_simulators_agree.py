@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from accel_rl.envs import atari, native
 from accel_rl.envs.atari import games
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvConfig
@@ -22,15 +21,7 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def few_starts(monkeypatch):
-    """Prepares few starts, as each costs a reset."""
-    for module in (atari, native):
-        monkeypatch.setattr(module, "NUM_STARTS", 6)
-        module.start_states.cache_clear()
-    yield
-    for module in (atari, native):
-        module.start_states.cache_clear()
+pytestmark = pytest.mark.usefixtures("few_starts")
 
 
 def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_actions=0, decorrelation_steps=40, **config):
