@@ -23,11 +23,12 @@ NESTED: dict[str, Any] = {
     "workers": 2,
     "horizon": 5,
     "seed": 5,
-    "schedule_steps": 2400,
+    "schedule_steps": 1200,
+    "learning_rate": 3e-3,
     "discount": 0.0,
     "eval_greedy": True,
     "decorrelation_steps": 9,
-    "log_interval_steps": 400,
+    "log_interval_steps": 200,
     "eval_interval_steps": 0,
     "tensorboard": False,
     "sampling_threads": 1,
@@ -37,7 +38,7 @@ NESTED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(**NESTED, steps=2400, out=tmp_path_factory.mktemp("nested") / "run")
+    return train(**NESTED, steps=1200, out=tmp_path_factory.mktemp("nested") / "run")
 
 
 def test_it_learns(run: Path) -> None:
@@ -50,8 +51,8 @@ def test_it_learns(run: Path) -> None:
 @pytest.mark.slow
 def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
     """Would catch a nested environment, or one that is no CartPole, that can't be saved or is saved wrongly."""
-    half = train(**NESTED, steps=1200, out=tmp_path / "half")
-    train(resume=half, steps=2400)
+    half = train(**NESTED, steps=600, out=tmp_path / "half")
+    train(resume=half, steps=1200)
     assert "start a new episode" not in (half / "log.txt").read_text()
     assert rows_without_time(half) == rows_without_time(run) and len(rows(run)) == 6
     first, second = (checkpoint.load(folder / "checkpoint.pt") for folder in (half, run))
@@ -65,7 +66,7 @@ def test_two_halves_are_a_whole(run: Path, tmp_path: Path) -> None:
 
 def test_serial_and_alternating_are_equal(run: Path, tmp_path: Path) -> None:
     """Would catch an order of environments or of a choice's noise that depends on who steps."""
-    serial = train(**NESTED, sampler="serial", steps=800, out=tmp_path / "serial")
+    serial = train(**NESTED, sampler="serial", steps=400, out=tmp_path / "serial")
     assert rows_without_time(serial) == rows_without_time(run)[:2]
 
 
@@ -143,8 +144,8 @@ def test_pictures_of_every_size_are_trained_on(algo: str, size: tuple[int, int],
 @pytest.mark.parametrize("name", ["Switches", "Unbounded"])
 def test_other_spaces(name: str, tmp_path: Path) -> None:
     """Would catch an action of a shape that a sampler, a loss or a player can't take."""
-    settings = {**NESTED, "env": f"{TOYS}:{name}", "env_options": {}, "schedule_steps": None}
-    folder = train(**settings, steps=100, out=tmp_path / "run")
+    settings = {**NESTED, "env": f"{TOYS}:{name}", "env_options": {}, "schedule_steps": None, "sampler": "serial"}
+    folder = train(**settings, steps=80, out=tmp_path / "run")
     player, env = accel_rl.load(folder, trust=True), make_env(f"{TOYS}:{name}")
     observation, _ = env.reset(seed=0)
     for _ in range(5):
