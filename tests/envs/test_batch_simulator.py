@@ -573,7 +573,7 @@ def test_seeds_and_roles(case):
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "pong_ale" else case for case in CASES]
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALE_CASES else case for case in CASES]
 )
 def test_state_is_exact(case):
     """Catches what a resumed batch has lost, in 200 further steps: games waiting, scores, lengths, generators."""

@@ -48,7 +48,7 @@ def play(env, simulator, frame, steps, rng):
         yield stack, frame, outcome
 
 
-@pytest.mark.parametrize(("frame_stack", "simulator"), [(1, "ale"), (4, "ale"), (4, "native")])
+@pytest.mark.parametrize(("frame_stack", "simulator"), [(1, "native"), (4, "ale")])
 def test_stack(frame_stack, simulator):
     """Catches stacks in the wrong order, frames of an earlier life or game in them, and a reset that loses lives."""
     env = make_env("breakout", frame_stack=frame_stack, simulator=simulator)

@@ -55,7 +55,8 @@ def test_v5():
 
 def test_actions_that_do_not_exist(caplog):
     """Would catch an environment that goes on, is not replaced by the same new one, or takes others along."""
-    compare("breakout", "stooke", {"max_episode_steps": 9}, count=2, wrong_actions=1, restart_on_error=True)
+    options = {"max_episode_steps": 9, "noop_max": 1}
+    compare("breakout", "stooke", options, count=2, wrong_actions=1, restart_on_error=True)
     assert len(caplog.records) == 2 * 4
     for simulator in MAKE:
         config = BatchConfig(EnvConfig("breakout", simulator=simulator), seed=3)
