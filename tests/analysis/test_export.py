@@ -372,6 +372,7 @@ def test_the_command_writes_a_file_and_says_what_it_takes(tmp_path: Path, capsys
     ]
     assert not said.err and (folder / "policy.torchscript").is_file()
     assert "policy.torchscript" in policy_file.EXPORTED  # which --overwrite removes
+    folder = save_run(make_agent(CARTPOLE), tmp_path / "small")
     assert main(["export", str(folder), "--format", "torchscript", "--out", str(tmp_path / "mine.pt")]) == 0
     assert (tmp_path / "mine.pt").is_file()
 

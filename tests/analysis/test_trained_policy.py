@@ -21,7 +21,7 @@ TINY = {"envs": 2, "workers": 2, "steps": 8, "horizon": 2, "eval_interval_steps"
 def test_images_are_accepted_as_the_environment_returns_them(tmp_path: Path) -> None:
     """Would catch an agent that cannot act in its own environment, whose images have their channels last."""
     env_id = "tests.helpers.toy_envs:Picture"
-    folder = train("a2c", env_id, out=tmp_path / "run", network="tests.helpers.samplers:Flat", **TINY)
+    folder = train("a2c", env_id, out=tmp_path / "run", network="tests.helpers.samplers:Flat", **TINY, sampler="serial")
     agent = accel_rl.load(folder, trust=True)
     env = make_env(env_id)
     observation, _ = env.reset(seed=0)

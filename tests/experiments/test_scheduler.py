@@ -350,7 +350,7 @@ def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path
 
 def test_launch_without_an_experiment_trains_one_run(tmp_path: Path, capfd: Any) -> None:
     """Would catch flags of `train` that `launch` does not know, or devices that it does not pass on."""
-    words = ["--env", "pong", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
+    words = ["--env", "CartPole-v1", "--sampler", "serial", "--envs", 4, "--steps", 40, "--learning-rate", 1e-3]
     words += ["--no-tensorboard", "--eval-interval-steps", 0, "--devices", "cpu", "--out", tmp_path / "run"]
     result = call(capfd, "launch", *words)
     assert result.status == 0 and f"run folder      {tmp_path / 'run'}" in result.out
