@@ -1,5 +1,6 @@
 """Checks the documentation: links lead to files and headings, Python code blocks parse and import what exists, names
-such as `accel_rl.envs.make_env` and `docs.reinforce:Reinforce` import, files such as `training/trainer.py` exist."""
+such as `accel_rl.envs.make_env` and `docs.reinforce:Reinforce` import, files such as `training/trainer.py` exist, and
+`training/trainer.py: Trainer.run` is in its file."""
 
 import ast
 import importlib
@@ -14,6 +15,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 DOTTED = re.compile(rf"\b(?:{'|'.join(OURS)})(?:\.\w+)+(?::\w+)?")
 PATH = re.compile(r"`([\w./-]+/[\w.-]+\.(?:md|py|yaml|yml|svg|png|csv|json))`")
+
+MEMBER = re.compile(r"`([\w/]+/\w+)\.py: ([\w.]+)`")
 
 
 def main() -> int:
@@ -34,6 +37,9 @@ def problems(path: Path) -> Iterator[str]:
     for name in PATH.findall(prose):
         if "<" not in name and not any((base / name).exists() for base in (ROOT, ROOT / "accel_rl", path.parent)):
             yield f"file {name}, which is not there"
+    for module, name in MEMBER.findall(prose):
+        if not resolves(f"accel_rl.{module.replace('/', '.')}:{name}"):
+            yield f"{name}, which is not in {module}.py"
     for name in sorted(set(DOTTED.findall(text))):
         if not name.endswith((".md", ".py", ".svg", ".png", ".yaml")) and not resolves(name):
             yield f"name {name}, which does not import"

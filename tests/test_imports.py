@@ -71,6 +71,14 @@ def test_imports_lead_downwards(part: str) -> None:
             assert other == part or FLOOR_OF[other] > FLOOR_OF[part], f"{path.relative_to(ROOT)} imports {name}"
 
 
+def test_the_documentation_has_these_floors() -> None:
+    """Would catch a page that lacks a part of the package, or has it on another floor."""
+    page = (ROOT / "docs" / "architecture.md").read_text().partition("## Import directions")[2]
+    lines = page.split("```")[1].split("\n")[1:-1]
+    shown = tuple(tuple(part.removesuffix(".py") for part in line.split(", ")) for line in lines)
+    assert shown == FLOORS[1:]
+
+
 def test_modules_of_a_package_form_no_cycle() -> None:
     """Would catch two modules of one package that need each other."""
     modules = {
