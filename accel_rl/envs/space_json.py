@@ -116,7 +116,10 @@ def _from_json(value: Any) -> Space:
             low, high = (_array(value[name], shape, dtype) for name in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         case "Discrete":
-            return spaces.Discrete(value["n"], start=value["start"], dtype=_dtype(value["dtype"], "iu").type)
+            n, start, dtype = value["n"], value["start"], _dtype(value["dtype"], "iu")
+            if dtype == np.int64:  # the only type in older versions of gymnasium, which do not take it
+                return spaces.Discrete(n, start=start)
+            return spaces.Discrete(n, start=start, dtype=dtype.type)
         case "MultiDiscrete":
             dtype = _dtype(value["dtype"], "iu")
             start = np.array(value["start"], dtype)

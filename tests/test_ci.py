@@ -1,0 +1,46 @@
+"""What stands in several files for continuous integration, once in each."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+SETUP = (ROOT / "setup.cfg").read_text()
+
+
+def commands(job: str) -> list[str]:
+    return [step["run"] for step in WORKFLOW[job]["steps"] if "run" in step]
+
+
+def test_the_workflow_runs_what_contributors_run() -> None:
+    """Would catch a target that only the machine at hand runs, and a Python that setup.cfg names but nobody tries."""
+    assert commands("all") == [".ci/run"]
+    promised = re.findall(r"Programming Language :: Python :: (3\.\d+)", SETUP)
+    assert WORKFLOW["all"]["strategy"]["matrix"]["python"] == promised
+    makefile = (ROOT / "Makefile").read_text()
+    run = re.findall(r"^for target in (.*); do", (ROOT / ".ci/run").read_text(), re.MULTILINE)[0].split()
+    assert run == ["lint", "docs", "test", "dist", "test-slow"]
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in run)
+
+
+def test_the_oldest_versions_are_those_of_setup_cfg() -> None:
+    """Would catch a pattern that no longer finds the lower bounds, so that the newest versions are tested again."""
+    found = re.search(r"\$\((sed .* setup\.cfg)\)", " ".join(commands("oldest-simulators")))
+    assert found
+    said = subprocess.run(found[1], shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    oldest = {name: re.search(rf"^ +{name}>=(\S+)$", SETUP, re.MULTILINE) for name in ("gymnasium", "ale-py")}
+    assert said.split() == [f"{name}=={match[1]}" for name, match in oldest.items() if match]
+
+
+def test_ruff_is_the_same_everywhere() -> None:
+    """Would catch a commit that pre-commit accepts and `make lint` refuses."""
+    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert f"ruff=={hooks['rev'].removeprefix('v')}\n" in (ROOT / "constraints.txt").read_text()
+    oldest = re.search(r"^python_requires = >=3\.(\d+)$", SETUP, re.MULTILINE)
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert oldest and ruff["target-version"] == f"py3{oldest[1]}"
