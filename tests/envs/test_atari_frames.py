@@ -57,7 +57,7 @@ class Reference:
         if self.episodic:
             for name in ("NOOP", "FIRE", "UP"):
                 if name == "NOOP" or name in [action.name for action in self.actions]:
-                    reward += self.act(ale_py.Action[name])
+                    reward += self.act(getattr(ale_py.Action, name))
         return reward
 
     def reset(self):
