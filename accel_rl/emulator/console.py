@@ -9,7 +9,7 @@ import numpy as np
 from accel_rl.emulator.cartridges import KIND_F6SC, KIND_F8SC, cart_read, reset_cartridge
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.controllers import RESET_SWITCH, center_controllers, set_action, set_switches
-from accel_rl.emulator.frames import forget_frames, run_frame
+from accel_rl.emulator.frame_running import forget_frames, run_frame
 from accel_rl.emulator.mt19937 import draw, seed_generator
 from accel_rl.emulator.registers import CLOCKS_PER_LINE
 from accel_rl.emulator.riot import reset_riot

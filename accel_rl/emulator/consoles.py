@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from accel_rl.emulator import state as words
 from accel_rl.emulator.cartridges import KINDS, identify, prepare
 from accel_rl.emulator.controllers import NUM_ACTIONS
 from accel_rl.emulator.core import LOOK, POWER_ON, RESET, command
+from accel_rl.emulator.mt19937 import GENERATOR_WORDS, SIZE
 from accel_rl.emulator.palette import grey_palette, rgb_palette
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.resets import reset_program
@@ -26,6 +28,12 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 
+MOST = 2**31 - 1  # the state's words are int32
+TIME_SEED = -1  # ale-py's seed for other sticky actions each time
+_ACTION_GENERATOR = slice(words.ACTION_GENERATOR, words.ACTION_GENERATOR + GENERATOR_WORDS)
+# The words that a reset neither writes nor reads (the agent's), or rarely: the generator of sticky actions.
+_KEPT_BY_RESET = np.r_[words.PRESSED : words.RULES, _ACTION_GENERATOR]
+_DECIDES_RESET = np.setdiff1d(np.arange(words.HISTORY), _KEPT_BY_RESET)
 _INTS, _BYTES = np.zeros(1, np.int32), np.zeros(1, np.uint8)
 NO_AGENT = (
     *(_INTS, _BYTES, _INTS, _BYTES[None], _BYTES[None]),
@@ -95,16 +103,14 @@ class Consoles:
         draw: bool = False,
         arrays: BatchArrays | None = None,
     ):
-        if num_envs < 1:
-            raise UsageError(f"num_envs={num_envs} must be at least 1")
-        if max_episode_frames < 0:
-            raise UsageError(f"max_episode_frames={max_episode_frames} must be at least 0")
+        check_integers(1, num_envs=num_envs)
+        check_integers(0, max_episode_frames=max_episode_frames)
         if not 0 <= repeat_action_probability <= 1:
             raise UsageError(f"repeat_action_probability={repeat_action_probability} must be from 0 to 1")
         seeds = np.asarray(seed)
         fits = seeds.shape in ((), (num_envs,)) and seeds.dtype.kind in "iu"
-        if not fits or (seeds < 0).any() or (seeds >= 2**31).any():
-            raise UsageError(f"seed={seed} must be a number from 0 to 2147483647, or one for each environment")
+        if not fits or (seeds < -MOST - 1).any() or (seeds > MOST).any():
+            raise UsageError(f"seed={seed} must be an integer from {-MOST - 1} to {MOST}, or one for each environment")
         self.num_envs, self.draw = num_envs, draw
         rom = read_rom(game)
         self.rules = rules_for(hashlib.md5(rom).hexdigest())
@@ -130,7 +136,11 @@ class Consoles:
         self._calls: dict[tuple[int, int, bool], Callable[[], int]] = {}
         self._settings = self._make_settings(kind, repeat_action_probability, max_episode_frames)
         self._choose_mode()
-        self._power_on(None, seeds)
+        self._power_on(np.ones(num_envs, np.bool_), seeds)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy takes over: all but the calls, which write to the arrays of this one."""
+        return {**self.__dict__, "_calls": {}}
 
     @property
     def ram(self) -> Bytes:
@@ -145,8 +155,10 @@ class Consoles:
         return self.arrays.frames.copy()
 
     def screen(self, env: int) -> Bytes:
-        """Returns the last frame of one environment in colour, uint8 [height, 160, 3]."""
-        self._command(LOOK, np.arange(self.num_envs) == env, draw=True)
+        """Returns the last frame of one environment in colour, uint8 [height, 160, 3].
+
+        Raises UsageError if there is no such environment."""
+        self._command(LOOK, self._only(env), draw=True)
         return np.asarray(self.palette(env)[self.arrays.frames[env]])
 
     def palette(self, env: int = 0) -> Bytes:
@@ -174,14 +186,49 @@ class Consoles:
         self._states[:, words.DIFFICULTY] = difficulty or 0
         self._calls.clear()
 
-    def _power_on(self, mask: Bools | None, seeds: npt.ArrayLike) -> None:
-        """Switches consoles on as ale-py's loadROM does, which also resets them."""
-        chosen = np.ones(self.num_envs, np.bool_) if mask is None else mask
-        self._states[chosen] = self._settings
-        self._command(POWER_ON, chosen, seeds)
-        self._reset(chosen)
+    def _only(self, env: int) -> Bools:
+        """Returns the mask of one environment. Raises UsageError if there is none with this number."""
+        if not 0 <= env < self.num_envs:
+            raise UsageError(f"env={env}: the environments of this batch are 0 to {self.num_envs - 1}")
+        return self._mask_of([env])
+
+    def _mask_of(self, envs: npt.ArrayLike) -> Bools:
+        return np.isin(np.arange(self.num_envs), envs)
+
+    def _power_on(self, mask: Bools, seeds: npt.ArrayLike) -> None:
+        """Switches consoles on as ale-py's loadROM does, which also resets them.
+
+        One is switched on in fact: they differ in their seeds only."""
+        envs = np.flatnonzero(mask)
+        self._states[envs[0]] = self._settings
+        self._command(POWER_ON, self._mask_of(envs[:1]))
+        self._states[envs] = self._states[envs[0]]
+        seeds = np.broadcast_to(seeds, self.num_envs)
+        self._states[envs, _ACTION_GENERATOR] = [_seeded_generator(int(seeds[env])) for env in envs]
+        self._reset(mask)
 
     def _reset(self, mask: Bools | None) -> None:
+        """Starts games. Consoles that are equal, as after `_power_on`, reset to equal ones: one of them does it."""
+        envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        first, others = envs[:1], envs[1:]
+        deciding = self._states[np.ix_(envs, _DECIDES_RESET)]
+        if not len(others) or (deciding != deciding[0]).any():
+            self._run_reset(mask)
+            return
+        generator = self._states[first, _ACTION_GENERATOR].copy()
+        self._run_reset(self._mask_of(first))
+        if (self._states[first, _ACTION_GENERATOR] != generator).any():  # the others draw something else
+            self._run_reset(self._mask_of(others))
+            return
+        kept = self._states[np.ix_(others, _KEPT_BY_RESET)]
+        self._states[others] = self._states[first]
+        self._states[np.ix_(others, _KEPT_BY_RESET)] = kept
+        results = self.arrays
+        written: list[npt.NDArray[Any]] = [self._screens, results.rewards, results.ends.T, results.lives]
+        for array in [*written, results.frames] if self.draw else written:
+            array[others] = array[first]
+
+    def _run_reset(self, mask: Bools | None) -> None:
         failed = self._command(RESET, mask, draw=self.draw)
         if failed >= 0:
             raise RunError(f"environment {failed}: {self.rules.name} did not get ready within its reset")
@@ -230,8 +277,27 @@ class Consoles:
         return call
 
 
+def _seeded_generator(seed: int) -> Ints:
+    """Returns the words of mt19937.py's generator after its seed, 32 bits; after TIME_SEED, any."""
+    generator = np.random.RandomState(None if seed == TIME_SEED else seed % 2**32).get_state(legacy=False)
+    return np.append(generator["state"]["key"], np.uint32(SIZE)).astype(np.int32)
+
+
+def check_integers(least: int, **values: Any) -> None:
+    """Raises UsageError for a value that is no integer from least to MOST."""
+    for name, value in values.items():
+        try:
+            fits = least <= operator.index(value) <= MOST
+        except TypeError:
+            fits = False
+        if not fits:
+            raise UsageError(f"{name}={value!r} must be an integer from {least} to {MOST}")
+
+
 def read_rom(game: str | Path) -> bytes:
-    """Returns the bytes of a ROM: of ale-py's by the name of its game, or of a file."""
+    """Returns the bytes of a ROM: of ale-py's by the name of its game (pong, ALE/Pong-v5), or of a file."""
+    by_id = {f"ale/{name.replace('_', '')}-v5": name for name in known_games()}
+    game = by_id.get(str(game).lower(), game)
     if str(game) not in known_games():
         path = Path(game)
         if path.suffix != ".bin" and not path.exists():

@@ -1,4 +1,4 @@
-"""Emulates the 6507: fetches instructions, executes the most frequent ones, and leaves the others to instructions.py.
+"""Emulates the 6507: fetches instructions, executes the most frequent ones, and leaves the others to execution.py.
 
 About 19 of 20 instructions of the benchmarked games are executed here, with registers in local variables and with
 lengths and cycles as constants.
@@ -9,7 +9,7 @@ import numpy as np
 from accel_rl.emulator.arithmetic import add, subtract
 from accel_rl.emulator.bus import branch, plain_window, read_bus, read_pointer, read_zero
 from accel_rl.emulator.compiled import i32, jit
-from accel_rl.emulator.instructions import execute
+from accel_rl.emulator.execution import execute
 from accel_rl.emulator.opcodes import LENGTH
 from accel_rl.emulator.riot import INTIM, POLL_CYCLES, polls_to_come
 from accel_rl.emulator.state import CYCLES, INSTRUCTIONS, PC, RAM, SLICE, STOP, A, C, D, N, V, X, Y, Z

@@ -105,7 +105,7 @@ STACK = RULES + 24  # 39 words: the operands while a rule is being evaluated
 MODE = RULES + 63  # the mode that the last reset has chosen
 
 ACTION_GENERATOR = 1408  # 625 words: random numbers of sticky actions
-HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frames.py)
+HISTORY = 2040  # 3 x 320 words: the starts of the last three frames (frame_running.py)
 
 STATE_WORDS = 3000
 LAYOUT = 1  # to be counted up when a word changes its meaning: saved states of another layout cannot be read

@@ -7,7 +7,7 @@ same order.
 from accel_rl.emulator.compiled import i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, begin_action, begin_reset, run_due_frames
 from accel_rl.emulator.frame_making import make_frame
-from accel_rl.emulator.frames import run_frame
+from accel_rl.emulator.frame_running import run_frame
 from accel_rl.emulator.pcg64 import draw_53, draw_below, u64
 from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS

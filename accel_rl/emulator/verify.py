@@ -12,11 +12,13 @@ reward, lives, the end of the game and the screen must be equal. Each game is pl
     as recorded         --actions FOLDER: FOLDER/GAME.actions, a file as emulator.play takes it
 
 With every second seed, frames are not drawn when they are played; every fourth is drawn afterwards and compared.
-The table says how many frames were compared, and the first difference. The exit status is 1 if there is one.
+The table says how many frames were compared, of which sources with which ale-py, and the first difference. The exit
+status is 1 if there is one.
 """
 
 import argparse
 import csv
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,6 +32,7 @@ import numpy as np
 
 from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.cartridges import identify
+from accel_rl.emulator.exactness import Row, read_table, source_hash
 from accel_rl.emulator.play import read_actions
 from accel_rl.emulator.rules import GameRules, game_of, known_games
 from accel_rl.emulator.state import ACTION_GENERATOR, FRAME_GOES_ON, RULES
@@ -53,21 +56,6 @@ class Plan:
     seeds: int = 3
     mode_frames: int = 500
     actions: Path | None = None
-
-
-@dataclass
-class Row:
-    """A row of the table: the frames that were compared, and the first difference ("" if there is none)."""
-
-    game: str
-    md5: str
-    cartridge: str
-    from_start: int = 0
-    from_snapshots: int = 0
-    modes: int = 0
-    in_modes: int = 0
-    recorded: int = 0
-    difference: str = ""
 
 
 class DifferenceError(Exception):
@@ -163,6 +151,7 @@ def verify(game: str, plan: Plan) -> Row:
     """Compares one game; stops at the first difference."""
     rules = game_of(game)
     row = Row(game, rules.md5, identify(Path(str(ale_py.roms.get_rom_path(game))).read_bytes()))
+    row.sources, row.ale_py = source_hash(), importlib.metadata.version("ale-py")
     try:
         for seed in range(1, plan.seeds + 1):
             _verify_from_start(row, game, seed, plan)
@@ -240,12 +229,6 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(table[game] for game in sorted(table))
-
-
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a table."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
