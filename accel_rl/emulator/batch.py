@@ -1,8 +1,10 @@
 """Steps many copies of one Atari 2600 game."""
 
 import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,25 +12,45 @@ import numpy.typing as npt
 from accel_rl.emulator import state as words
 from accel_rl.emulator.ale_states import AleState, copy_from_ale, copy_game_from_ale, copy_game_to_ale, copy_to_ale
 from accel_rl.emulator.cartridges import KINDS
-from accel_rl.emulator.consoles import BatchArrays, Bools, Bytes, Consoles, Ints
+from accel_rl.emulator.consoles import BatchArrays, Bools, Bytes, Consoles, Ints, check_integers
 from accel_rl.emulator.core import EVALUATE_RULES, LOOK, STEP, STEP_INSTRUCTIONS
 from accel_rl.emulator.picture import PICTURE_LINES
 from accel_rl.emulator.registers import LINE_PIXELS
 from accel_rl.emulator.rules import rules_for
-from accel_rl.emulator.state import INSTRUCTIONS_LEFT, TRUNCATED
+from accel_rl.emulator.state import INSTRUCTIONS_LEFT, LAYOUT, TRUNCATED
 from accel_rl.emulator.steps import PICTURE
 from accel_rl.errors import UsageError
+
+
+class BatchState(NamedTuple):
+    """Holds copies of all that decides what comes next in a batch.
+
+    md5: of the ROM. words: int32 [num_envs, STATE_WORDS]. pictures: uint8 [num_envs, 2 * PICTURE]. checksum: of both,
+    since words that make no sense would crash the interpreter."""
+
+    md5: str
+    words: Ints
+    pictures: Bytes
+    checksum: int
+
+    @classmethod
+    def of(cls, md5: str, words: Ints, pictures: Bytes) -> "BatchState":
+        """Returns a state with its checksum."""
+        return cls(md5, words, pictures, zlib.crc32(pictures.tobytes(), zlib.crc32(words.tobytes(), LAYOUT)))
 
 
 class BatchAtari(Consoles):
     """Steps num_envs copies of one Atari 2600 game, each frame equal to ale-py's.
 
-    game: a name as in ale-py (pong), or the path of a ROM; it is recognised by its MD5. seed: of the sticky actions, as
-    ale-py's `random_seed`; one number, or one for each environment. mode, difficulty: ale-py's numbers; None: the
-    game's first mode, and 0. repeat_action_probability: of sticky actions. max_episode_frames: a game is truncated
-    after as many, its reset counted as ale-py counts it; 0: never. frame_skip: frames of one step, which repeat its
-    action. full_action_space: actions are ale-py's 18, in its order, instead of indices into `actions`. draw: steps
-    write their last frame to `arrays.frames`. arrays: where to write; None: new ones.
+    game: a name as in ale-py (pong, ALE/Pong-v5), or the path of a ROM; it is recognised by its MD5. seed: of the
+    sticky actions, as ale-py's `random_seed`: negative, too, and -1 is another one each time; one number, or one for
+    each environment. mode, difficulty: ale-py's numbers; None: the game's first mode, and 0. repeat_action_probability:
+    of sticky actions. max_episode_frames: a game is truncated after as many, its reset counted as ale-py counts it; 0:
+    never. frame_skip: frames of one step, which repeat its action. full_action_space: actions are ale-py's 18, in its
+    order, instead of indices into `actions`. draw: steps write their last frame to `arrays.frames`. arrays: where to
+    write; None: new ones.
+
+    A batch can be copied and pickled; the copy has arrays of its own.
 
     Nothing is shared between two batches, so several threads may each have their own: a step releases Python's lock.
     Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""
@@ -48,8 +70,7 @@ class BatchAtari(Consoles):
         draw: bool = True,
         arrays: BatchArrays | None = None,
     ):
-        if frame_skip < 1:
-            raise UsageError(f"frame_skip={frame_skip} must be at least 1")
+        check_integers(1, frame_skip=frame_skip)
         super().__init__(
             game,
             num_envs,
@@ -72,7 +93,13 @@ class BatchAtari(Consoles):
 
     def reset(self, mask: Bools | None = None) -> BatchArrays:
         """Starts a new game in each environment (in those with a mask), as ale-py does: what the last game has left in
-        RAM stays. Returns the arrays, with the frames drawn if the batch draws."""
+        RAM stays. Returns the arrays, with the frames drawn if the batch draws.
+
+        mask: bool [num_envs]. Raises UsageError for anything else."""
+        if mask is not None:
+            mask = np.asarray(mask)
+            if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+                raise UsageError(f"mask must be bool [{self.num_envs}], not {mask.dtype} {list(mask.shape)}")
         self._reset(mask)
         return self.arrays
 
@@ -93,21 +120,21 @@ class BatchAtari(Consoles):
         self._command(STEP_INSTRUCTIONS, actions=self._check(actions), count=count)
         return np.equal(self._states[:, INSTRUCTIONS_LEFT], 0)
 
-    def get_state(self) -> tuple[str, Ints, Bytes]:
-        """Returns the ROM's MD5, and copies of all that decides what comes next: the consoles' states, and both
-        pictures of each."""
-        return self.rules.md5, self._states.copy(), self._screens[:, : 2 * PICTURE].copy()
+    def get_state(self) -> BatchState:
+        """Returns copies of all that decides what comes next."""
+        return BatchState.of(self.rules.md5, self._states.copy(), self._screens[:, : 2 * PICTURE].copy())
 
-    def set_state(self, state: tuple[str, Ints, Bytes]) -> None:
+    def set_state(self, state: BatchState) -> None:
         """Goes back to what `get_state` has returned.
 
-        Raises UsageError if that was of another game or number of environments."""
-        md5, states, screens = state
-        if md5 != self.rules.md5:
-            raise UsageError(f"a state of {rules_for(md5).name} does not fit this batch of {self.rules.name}")
-        if states.shape != self._states.shape:
-            raise UsageError(f"a state of {len(states)} environments does not fit this batch of {self.num_envs}")
-        self._states[:], self._screens[:, : 2 * PICTURE] = states, screens
+        Raises UsageError if that was of another game or number of environments, or has been changed since."""
+        if state.md5 != self.rules.md5:
+            raise UsageError(f"a state of {rules_for(state.md5).name} does not fit this batch of {self.rules.name}")
+        if len(state.words) != self.num_envs:
+            raise UsageError(f"a state of {len(state.words)} environments does not fit this batch of {self.num_envs}")
+        if BatchState.of(*state[:3]).checksum != state.checksum:
+            raise UsageError("this state is damaged, or of another version of the emulator: its checksum is wrong")
+        self._states[:], self._screens[:, : 2 * PICTURE] = state.words, state.pictures
         self._command(LOOK)
 
     def load_ale_state(self, env: int, state: bytes, screen: Bytes | None = None) -> None:
@@ -118,12 +145,13 @@ class BatchAtari(Consoles):
         does what some games' rules remember, but ale-py does not save. ale-py's states of Q*bert, Tetris and 3-D
         Tic-Tac-Toe lack the frame that these leave half-drawn. Raises UsageError if it is no state of a game on this
         kind of cartridge."""
+        mask = self._only(env)
         s, ale_state = self._states[env], self._read_ale_state(state)
         self._paint_both(env)
         copy_from_ale(s, ale_state)
         copy_game_from_ale(s, ale_state, self.rules.saved)
         s[[TRUNCATED, words.FRAME_GOES_ON, INSTRUCTIONS_LEFT, words.DRAWN_END, words.DRAWN_END + 1]] = 0
-        self._command(EVALUATE_RULES, np.arange(self.num_envs) == env)
+        self._command(EVALUATE_RULES, mask)
         lives = int(s[words.LIVES])
         copy_game_from_ale(s, ale_state, self.rules.saved)  # some values can't be worked out a second time
         if s[words.TERMINAL]:
@@ -137,6 +165,7 @@ class BatchAtari(Consoles):
 
         state: one that ale-py has saved of the same game. Pictures, the action that a sticky one would repeat, and what
         ale-py does not save of the rules are lost. Raises UsageError as `load_ale_state`."""
+        self._only(env)
         ale_state = self._read_ale_state(state)
         copy_game_to_ale(self._states[env], ale_state, self.rules.saved)
         copy_to_ale(self._states[env], ale_state)
@@ -144,7 +173,7 @@ class BatchAtari(Consoles):
 
     def _paint_both(self, env: int) -> None:
         """Paints the last frame and the one before it in their pictures, as ale-py has them."""
-        mask, s = np.arange(self.num_envs) == env, self._states[env]
+        mask, s = self._only(env), self._states[env]
         self._command(LOOK, mask, draw=True)
         last = s.copy()
         s[words.FRAME_BUFFER] ^= 1

@@ -131,6 +131,7 @@ def _lock(path: Path) -> Iterator[bool]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                _say("waiting for another process that compiles it (about 20 s) ...")
                 fcntl.flock(file, fcntl.LOCK_EX)
                 has_waited = True
         yield has_waited

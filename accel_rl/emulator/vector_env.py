@@ -14,12 +14,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from accel_rl.emulator import vector_steps as steps
-from accel_rl.emulator.consoles import Bools, Bytes, Ints, read_rom
+from accel_rl.emulator.consoles import MOST, Bools, Bytes, Ints, check_integers, read_rom
 from accel_rl.emulator.controllers import ACTION_BITS, PADDLE_STEP
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.rules import ACTIONS, rules_for
 from accel_rl.emulator.vector_chunk import NO_SEED, VectorArrays, VectorChunk, Workers, usable_processors
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, unknown
 
 Info = dict[str, Any]
 Results = tuple[Bytes, Ints, Bools, Bools, Info]
@@ -27,15 +27,15 @@ Results = tuple[Bytes, Ints, Bools, Bools, Info]
 STICK_SPACE = gymnasium.spaces.Box(np.array([0, -np.pi, 0], np.float32), np.array([1, np.pi, 1], np.float32))
 # [left, neither, right][down, neither, up][without, with fire]
 STICK_ACTIONS = np.array([9, 17, 4, 12, 7, 15, 5, 13, 0, 1, 2, 10, 8, 16, 3, 11, 6, 14], np.int32).reshape(3, 3, 2)
+FRAMES_PER_S = 60
 CHUNKS_PER_THREAD = 4  # what one thread has left to do may be done by another
-MAX_SEED = 2**31 - 1
 
 
 class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDArray[Any]]):
     """Steps num_envs copies of one Atari 2600 game; options, spaces, results and infos are those of ale-py's
     `ale_py.vector_env.AtariVectorEnv`, which gives the same numbers for the same seeds and actions.
 
-    game: a name as in ale-py (ms_pacman), or the path of a ROM.
+    game: a name as in ale-py (ms_pacman, ALE/MsPacman-v5), or the path of a ROM.
     batch_size: if less than num_envs, `recv` returns that many environments as soon as so many have finished a step,
         and `send` takes actions for those.
     num_threads: 0: one for each processor. The caller's is one of them, while it waits for results.
@@ -54,10 +54,12 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     reward_clipping: rewards are -1, 0 or 1.
     use_fire_reset: a game starts with FIRE, where it has this action.
 
-    Other than ale-py's: AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments); what ale-py
-    waits for forever, or takes for something else, raises UsageError: actions that do not exist, `recv` without `send`,
-    `send` twice, options out of range; `final_obs` of environments in which no new game has begun are their
-    observations. There is no `xla`."""
+    Other than ale-py's: AutoresetMode.DISABLED works (`reset` with a `reset_mask` for ended environments); there is
+    `render`, but no `xla`; what ale-py waits for forever, or takes for something else, raises UsageError: actions that
+    do not exist, `recv` without `send`, `send` twice, options out of range; `final_obs` of environments in which no new
+    game has begun are their observations."""
+
+    render_mode = "rgb_array"
 
     def __init__(
         self,
@@ -85,9 +87,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
         reward_clipping: bool = True,
         use_fire_reset: bool = True,
     ):
-        _at_least(1, num_envs=num_envs, img_height=img_height, img_width=img_width, stack_num=stack_num)
-        _at_least(1, frameskip=frameskip, max_num_frames_per_episode=max_num_frames_per_episode)
-        _at_least(0, batch_size=batch_size, num_threads=num_threads, noop_max=noop_max)
+        check_integers(1, num_envs=num_envs, img_height=img_height, img_width=img_width, stack_num=stack_num)
+        check_integers(1, frameskip=frameskip, max_num_frames_per_episode=max_num_frames_per_episode)
+        check_integers(0, batch_size=batch_size, num_threads=num_threads, noop_max=noop_max)
         if batch_size > num_envs:
             raise UsageError(f"batch_size={batch_size} must be at most num_envs={num_envs}")
         try:
@@ -96,7 +98,11 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
             modes = ", ".join(mode.value for mode in AutoresetMode)
             raise UsageError(f"autoreset_mode={autoreset_mode!r} must be one of {modes}") from None
         self.num_envs, self.batch_size = num_envs, batch_size or num_envs
-        self.metadata = {"autoreset_mode": self.autoreset_mode}
+        self.metadata = {
+            "autoreset_mode": self.autoreset_mode,
+            "render_modes": [self.render_mode],
+            "render_fps": round(FRAMES_PER_S / frameskip),
+        }
 
         rules = rules_for(hashlib.md5(read_rom(game)).hexdigest())
         plan = FramePlan(rules.height, (img_height, img_width), color=not grayscale)
@@ -143,14 +149,14 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
     ) -> tuple[Bytes, Info]:
         """Starts new games; returns observations and infos.
 
-        seed: of the first environment, the others' follow; or one for each. None: random numbers go on. options:
-        `reset_mask`, bool [num_envs], names the environments to reset (and to seed), the others stay as they are; only
-        if batch_size is num_envs, and after a first reset."""
+        seed: of the first environment, the others' follow; or one for each. None, or one below 0: random numbers go on.
+        options: `reset_mask`, bool [num_envs], names the environments to reset (and to seed), the others stay as they
+        are; only if batch_size is num_envs, and after a first reset. Raises UsageError for other options."""
         self._check_open()
         mask = self._check_mask(options)
         seeds = np.full(self.num_envs, NO_SEED)
         seeds[mask] = self._check_seed(seed, int(mask.sum()))
-        super().reset(seed=seed if isinstance(seed, int) else None)
+        super().reset(seed=seed if isinstance(seed, int) and seed >= 0 else None)
         while self._num_pending:
             self._finish_job()
         self._was_reset = True
@@ -211,6 +217,18 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
             infos["final_obs"] = np.where(ended.reshape(-1, *[1] * (last.ndim - 1)), last, observations)
         return observations, rewards, terminations, truncations, infos
 
+    def render(self) -> tuple[Bytes, ...]:
+        """Returns the screen of each environment in colour, uint8 [height, 160, 3].
+
+        Raises UsageError if `recv` has not returned all environments."""
+        self._check_open()
+        if not self._was_reset or not self._returns_all or self._num_pending:
+            raise UsageError("render() shows what reset(), or recv() of all environments, has returned: call it then")
+        return tuple(chunk.screen(env) for chunk in self._chunks for env in range(chunk.num_envs))
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("an AtariVectorEnv cannot be copied or pickled, since it has threads: make another one")
+
     def xla(self) -> None:
         """Raises UsageError: there is no interface for JAX."""
         raise UsageError("AtariVectorEnv has no xla(): only ale-py's has it")
@@ -266,6 +284,9 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
 
     def _check_mask(self, options: dict[str, Any] | None) -> Bools:
         """Returns which environments a reset is for: bool [num_envs]."""
+        for name in options or {}:
+            if name != "reset_mask":
+                raise unknown("option of reset", str(name), ["reset_mask"])
         mask = (options or {}).get("reset_mask")
         if mask is None:
             return np.ones(self.num_envs, np.bool_)
@@ -279,16 +300,13 @@ class AtariVectorEnv(gymnasium.vector.VectorEnv[Bytes, npt.NDArray[Any], npt.NDA
 
     def _check_seed(self, seed: int | npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
         """Returns a seed for each of count environments, NO_SEED where random numbers go on."""
-        if seed is None and self._was_reset:
-            return np.full(count, NO_SEED)
-        if seed is None:
-            return np.random.default_rng().integers(MAX_SEED, size=count)
-        seeds = np.asarray(seed)
+        seeds = np.full(count, NO_SEED) if seed is None else np.asarray(seed)
         if seeds.dtype.kind in "iu" and seeds.shape == ():
             seeds = int(seeds) + np.arange(count)
-        if seeds.dtype.kind not in "iu" or seeds.shape != (count,) or (seeds < 0).any() or (seeds > MAX_SEED).any():
-            raise UsageError(f"seed={seed!r} must be {count} numbers from 0 to {MAX_SEED}, or the first of them")
-        return seeds.astype(np.int64)
+        if seeds.dtype.kind not in "iu" or seeds.shape != (count,) or (seeds > MOST).any():
+            raise UsageError(f"seed={seed!r} must be {count} integers up to {MOST}, or the first of them")
+        unseeded = NO_SEED if self._was_reset else np.random.default_rng().integers(MOST, size=count)
+        return np.where(seeds < 0, unseeded, seeds).astype(np.int64)
 
 
 def _stick_actions(actions: npt.NDArray[Any], batch_size: int, threshold: float) -> Ints:
@@ -305,9 +323,3 @@ def _stick_actions(actions: npt.NDArray[Any], batch_size: int, threshold: float)
 def _side(numbers: npt.NDArray[Any], threshold: float) -> npt.NDArray[Any]:
     """Returns 0, 1 or 2: below -threshold, between, above threshold."""
     return np.asarray(1 + (numbers > threshold) - (numbers < -threshold).astype(int))
-
-
-def _at_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise UsageError(f"{name}={value} must be at least {least}")

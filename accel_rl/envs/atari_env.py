@@ -7,6 +7,7 @@ import numpy as np
 
 from accel_rl.envs.choice import make_atari, warn_if_inexact
 from accel_rl.envs.spec import Array, EnvConfig
+from accel_rl.errors import UsageError
 
 
 class AtariEnv(gymnasium.Env[Array, int]):
@@ -14,7 +15,7 @@ class AtariEnv(gymnasium.Env[Array, int]):
 
     Observations are stacks [S, H, W] uint8, oldest frame first; in colour single frames [3, H, W].
     `reset` starts a new game, except right after a lost life that ended the episode: then the next life begins.
-    info: "score" (raw reward of the step), "lives", "game_over".
+    info: "score" (raw reward of the step), "lives", "game_over". On the native simulator it can be copied and pickled.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
@@ -28,21 +29,28 @@ class AtariEnv(gymnasium.Env[Array, int]):
         self.action_space = spec.action_space
         self._observation = np.zeros(spec.observation_shape, np.uint8)
         self._frame = np.zeros(spec.row_shape, np.uint8)
-        self._life_lost = False
+        self._was_reset = self._life_lost = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        if options:
+            raise UsageError(f"reset takes no options, but {', '.join(map(repr, options))}; make_env takes the game's")
         super().reset(seed=seed)
         if seed is not None:
             self._simulator = make_atari(self._config, np.random.SeedSequence(seed))
             self._life_lost = False
         if not self._life_lost:
             self._simulator.reset(self._frame)
-        self._life_lost = False
+        self._was_reset, self._life_lost = True, False
         self._observation[:] = 0
         self._show(self._frame)
         return self._observation.copy(), {"lives": self._simulator.lives}
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        if not self._was_reset:
+            raise UsageError("call reset() before step()")
+        if not self.action_space.contains(action):
+            count = self._simulator.spec.action_space.n  # type: ignore[attr-defined]
+            raise UsageError(f"there is no action {action}: {self._config.env_id} has actions 0 to {count - 1}")
         outcome = self._simulator.step(action, self._frame)
         if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
             self._show(self._frame)

@@ -15,7 +15,7 @@ import numpy as np
 
 from accel_rl.emulator import state as words
 from accel_rl.emulator.ale_states import AleState
-from accel_rl.emulator.batch import BatchAtari
+from accel_rl.emulator.batch import BatchAtari, BatchState
 from accel_rl.emulator.machine_code import check_numba
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
 from accel_rl.emulator.rules import game_of, rules_for
@@ -45,13 +45,17 @@ def pack(rom: str, console: Array, pictures: Array) -> State:
 
 
 def unpack(state: State) -> tuple[str, Array, Array]:
-    """Returns what `pack` was given. Raises UsageError if another version of the emulator has packed it."""
+    """Returns what `pack` was given. Raises UsageError if another version of the emulator has packed it, or if it is
+    damaged."""
     if state["layout"] != words.LAYOUT:
         raise UsageError(
             f"a state of the native simulator has layout {state['layout']}, this version reads {words.LAYOUT}: "
             "continue with the version of accel_rl that has written the checkpoint"
         )
-    console, pictures = zlib.decompress(state["words"]), zlib.decompress(state["pictures"])
+    try:
+        console, pictures = zlib.decompress(state["words"]), zlib.decompress(state["pictures"])
+    except zlib.error as error:
+        raise UsageError(f"a state of the native simulator is damaged ({error})") from None
     return state["rom"], np.frombuffer(console, np.int32), np.frombuffer(pictures, np.uint8)
 
 
@@ -70,7 +74,7 @@ def to_native(state: State) -> State:
     rng = np.random.default_rng(0)
     rng.bit_generator.state = state["rng"]
     s[_GENERATOR] = to_words(rng)
-    rom, consoles, pictures = atari.get_state()
+    rom, consoles, pictures, _ = atari.get_state()
     if not _plays_equally(game, saved, atari):
         raise _inexact(game, "ale", "native")
     return pack(rom, consoles[0], pictures[0])
@@ -88,7 +92,7 @@ def to_ale(state: State, unseen_frames: int = 0) -> State:
     rom, s, pictures = unpack(state)
     game = rules_for(rom).name
     atari = _new_console(game)
-    atari.set_state((rom, s[np.newaxis], pictures[np.newaxis]))
+    atari.set_state(BatchState.of(rom, s[np.newaxis], pictures[np.newaxis]))
     saved = atari.save_ale_state(0, _any_ale_state(game))
     if not (_remembers(game, saved, s) and _plays_equally(game, saved, atari, unseen_frames)):
         raise _inexact(game, "native", "ale")

@@ -2,16 +2,15 @@
 
 Where the table of `accel_rl.emulator.verify` shows no difference between the two, runs are equal bit by bit."""
 
-import csv
 import functools
+import importlib.metadata
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from accel_rl import emulator
+from accel_rl.emulator.exactness import TABLE, read_table
 from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
 from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
@@ -21,7 +20,6 @@ from accel_rl.errors import UsageError, unknown
 logger = logging.getLogger("accel_rl")
 
 SIMULATORS = ("auto", "native", "ale")
-TABLE = Path(str(emulator.__file__)).with_name("exactness.csv")
 MOST = 2**31 - 1  # the native simulator counts in 32 bits
 
 
@@ -76,12 +74,20 @@ def is_native(config: EnvConfig) -> bool:
 
 
 def warn_if_inexact(config: EnvConfig) -> None:
-    """Logs a warning if the native simulator plays a game in which it is known to differ from ale-py."""
-    if is_native(config) and (difference := find_difference(str(game_name(config.env_id)))):
+    """Logs a warning if the native simulator plays a game in which it is known to differ from ale-py, or was compared
+    with another version of ale-py than the one that is installed."""
+    if not is_native(config):
+        return
+    game = str(game_name(config.env_id))
+    if difference := find_difference(game):
         logger.warning(
-            "the native simulator is not exact in %s: %s (emulator/exactness.csv); --simulator ale is",
-            game_name(config.env_id),
-            difference,
+            "the native simulator is not exact in %s: %s (emulator/exactness.csv); --simulator ale is", game, difference
+        )
+    elif (installed := importlib.metadata.version("ale-py")) != (compared := _table()[game]["ale_py"]):
+        logger.warning(
+            "the native simulator is exact in %s with ale-py %s (emulator/exactness.csv), this is %s: "
+            "`python -m accel_rl.emulator.verify %s` compares them; --simulator ale plays on ale-py",
+            *(game, compared, installed, game),
         )
 
 
@@ -128,14 +134,13 @@ def is_ale_state(state: Any) -> bool:
 
 def find_difference(game: str) -> str | None:
     """Returns where the native simulator is known to differ from ale-py in this game, or None if it is exact."""
-    return _differences().get(game, "it has not been compared") or None
+    return _table()[game]["difference"] or None if game in _table() else "it has not been compared"
 
 
 @functools.cache
-def _differences() -> dict[str, str]:
-    """Returns the first difference in each game that was compared, "" if there is none."""
-    with TABLE.open(newline="") as file:
-        return {row["game"]: row["difference"] for row in csv.DictReader(file)}
+def _table() -> dict[str, dict[str, Any]]:
+    """Returns the row of each game that was compared."""
+    return {row["game"]: row for row in read_table(TABLE)}
 
 
 def _check_range(options: AtariOptions) -> None:

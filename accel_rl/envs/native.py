@@ -79,7 +79,6 @@ class NativeBatch(Consoles):
         self._frames = np.zeros((self.num_envs, *self.spec.row_shape), np.uint8)
         self._rng = np.random.default_rng(0)
         self._starts = start_states(game, options) if reserve and not why_no_reserve(game, options) else None
-        self._start_calls: dict[int, Callable[[], int]] = {}
         self._options = self._make_options()
         self._plan = FramePlan(self.rules.height, options.frame_shape, options.color)
         self._palette = np.ascontiguousarray(self.palette().T).reshape(-1) if options.color else self.grey_palette()
@@ -90,7 +89,6 @@ class NativeBatch(Consoles):
             self._made_last = np.zeros((self.num_envs, *self._plan.made_shape), np.uint8)
         # What single environments write, before it is copied to where it is wanted
         self._single_rewards, self._single_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
-        self._single_step = self.bind_step(self._frames, self._single_rewards, self._single_ages)
         self.simulators: list[NativeSimulator] = [NativeSimulator(self, env) for env in range(self.num_envs)]
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
@@ -130,7 +128,7 @@ class NativeBatch(Consoles):
         """Plays a step in one environment; raises IndexError if there is no such action."""
         self._choose(env)
         self._numbers[env] = min(operator.index(action), len(self.actions))
-        self._single_step()
+        self._call_single(AGENT_STEP)
         outcome = self.outcome(env, float(self._single_rewards[env]))
         row[...] = self._frames[env]
         return outcome
@@ -181,16 +179,21 @@ class NativeBatch(Consoles):
     def _start_game(self, env: int, noops: int) -> Array:
         """Resets one environment; returns its frame."""
         self._choose(env)
-        if noops not in self._start_calls:
-            arrays = self._frames, self._single_rewards, self._single_ages
-            self._start_calls[noops] = self._bind_frames(START_GAME, noops, *arrays)
-        if self._start_calls[noops]() >= 0:
+        if self._call_single(START_GAME, noops) >= 0:
             raise RunError(f"{self.rules.name} did not get ready within its reset")
         return np.asarray(self._frames[env])
 
     def _choose(self, env: int) -> None:
         self.stepping[:] = False
         self.stepping[env] = True
+
+    def _call_single(self, order: int, count: int = 0) -> int:
+        """Gives one of core.py's orders of an agent's game to the environments in `stepping`, as single ones."""
+        key = order, count, False
+        if key not in self._calls:
+            arrays = self._frames, self._single_rewards, self._single_ages
+            self._calls[key] = self._bind_frames(order, count, *arrays)
+        return self._calls[key]()
 
     def _bind_frames(self, order: int, count: int, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
         """Returns one of core.py's orders of an agent's game, which writes frames [k, ...]."""

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
+from accel_rl.emulator import core
 from accel_rl.emulator import state as words
 from accel_rl.emulator.ale_states import AleState, copy_from_ale, copy_to_ale
-from accel_rl.emulator.cartridges import KINDS, prepare, reset_cartridge
-from accel_rl.emulator.compiled import address, entry
-from accel_rl.emulator.cpu import run
+from accel_rl.emulator.cartridges import KINDS, prepare
+from accel_rl.emulator.consoles import NO_AGENT
 from accel_rl.emulator.state import STATE_WORDS
-from accel_rl.emulator.tia import end_frame, reset_tia, start_frame
 from tests.emulator.roms import assemble, open_ale, restore_state, save_state
 
-RESET, START_FRAME, RUN, END_FRAME = 1, 2, 4, 8  # what `drive` does, in this order
-FRAME = START_FRAME | RUN | END_FRAME
-LONGEST_FRAME = 25_000  # instructions
+NO_RULES, NO_STEPS = np.zeros(64, np.int32), np.zeros((0, 4), np.int32)
 SCREEN = np.zeros((2, 320, 160), np.uint8)
 
 # Where ale-py's picture is, and what it counts for the game: no business of the hardware.
@@ -24,26 +21,23 @@ NOT_HARDWARE |= {"LAST_FRAME_LINES", "LINE", "START_DISPLAY_CLOCK", "STOP_DISPLA
 NOT_HARDWARE |= {"CLOCKS_TO_LINE_END"}
 
 
-@entry
-def drive(s, rom, screen, parts, instructions):
-    """Does parts of a frame; one function for all tests, so that the processor is compiled once."""
-    s, rom, screen = address(s), address(rom), address(screen)
-    if parts & RESET:
-        reset_tia(s)
-        reset_cartridge(s)
-    if parts & START_FRAME:
-        start_frame(s)
-    if parts & RUN:
-        run(s, rom, screen, instructions)
-    if parts & END_FRAME:
-        end_frame(s, screen)
+def run_frame(s: np.ndarray, rom: np.ndarray, screen: np.ndarray = SCREEN) -> None:
+    """Runs a frame in which the player does nothing; it is painted if s[PAINT] is set."""
+    _command(core.STEP, s, rom, screen, bool(s[words.PAINT]))
+
+
+def _command(order: int, s: np.ndarray, rom: np.ndarray, screen: np.ndarray, draw: bool = False) -> None:
+    numbers, flags = np.zeros(1, np.int32), np.zeros((2, 1), np.bool_)
+    inputs = (np.ones(1, np.bool_), numbers, s[None], rom, screen.reshape(1, -1), NO_RULES, NO_STEPS)
+    outputs = (np.zeros((1, 1), np.uint8), numbers.copy(), flags, numbers.copy(), *NO_AGENT)
+    core.command(order, 1, draw, *inputs, *outputs)
 
 
 def console_in(state: AleState, rom: np.ndarray, pal: bool = False) -> np.ndarray:
     """Returns the words of a console with this cartridge in a state of ale-py's; nobody touches the controllers."""
     s = np.zeros(STATE_WORDS, np.int32)
     s[words.CARTRIDGE] = KINDS.index(state.cartridge)
-    drive(s, rom, SCREEN, RESET, 0)
+    _command(core.RESET, s, rom, SCREEN)
     s[words.FIRST_LINE], s[words.NUM_LINES], s[words.MAX_LINE] = 34, 210, 342 if pal else 290
     s[words.PAL], s[words.COMB], s[words.LAST_ACCESS_WAS_READ] = pal, 1, 1
     s[words.SWCHA], s[words.SWCHB], s[words.INPT4], s[words.INPT5] = 0xFF, 0x3F, 0x80, 0x80
@@ -124,7 +118,7 @@ class Lab:
         self.ale.act(0)
         after = save_state(self.ale)
         s = console_in(state, self.rom, self.pal)
-        drive(s, self.rom, SCREEN, FRAME, LONGEST_FRAME)
+        run_frame(s, self.rom)
         return s, after
 
     def settle(self) -> None:

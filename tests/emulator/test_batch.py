@@ -1,5 +1,8 @@
 """Batches of consoles: what a user calls."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +49,63 @@ def test_environments_of_a_batch_are_independent() -> None:
     assert (together.ram[0] != together.ram[2]).any(), "sticky actions have their own seeds"
 
 
+@pytest.mark.parametrize("game", ["seaquest", "video_cube"])  # how long the latter's reset presses Select is random
+def test_many_start_as_single_ones_do(game: str) -> None:
+    """Would catch a start that environments share although their seeds, or the games before, make it another one."""
+    together = BatchAtari(game, 3, seed=[5, -6, 7], repeat_action_probability=0.5)
+    alone = [BatchAtari(game, 1, seed=seed, repeat_action_probability=0.5) for seed in (5, -6, 7)]
+    for actions in ([1, 1, 1], [2, 3, 3], [5, 5, 5]):
+        together.reset()
+        together.step(actions)
+        for env, atari in enumerate(alone):
+            atari.reset()
+            atari.step(actions[env : env + 1])
+            assert (atari.words(0) == together.words(env)).all()
+            assert (atari.arrays.frames[0] == together.arrays.frames[env]).all()
+
+
+def test_equal_consoles_are_reset_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a start whose time grows with the number of environments."""
+    resets: list[int] = []
+    real = BatchAtari._run_reset
+    monkeypatch.setattr(BatchAtari, "_run_reset", lambda self, mask: (resets.append(int(mask.sum())), real(self, mask)))
+    BatchAtari("pong", 50, seed=list(range(50))).reset()
+    assert resets == [1, 1]
+
+
+@pytest.mark.parametrize("seed", [-2, -(2**31), 2**31 - 1])
+def test_seeds_are_ale_pys(seed: int) -> None:
+    """Would catch other sticky actions for half of the seeds that gymnasium hands to ale-py."""
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", 0.5)
+    ale.loadROM(Path(str(ale_py.roms.get_rom_path("breakout"))))
+    atari = BatchAtari("ALE/Breakout-v5", 1, seed=seed, repeat_action_probability=0.5, full_action_space=True)
+    for frame in range(60):
+        action = (1, 3, 4)[frame % 3]
+        ale.act(ale_py.Action(action))
+        atari.step([action])
+        assert (ale.getRAM() == atari.ram[0]).all(), frame
+
+
+def test_the_seed_of_ale_py_that_is_another_each_time() -> None:
+    """Would catch one fixed sequence for the seed -1."""
+    first, second = (BatchAtari("breakout", 1, seed=-1).words(0) for _ in range(2))
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda atari: pickle.loads(pickle.dumps(atari))])
+def test_a_copy_is_a_batch_of_its_own(make_copy: Callable[[BatchAtari], BatchAtari]) -> None:
+    """Would catch a copy whose steps move the original."""
+    atari = BatchAtari("ms_pacman", 2, seed=3, repeat_action_probability=0.5)
+    play(atari, 10)
+    copied = make_copy(atari)
+    before = atari.get_state()
+    first = play(copied, 20)
+    assert (atari.get_state().words == before.words).all()
+    assert (np.array(play(atari, 20)) == np.array(first)).all()
+
+
 def test_a_frame_may_stop_at_every_instruction() -> None:
     """Would catch registers that live only while the processor runs."""
     whole, cut = BatchAtari("seaquest", 1), BatchAtari("seaquest", 1)
@@ -72,6 +132,20 @@ def test_a_saved_state_goes_on_as_the_game_did() -> None:
         BatchAtari("ms_pacman", 1).set_state(saved)
     with pytest.raises(UsageError, match="a state of ms_pacman does not fit this batch of alien"):
         BatchAtari("alien", 2).set_state(saved)
+    saved.words[1, state_words.CARTRIDGE] = 2**30
+    with pytest.raises(UsageError, match="this state is damaged, or of another version"):
+        atari.set_state(saved)
+
+
+def test_environments_that_do_not_exist() -> None:
+    """Would catch a blank picture, or another environment's state, and a mask that is taken for indices."""
+    atari = BatchAtari("pong", 2)
+    for call in (lambda: atari.screen(-1), lambda: atari.screen(2), lambda: atari.load_ale_state(-1, b"")):
+        with pytest.raises(UsageError, match=r"env=-?[12]: the environments of this batch are 0 to 1"):
+            call()
+    for mask in ([0, 1], ["a", "b"], [True], True):
+        with pytest.raises(UsageError, match=r"mask must be bool \[2\], not"):
+            atari.reset(mask)  # type: ignore[arg-type]
 
 
 def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
@@ -215,11 +289,13 @@ def test_actions_that_do_not_exist(actions: list[float], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 0}, "num_envs=0 must be at least 1"),
-        ({"frame_skip": 0}, "frame_skip=0 must be at least 1"),
+        ({"num_envs": 0}, "num_envs=0 must be an integer from 1 to 2147483647"),
+        ({"frame_skip": 0}, "frame_skip=0 must be an integer from 1"),
+        ({"frame_skip": 1.5}, "frame_skip=1.5 must be an integer from 1"),
         ({"max_episode_frames": -1}, "max_episode_frames=-1"),
+        ({"max_episode_frames": 2**31}, "max_episode_frames=2147483648 must be an integer from 0 to 2147483647"),
         ({"repeat_action_probability": 1.5}, "repeat_action_probability=1.5 must be from 0 to 1"),
-        ({"seed": -1}, "seed=-1 must be a number from 0"),
+        ({"seed": 2**31}, "seed=2147483648 must be an integer from -2147483648 to 2147483647"),
         ({"seed": [1, 2]}, "or one for each environment"),
         ({"mode": 3}, "pong has no mode 3, but 0, 1"),
         ({"difficulty": 4}, "pong has no difficulty 4, but 0, 1, 2, 3"),

@@ -3,27 +3,13 @@
 import random
 
 import ale_py
-import numpy as np
 import pytest
 from ale_py import roms as ale_roms
 
 from accel_rl.emulator import opcodes
 from accel_rl.emulator import state as words
 from accel_rl.emulator.cartridges import prepare
-from tests.emulator.machine import (
-    FRAME,
-    JUMP_TO_WAIT,
-    LONGEST_FRAME,
-    PROGRAM,
-    RUN,
-    SCREEN,
-    START_FRAME,
-    WAIT_END,
-    Lab,
-    console_in,
-    differences,
-    drive,
-)
+from tests.emulator.machine import JUMP_TO_WAIT, PROGRAM, WAIT_END, Lab, console_in, differences, run_frame
 from tests.emulator.roms import assemble, save_state
 
 RTS, RTI = 0x60, 0x40
@@ -98,7 +84,7 @@ def test_jam_stops_the_processor_for_ever(lab):
     s, after = lab.frame(state)
     lab.settle()
     assert (s[words.PC], s[words.CYCLES], s[words.STOP]) == (after["PC"], after["CYCLES"], 2) == (0x82, 4, 2)
-    drive(s, lab.rom, SCREEN, RUN, 10)
+    run_frame(s, lab.rom)
     assert (s[words.PC], s[words.CYCLES]) == (0x82, 4)
 
 
@@ -187,23 +173,5 @@ def test_frames_of_real_games(game):
     rom = prepare(ale_roms.get_rom_path(game).read_bytes())
     for before, after in snapshots(game, 15):
         s = console_in(before, rom)
-        drive(s, rom, SCREEN, FRAME, LONGEST_FRAME)
+        run_frame(s, rom)
         assert differences(s, after) == {}
-
-
-def test_a_frame_can_stop_at_every_instruction():
-    """Would catch something that is kept in registers only: a frame in steps of one instruction is the same frame."""
-    rom = prepare(ale_roms.get_rom_path("seaquest").read_bytes())
-    before, _ = next(snapshots("seaquest", 1))
-    whole = console_in(before, rom)
-    drive(whole, rom, SCREEN, FRAME, LONGEST_FRAME)
-    stepped = console_in(before, rom)
-    drive(stepped, rom, SCREEN, START_FRAME, 0)
-    step = drive.bind(stepped, rom, SCREEN, RUN, 1)
-    steps = 0
-    while not stepped[words.STOP]:
-        step()
-        steps += 1
-    assert steps == stepped[words.INSTRUCTIONS]
-    drive(stepped, rom, SCREEN, FRAME & ~START_FRAME & ~RUN, 0)
-    np.testing.assert_array_equal(stepped, whole)

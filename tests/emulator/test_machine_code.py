@@ -1,11 +1,13 @@
 """Compiled functions and their cache on the disk."""
 
+import fcntl
 import importlib.metadata
 import os
 import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +32,33 @@ def sum_rows(numbers, sums, factor):
     return i32(-numbers.shape[0])
 
 
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Returns the file of sum_rows, which another process has compiled."""
+    folder = tmp_path_factory.mktemp("cache")
+    assert run_in_another_process(folder) == 1
+    [path] = folder.glob("accel_rl/emulator/*.o")
+    return path.read_bytes()
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sum_rows, "_compiled", {})
     return tmp_path / "accel_rl" / "emulator"
+
+
+@pytest.fixture
+def compiled(cache: Path, image: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Compiles in no time: sum_rows is there already. Returns what was compiled since."""
+    names: list[str] = []
+
+    def compile_it(function: Any, types: Any) -> tuple[bytes, bool]:
+        names.append(function.__name__)
+        return image.split(b"\n", 2)[2], True
+
+    monkeypatch.setattr(machine_code, "_compile", compile_it)
+    return names
 
 
 def run_it() -> None:
@@ -43,22 +67,33 @@ def run_it() -> None:
     assert sums.tolist() == [-759, -765]
 
 
-def compilations(capsys: pytest.CaptureFixture[str]) -> int:
-    return capsys.readouterr().err.count("compiled sum_rows in")
+def run_in_another_process(folder: Path) -> int:
+    """Returns how often that compiled sum_rows; what it compiles, it compiles without importing Numba."""
+    code = "import tests.emulator.test_machine_code as t, sys; t.run_it(); print('numba' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path]), "XDG_CACHE_HOME": str(folder)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    return done.stderr.count("compiled sum_rows in")
 
 
-def test_it_is_compiled_once(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a cache that is never used, and wrong values from loaded machine code."""
+def test_it_is_compiled_once(cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a cache that is never used, wrong values from loaded machine code, start-up time and memory that only
+    the process has to have that compiles."""
     run_it()
-    assert compilations(capsys) == 1
+    assert run_in_another_process(cache.parent.parent) == 0
     monkeypatch.setattr(sum_rows, "_compiled", {})
     run_it()
-    assert compilations(capsys) == 0 and len(list(cache.glob("*.o"))) == 1
+    assert compiled == ["sum_rows"] and len(list(cache.glob("*.o"))) == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "name", "empty", "no header"])
 def test_a_damaged_cache_costs_a_compilation(
-    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: str
+    cache: Path,
+    compiled: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
 ) -> None:
     """Would catch machine code that is executed although it is not what was written."""
     run_it()
@@ -67,17 +102,16 @@ def test_a_damaged_cache_costs_a_compilation(
     data[data.index(b"_ZN") + 8 if damage == "name" else -100] ^= 1
     others = {"truncated": data[:-100], "empty": b"", "no header": b"\x7fELF\n\n"}
     path.write_bytes(others.get(damage, data))
-    monkeypatch.setattr(sum_rows, "_compiled", {})
-    capsys.readouterr()
-    run_it()
-    messages = capsys.readouterr().err
-    assert "cannot be read" in messages and "compiled sum_rows" in messages
-    monkeypatch.setattr(sum_rows, "_compiled", {})
-    run_it()
-    assert compilations(capsys) == 0, "what was damaged is replaced"
+    for count in (2, 2):  # what was damaged is replaced
+        monkeypatch.setattr(sum_rows, "_compiled", {})
+        run_it()
+        assert len(compiled) == count
+    assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_cache_that_cannot_be_written_costs_a_compilation(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_that_cannot_be_written_costs_a_compilation(
+    cache: Path, compiled: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Would catch a program that does not start where the home folder is read-only."""
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder should be")
@@ -85,12 +119,33 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation(cache: Path, capsys:
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_who_waits_for_a_compilation_is_told(
+    cache: Path, compiled: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch a process that seems to hang for 20 s, or that says so although it need not wait."""
+    real, path = fcntl.flock, cache / "it.lock"
+
+    def other_process_ends(file: Any, operation: int) -> None:
+        if operation & fcntl.LOCK_NB:
+            raise BlockingIOError
+        assert "waiting for another process that compiles" in capsys.readouterr().err
+        real(file, operation)
+
+    with machine_code._lock(path) as has_waited:
+        assert not has_waited
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(fcntl, "flock", other_process_ends)
+    with machine_code._lock(path) as has_waited:
+        assert has_waited
+
+
 def test_another_type_of_array_is_another_function(cache: Path) -> None:
     """Would catch bytes that are read as words."""
-    run_it()
     sums = np.zeros(1, np.int32)
     sum_rows(np.array([[70_000, -1]], np.int32), sums, 1)
-    assert sums[0] == 69_999 and len(list(cache.glob("*.o"))) == 2
+    assert sums[0] == 69_999
+    types = [("uint8[:, ::1]", "int32[::1]", "int32"), ("int32[:, ::1]", "int32[::1]", "int32")]
+    assert len({machine_code._cache_path(sum_rows, each) for each in types}) == 2
     with pytest.raises(ValueError, match="C-contiguous"):
         sum_rows(np.zeros((4, 4), np.int32).T[:2], sums, 1)
 
@@ -145,13 +200,3 @@ def test_a_user_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", unknown_user)
     with pytest.raises(UsageError, match=r"no home folder: export XDG_CACHE_HOME=FOLDER"):
         machine_code.cache_folder()
-
-
-def test_no_process_that_uses_machine_code_imports_numba(cache: Path) -> None:
-    """Would catch start-up time and memory that only the process has to have that compiles."""
-    code = "import tests.emulator.test_machine_code as t, sys; t.run_it(); print('numba' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["."] + sys.path)}
-    for compilations in (1, 0):
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout == "False\n" and done.stderr.count("compiled sum_rows in") == compilations

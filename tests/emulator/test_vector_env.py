@@ -1,7 +1,9 @@
 """AtariVectorEnv beside ale-py's, which is the judge of all numbers."""
 
+import copy
 import gc
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,8 +26,9 @@ SHORT = {"max_num_frames_per_episode": 37, "noop_max": 9}  # ends in the middle 
 def compare(game: str, steps: int, num_envs: int = 3, seed: int = 3, **options: Any) -> int:
     """Plays both with the same random actions; asserts that all is equal. Returns how many episodes have ended."""
     ours, ales = AtariVectorEnv(game, num_envs, **options), AleVectorEnv(game, num_envs, **options)
-    for name in ("single_observation_space", "observation_space", "single_action_space", "action_space", "metadata"):
+    for name in ("single_observation_space", "observation_space", "single_action_space", "action_space"):
         assert getattr(ours, name) == getattr(ales, name)
+    assert ales.metadata.items() <= ours.metadata.items()
     ales.action_space.seed(0)
     assert_equal(ours.reset(seed=seed), ales.reset(seed=seed))
     num_ends = 0
@@ -104,7 +107,7 @@ def test_masks_and_later_resets_are_ale_pys() -> None:
     for step in range(40):
         if step % 4 == 3:
             mask = rng.random(3) < 0.5
-            seeds = rng.integers(100, size=mask.sum()) if step % 8 == 3 and mask.any() else None
+            seeds = rng.integers(-100, 100, size=mask.sum()) if step % 8 == 3 and mask.any() else None
             reset = {"seed": seeds, "options": {"reset_mask": mask}}
             assert_equal(ours.reset(**reset), ales.reset(**reset))
         elif step == 20:
@@ -174,6 +177,32 @@ def test_fewer_environments_than_there_are() -> None:
     assert (env.reset(seed=3)[0] == np.stack([expected[0][0][env_id] for env_id in env._envs])).all()
 
 
+def test_screens_are_shown() -> None:
+    """Would catch a video of other environments, or one that changes the games."""
+    env, unseen = AtariVectorEnv("ALE/Pong-v5", 3, num_threads=1), AtariVectorEnv("pong", 3, num_threads=1)
+    assert env.render_mode in env.metadata["render_modes"] and env.metadata["render_fps"] == 15
+    with pytest.raises(UsageError, match="render"):
+        env.render()
+    for each in (env, unseen):
+        each.reset(seed=4)
+    for step in range(20):
+        actions = np.array([2, 3, 2 + step // 4 % 2])
+        assert data_equivalence(env.step(actions), unseen.step(actions), exact=True)
+        screens = env.render()
+    assert len(screens) == 3 and {screen.shape for screen in screens} == {(210, 160, 3)}
+    assert (screens[0] == env._chunks[0].palette()[env._chunks[0].screens()[0]]).all()
+    assert (screens[0] != screens[1]).any()
+
+
+def test_a_copy_is_refused() -> None:
+    """Would catch a copy that steps the original."""
+    env = AtariVectorEnv("pong", 2, num_threads=2)
+    for make_copy in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="an AtariVectorEnv cannot be copied or pickled, since it has threads"):
+            make_copy(env)
+    env.close()
+
+
 def test_episode_statistics() -> None:
     """Would catch ends and rewards that gymnasium's wrappers do not understand."""
     env = RecordEpisodeStatistics(AtariVectorEnv("breakout", 2, max_num_frames_per_episode=40))
@@ -218,8 +247,8 @@ def test_pinned_threads() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_envs": 0}, "num_envs=0 must be at least 1"),
-        ({"frameskip": 0}, "frameskip=0 must be at least 1"),
+        ({"num_envs": 0}, "num_envs=0 must be an integer from 1 to 2147483647"),
+        ({"frameskip": 1.5}, "frameskip=1.5 must be an integer from 1"),
         ({"batch_size": 3}, "batch_size=3 must be at most num_envs=2"),
         ({"autoreset_mode": "never"}, "autoreset_mode='never' must be one of NextStep, SameStep, Disabled"),
         ({"repeat_action_probability": 2.0}, "repeat_action_probability=2.0 must be from 0 to 1"),
@@ -238,8 +267,9 @@ def test_wrong_calls_are_named() -> None:
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: env.step(actions), "call reset"),
         (lambda: env.reset(options={"reset_mask": np.array([True, False])}), "the first reset"),
-        (lambda: env.reset(seed=-1), "seed=-1 must be 2 numbers"),
-        (lambda: env.reset(seed=np.arange(3)), "must be 2 numbers"),
+        (lambda: env.reset(seed=2**31 - 1), "seed=2147483647 must be 2 integers up to 2147483647"),
+        (lambda: env.reset(seed=np.arange(3)), "must be 2 integers"),
+        (lambda: env.reset(options={"mask": None}), "unknown option of reset 'mask'; did you mean reset_mask"),
         (lambda: [env.reset(seed=0), env.recv()], "call send"),
         (lambda: env.reset(options={"reset_mask": [True, False]}), "must be a boolean array"),
         (lambda: env.step(np.array([0, 6])), "there is no action 6, but 0 to 5"),

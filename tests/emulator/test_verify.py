@@ -1,15 +1,17 @@
 """The comparison with ale-py, and what it says of some games."""
 
+import importlib.metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accel_rl.emulator import exactness
 from accel_rl.emulator import verify as program
+from accel_rl.emulator.exactness import TABLE as EXACTNESS
+from accel_rl.emulator.exactness import Row, read_table, source_hash
 from accel_rl.emulator.rules import known_games
-from accel_rl.emulator.verify import Pair, Plan, Row, read_table, verify, write_table
-
-EXACTNESS = Path(program.__file__).with_name("exactness.csv")
+from accel_rl.emulator.verify import Pair, Plan, verify, write_table
 
 
 # Of each kind of cartridge a game, paddles, swapped ports, a game without HMOVE's comb, one whose frames stop half-way.
@@ -89,9 +91,36 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     table = tmp_path / "table.csv"
     arguments = ["boxing", "--frames", "20", "--seeds", "1", "--mode-frames", "0", "--csv", str(table)]
     assert program.main(arguments) == 0
-    assert "1 of 1 games are equal" in capsys.readouterr().out and len(read_table(table)) == 1
+    [row] = read_table(table)
+    assert "1 of 1 games are equal" in capsys.readouterr().out
+    assert (row["sources"], row["ale_py"]) == (source_hash(), importlib.metadata.version("ale-py"))
     assert program.main(["boxng"]) == 2
     assert "unknown game 'boxng'; did you mean boxing" in capsys.readouterr().err
+
+
+def test_the_table_is_of_these_sources() -> None:
+    """Would catch an emulator that has changed since it was compared with ale-py; docs/emulator.md has the command that
+    compares it again."""
+    assert {row["sources"] for row in read_table(EXACTNESS)} == {source_hash()}
+
+
+def test_the_hash_is_of_the_code_of_all_that_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a change of the code that goes unnoticed, and a comment that costs an hour of comparisons."""
+    monkeypatch.setattr(exactness, "FOLDER", tmp_path)
+    (tmp_path / "games.ini").write_text("[pong]\nlives = 0\n")
+    (tmp_path / "verify.py").write_text("FRAMES = 1\n")
+
+    def hash_of(source: str) -> str:
+        (tmp_path / "cpu.py").write_text(source)
+        return source_hash()
+
+    before = hash_of('"""Emulates."""\nA = 0\n')
+    assert hash_of('"""Emulates the 6507.\n\nAll of it."""\n\n# Why\nA = 0  # accumulator\n') == before
+    (tmp_path / "verify.py").write_text("FRAMES = 2\n")
+    assert source_hash() == before
+    (tmp_path / "games.ini").write_text("[pong]\nlives = 1\n")
+    sources = ("A = 1\n", "if A:\n    A = 1\nB = 0", "if A:\n    A = 1\n    B = 0")
+    assert len({before, source_hash(), *map(hash_of, sources)}) == 5
 
 
 def test_the_committed_table() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from accel_rl.emulator import state as words
 from accel_rl.emulator.cartridges import prepare
-from tests.emulator.machine import FRAME, LONGEST_FRAME, console_in, differences, drive
+from tests.emulator.machine import console_in, differences, run_frame
 from tests.emulator.roms import assemble, open_ale, save_state
 
 LINES = 262
@@ -98,7 +98,7 @@ def compare_frames(ale: ale_py.ALEInterface, rom: np.ndarray, actions: list[int]
     screen = np.zeros((2, 320, 160), np.uint8)
     for frame, action in enumerate(actions):
         ale.act(action)
-        drive(s, rom, screen, FRAME, LONGEST_FRAME)
+        run_frame(s, rom, screen)
         assert not differences(s, save_state(ale)), (frame, differences(s, save_state(ale)))
         theirs = ale.getScreen()
         ours = screen[s[words.FRAME_BUFFER], : len(theirs)]

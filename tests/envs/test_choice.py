@@ -53,18 +53,21 @@ def without_numba(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pong_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     table = tmp_path / "exactness.csv"
-    table.write_text('game,md5,difference\npong,123,"seed 1, frame 7: RAM differs at 3"\nseaquest,456,\n')
+    table.write_text('game,difference,ale_py\npong,"seed 1, frame 7: RAM differs at 3",0.12.1\nseaquest,,0.12.1\n')
     monkeypatch.setattr(choice, "TABLE", table)
-    choice._differences.cache_clear()
+    choice._table.cache_clear()
     yield
-    choice._differences.cache_clear()
+    choice._table.cache_clear()
 
 
 def test_auto_is_native_in_all_games_of_the_table() -> None:
     """Would catch a game that the table lacks, or names otherwise."""
     assert len(games()) == 104
     for game in games():
-        assert choose_simulator(EnvConfig(game)) == ("native", f"{game} is exact by emulator/exactness.csv")
+        assert choose_simulator(EnvConfig(game)) == (
+            "native",
+            f"{game} is exact by emulator/exactness.csv",
+        )
     assert is_native(EnvConfig("ALE/Pong-v5")) and not is_native(EnvConfig("CartPole-v1"))
 
 
@@ -82,6 +85,20 @@ def test_auto_is_ale_in_a_game_that_differs(pong_differs: None, caplog: pytest.L
             warn_if_inexact(config)
     [said] = [record.getMessage() for record in caplog.records]
     assert "pong: seed 1, frame 7: RAM differs" in said and "--simulator ale" in said
+
+
+@pytest.mark.parametrize("installed", ["0.12.1", "0.13.0"])
+def test_another_ale_py_is_named(installed: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Would catch games that are called exact although they were compared with another ale-py."""
+    assert choose_simulator(EnvConfig("pong"))[0] == "native"
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed if name == "ale-py" else real(name))
+    with caplog.at_level(logging.WARNING, "accel_rl"):
+        warn_if_inexact(EnvConfig("pong"))
+        warn_if_inexact(EnvConfig("pong", simulator="ale"))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (installed != "0.12.1")
+    assert all("exact in pong with ale-py 0.12.1" in line and "this is 0.13.0" in line for line in said)
 
 
 def test_without_numba(without_numba: None) -> None:

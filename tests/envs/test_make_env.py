@@ -1,5 +1,8 @@
 """make_env: Atari games, gymnasium ids and users' factories as gymnasium environments; names that do not exist."""
 
+import copy
+import pickle
+
 import gymnasium
 import numpy as np
 import pytest
@@ -27,6 +30,43 @@ def test_both_names_of_a_game():
     assert first.observation_space == second.observation_space == gymnasium.spaces.Box(0, 255, (4, 104, 80), np.uint8)
     assert first.action_space == second.action_space == gymnasium.spaces.Discrete(6)
     assert np.array_equal(first.reset(seed=1)[0], second.reset(seed=1)[0])
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_plays_by_itself(make_copy):
+    """Catches a copy that steps the original."""
+    env = make_env("breakout", simulator="native")
+    env.reset(seed=1)
+    for _ in range(3):
+        env.step(1)
+    copied, rng = make_copy(env), np.random.default_rng(0)
+    actions = rng.integers(4, size=30)
+    first, second = ([each.step(action) for action in actions] for each in (copied, env))
+    for ours, theirs in zip(first, second, strict=True):
+        assert np.array_equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
+    assert np.array_equal(copied.render(), env.render())
+    assert np.array_equal(copied.reset()[0], env.reset()[0])
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickle.dumps])
+def test_what_cannot_be_copied_is_named(make_copy):
+    with pytest.raises(TypeError, match=r"^.*ALEInterface.*$"):
+        make_copy(make_env("breakout", simulator="ale"))
+
+
+@pytest.mark.parametrize("simulator", ["native", "ale"])
+def test_wrong_calls_are_named(simulator):
+    """Catches a game that is played before it has begun, and errors that differ between the simulators."""
+    env = make_env("pong", simulator=simulator)
+    with pytest.raises(UsageError, match=r"call reset\(\) before step\(\)"):
+        env.step(0)
+    with pytest.raises(UsageError, match="reset takes no options, but 'mode'"):
+        env.reset(options={"mode": 1})
+    env.reset(options={})
+    for action in (-1, 6, 2**40, 1.7, None):
+        with pytest.raises(UsageError, match=r"there is no action .*: pong has actions 0 to 5"):
+            env.step(action)
+    env.step(np.int64(5))
 
 
 def test_games():

@@ -56,3 +56,13 @@ def test_a_state_of_another_game():
     simulator = make_native("pong", OPTIONS, SEED)
     with pytest.raises(UsageError, match="a state of breakout does not fit pong"):
         simulator.set_state(make_native("breakout", OPTIONS, SEED).get_state())
+
+
+def test_a_damaged_state():
+    """Catches words that would crash the interpreter, and a traceback of zlib's."""
+    simulator = make_native("pong", OPTIONS, SEED)
+    state = simulator.get_state()
+    damaged = bytearray(state["words"])
+    damaged[-2] ^= 1
+    with pytest.raises(UsageError, match="a state of the native simulator is damaged"):
+        simulator.set_state(state | {"words": bytes(damaged)})
