@@ -3,6 +3,7 @@
 ale-py runs any cartridge whose file has a supported game's name; its saved states show every register.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,14 @@ def _value(text: str, labels: dict[str, int], at: int) -> int:
     return value
 
 
+@functools.cache
+def _opcode(operation: str, mode: int) -> int | None:
+    try:
+        return opcodes.opcode_of(operation, mode)
+    except KeyError:
+        return None
+
+
 def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> bytes:
     if mnemonic in (".byte", ".word"):
         size = 1 if mnemonic == ".byte" else 2
@@ -94,9 +103,8 @@ def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> byt
     match, modes = next((match, modes) for pattern, *modes in _OPERANDS if (match := re.fullmatch(pattern, operand)))
     value = _value(match[1], labels, at)
     for mode in modes:
-        try:
-            opcode = opcodes.opcode_of(name, mode)
-        except KeyError:
+        opcode = _opcode(name, mode)
+        if opcode is None:
             continue
         if mode == opcodes.RELATIVE:
             return bytes([opcode, (value - at - 2) % 256])

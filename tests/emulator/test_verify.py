@@ -14,11 +14,10 @@ from accel_rl.emulator.rules import known_games
 from accel_rl.emulator.verify import Pair, Plan, verify, write_table
 
 
-# Of each kind of cartridge a game, paddles, swapped ports, a game without HMOVE's comb, one whose frames stop half-way.
+# 2K, 4K, F8, F6SC, E0 and DPC cartridges, paddles, swapped ports, a game whose frames stop half-way.
 @pytest.mark.parametrize(
     "game",
-    ["pong", "breakout", "seaquest", "asteroids", "wizard_of_wor", "qbert", "pitfall2", "robotank", "montezuma_revenge"]
-    + ["elevator_action", "darkchambers", "crazy_climber"],
+    ["breakout", "seaquest", "asteroids", "wizard_of_wor", "qbert", "pitfall2", "montezuma_revenge", "darkchambers"],
 )
 def test_games_are_equal(game: str) -> None:
     """Would catch any difference from ale-py that shows in RAM, rewards, lives, ends or pixels."""
@@ -36,10 +35,9 @@ def test_all_games_are_equal(game: str) -> None:
     assert row.difference == "" or known[game], row.difference
 
 
-@pytest.mark.parametrize("game", ["pong", "video_pinball"])
-def test_modes_and_difficulties_are_equal(game: str) -> None:
+def test_modes_and_difficulties_are_equal() -> None:
     """Would catch another press of Select, and a difficulty switch that the game does not see."""
-    row = verify(game, Plan(frames=20, seeds=1, mode_frames=10))
+    row = verify("video_pinball", Plan(frames=20, seeds=1, mode_frames=10))
     assert row.difference == "" and row.modes >= 4 and row.in_modes == 10 * row.modes
 
 
