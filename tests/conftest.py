@@ -3,6 +3,7 @@ that spaces which do not change are found out once."""
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 # Before anything imports torch or numpy; processes that tests start inherit it. Several files are tested at a time, and
 # threads that wait for each other on a busy machine are far slower than one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts background jobs with SIGINT ignored, which everything that tests start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

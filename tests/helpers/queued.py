@@ -152,15 +152,19 @@ class Book:
 
 
 def free_tokens(sampler: QueuedSampler) -> list[tuple[int, int]]:
-    """Returns for each agent how many of its slots are free, and how many its semaphore announces, while none plays."""
+    """Returns for each agent how many of its slots are free, and how many its semaphore announces.
+
+    All agents stand still meanwhile: one that begins a segment takes the token first, and then the slot."""
     found = []
-    for agent, semaphore in enumerate(sampler._pool._free):
-        slots = sampler._pool.slots_per_agent
-        states = sampler._pool.arrays["state"][agent * slots : (agent + 1) * slots]
-        tokens = 0
-        while semaphore.try_acquire():
-            tokens += 1
-        if tokens:
-            semaphore.release(tokens)
-        found.append((int(np.count_nonzero(states == 0)), tokens))
+    with sampler._crew.paused():
+        sampler._pool.get_states(sampler._crew.check)  # given by agents that wait, and nobody answers them now
+        for agent, semaphore in enumerate(sampler._pool._free):
+            slots = sampler._pool.slots_per_agent
+            states = sampler._pool.arrays["state"][agent * slots : (agent + 1) * slots]
+            tokens = 0
+            while semaphore.try_acquire():
+                tokens += 1
+            if tokens:
+                semaphore.release(tokens)
+            found.append((int(np.count_nonzero(states == 0)), tokens))
     return found
