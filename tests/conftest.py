@@ -65,11 +65,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def probe_once() -> Iterator[None]:
     """Remembers the spaces of games and of gymnasium's own environments, which every run that starts in this process
-    would find out anew: with an emulator, or with a process that takes half a second. Those of a module's environments
-    may change from call to call, so they are not remembered; tests/envs/test_probe.py asks the probe itself."""
-    from accel_rl.training import resolve  # here, as collecting tests does not need it
+    would find out anew. Those of a module's environments may change from call to call, so a fork of this process finds
+    them out each time; tests/envs/test_probe.py asks the probe itself."""
+    from accel_rl.training import resolve  # here, as collecting tests does not need them
+    from tests.helpers.forks import probe_spec
 
-    probe_spec, specs = resolve.probe_spec, {}
+    specs: dict[str, Any] = {}
 
     def remembered(env: Any, timeout_s: float = 60.0) -> Any:
         if ":" in env.env_id:
@@ -80,4 +81,16 @@ def probe_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolve, "probe_spec", remembered)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_launchers() -> Iterator[None]:
+    """Forks the processes that start simulators from the tests' own one (tests/helpers/forks.py). Those of commands
+    (tests/helpers/processes.py) are started as users' are."""
+    from accel_rl.samplers import worker_launcher  # here, as collecting tests does not need them
+    from tests.helpers.forks import FORKING_LAUNCHER
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_launcher, "subprocess", FORKING_LAUNCHER)
         yield

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch_simulator import BatchConfig
-from accel_rl.envs.probe import probe_spec
+from accel_rl.envs.batch_simulator import BatchConfig, prepare
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import GpuActionServer
+from tests.helpers.forks import probe_spec
 
 TOYS = "tests.helpers.toy_envs"
 
@@ -51,7 +51,7 @@ class Greedy(Echo):
 
 
 def spec_of(env: EnvConfig) -> EnvSpec:
-    """`probe_spec`, whose process takes a second, once for each kind of environment."""
+    """`probe_spec`, once for each kind of environment."""
     return _SPECS.get(repr(env)) or _SPECS.setdefault(repr(env), probe_spec(env))
 
 
@@ -59,9 +59,10 @@ _SPECS: dict[str, EnvSpec] = {}
 
 
 def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
-    spec = spec_of(env)
+    spec, options = spec_of(env), BatchConfig(env, **{"seed": 3, **batch})
     policy = policy or Echo(int(spec.action_space.n))  # type: ignore[attr-defined]
-    return sampler_class(spec, BatchConfig(env, **{"seed": 3, **batch}), policy, config)
+    prepare(options)  # here, once: the processes that start simulators are forked from this one
+    return sampler_class(spec, options, policy, config)
 
 
 KINDS = ("serial", "alternating", "device")

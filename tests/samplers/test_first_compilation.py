@@ -1,5 +1,6 @@
 """The native simulator's first use, which compiles it: before workers are timed, once, and without leaving anything."""
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
+from accel_rl.samplers import worker_launcher
 from accel_rl.samplers.worker_launcher import Launcher
 from tests.helpers.processes import run
 
@@ -21,6 +23,7 @@ class Setup:
 
 def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     """Starts a launcher whose cache is empty and whose Numba is this program."""
+    monkeypatch.setattr(worker_launcher, "subprocess", subprocess)  # a new process, which has imported no Numba yet
     (path / "numba.py").write_text(numba)
     monkeypatch.syspath_prepend(path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))

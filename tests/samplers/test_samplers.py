@@ -15,7 +15,7 @@ import torch
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError
 from accel_rl.hardware.placement import divides_evenly, serves_both_groups
-from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers import AlternatingSampler, SerialSampler, worker_launcher
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
@@ -341,8 +341,9 @@ class Always:
         return torch.full((len(observation),), self.action, device=observation.device), {}, None
 
 
-def test_workers_are_free_of_torch_pinned_and_light() -> None:
+def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a worker that imports torch, runs on another logical CPU than its own, or outgrows its memory."""
+    monkeypatch.setattr(worker_launcher, "subprocess", subprocess)  # not forked from this process, which has torch
     sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(8, 5, 2))
     try:
         sampler.collect()
