@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from functools import partial
 from typing import Any
 
@@ -50,8 +51,9 @@ def release_pool(gpu: int, pool: tuple[int, int]) -> None:
 class Capture:
     """A capture that is under way."""
 
-    def __init__(self, queue: Queue, pool: Pool, generators: list[Any]):
+    def __init__(self, queue: Queue, pool: Pool, generators: list[Any], thread: int | None):
         self.queue, self.pool, self.generators = queue, pool, generators
+        self.thread = thread  # whose calls count; None: those of all threads
         self.tape: list[Work] = [partial(spoil, memory) for memory in pool.freed]
         pool.freed.clear()
         self.draws: list[Any] = []  # of random numbers, in order
@@ -87,7 +89,8 @@ class CUDAGraph:
             raise RuntimeError("CUDA error: a capture is under way already")
         self._pool = _pools.setdefault(pool, Pool()) if pool else Pool()
         _pools[self._pool.id] = self._pool
-        self._capture = now.capture = queue.capture = Capture(queue, self._pool, self._generators)
+        thread = threading.get_ident() if capture_error_mode == "thread_local" else None
+        self._capture = now.capture = queue.capture = Capture(queue, self._pool, self._generators, thread)
 
     def capture_end(self) -> None:
         now, capture = machine(), self._capture

@@ -5,6 +5,7 @@ So a wait that is missing shows as wrong numbers: what should have been waited f
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -87,8 +88,8 @@ def wait(reason: str, *queues: Queue, implicit: bool = False) -> None:
 
 
 def refuse_in_capture(what: str) -> None:
-    """Raises RuntimeError if the current stream is being captured, which invalidates the capture."""
-    if (capture := machine().capture) is not None:
+    """Raises RuntimeError during a capture in which this thread's calls count, which invalidates the capture."""
+    if (capture := machine().capture) is not None and capture.thread in (None, threading.get_ident()):
         capture.is_valid = False
         raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({what})")
 

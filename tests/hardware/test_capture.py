@@ -1,5 +1,7 @@
 """Capturing: what is enqueued is repeated, and a failure leaves no traces."""
 
+import threading
+
 import pytest
 import torch
 
@@ -50,3 +52,20 @@ def test_errors_of_the_program_and_of_memory_stay_what_they_are() -> None:
             capture(lambda error=error: fail(error), warm_stream())  # type: ignore[misc]
         assert raised.value is error and torch.cuda.current_stream() == before
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_other_threads_may_wait_for_the_gpu_meanwhile() -> None:
+    """Would catch a capture that fails since another thread, as a predictor's, looks at an event."""
+    stream, event, x = warm_stream(), torch.cuda.Event(), torch.zeros(1, device="cuda:0")
+    event.record()
+
+    def work() -> None:
+        x.add_(1)
+        thread = threading.Thread(target=lambda: seen.append(event.query()))
+        thread.start()
+        thread.join()
+
+    seen: list[bool] = []
+    capture(work, stream).replay()
+    torch.cuda.synchronize()
+    assert len(seen) == 1 and x.item() == 1

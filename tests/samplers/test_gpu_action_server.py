@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accel_rl.envs import EnvConfig
+from accel_rl.hardware import devices
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
-from accel_rl.samplers import AlternatingSampler, SerialSampler
+from accel_rl.samplers import AlternatingSampler, SerialSampler, gpu_action_server
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
@@ -323,6 +324,24 @@ def test_graphs_follow_the_policy() -> None:
     finally:
         for sampler in samplers:
             sampler.close()
+
+
+@pytest.mark.gpu
+def test_memory_stays_pinned_while_the_gpu_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch shared memory that is unpinned while uploads from it are under way."""
+    sampler, idle = remembering(torch.device("cuda:0")), []
+    streams = [group.stream for group in sampler._server._on_device]
+
+    def unpin(address: int) -> None:
+        idle.append([stream.query() for stream in streams])
+        devices.unpin(address)
+
+    monkeypatch.setattr(gpu_action_server, "unpin", unpin)
+    try:
+        sampler.collect()
+    finally:
+        sampler.close()
+    assert idle == [[True, True]]
 
 
 class Calls(TorchDispatchMode):

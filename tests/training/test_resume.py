@@ -10,6 +10,7 @@ import yaml
 
 import accel_rl
 from accel_rl.errors import UsageError
+from accel_rl.samplers import SerialSampler
 from accel_rl.training import checkpoint
 from tests.helpers.processes import Command
 from tests.helpers.runs import assert_same, assert_same_policy, assert_same_run, rows
@@ -173,6 +174,26 @@ def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
     accel_rl.train(resume=run, steps=40)
     assert checkpoint.load(run / "checkpoint.pt")["best_score"] == 1e9
     assert (run / "best.safetensors").read_bytes() == best
+
+
+def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a row of the log, or a best policy, that is missing since a signal came during its evaluation."""
+    settings = {**CARTPOLE, "sampler": "serial", "steps": 40, "eval_interval_steps": 20, "eval_episodes": 3}
+    whole = accel_rl.train(**settings, out=tmp_path / "whole")
+    evaluate = SerialSampler.evaluate
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(SerialSampler, "evaluate", interrupted)
+    with pytest.raises(SystemExit):
+        accel_rl.train(**settings, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "progress.csv").exists()
+    monkeypatch.setattr(SerialSampler, "evaluate", evaluate)
+    accel_rl.train(resume=tmp_path / "run")
+    assert_same_run(tmp_path / "run", whole)
+    assert [row["eval/mean_reward"] != "" for row in rows(whole)] == [True, True]
 
 
 def start(out: Path) -> Command:
