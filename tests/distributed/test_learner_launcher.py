@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from accel_rl.distributed import learner_launcher
 from accel_rl.distributed.learner_launcher import LearnerLauncher, LearnerProcess, assert_safe_to_fork, describe_end
 from accel_rl.errors import RunError
 
@@ -42,7 +44,8 @@ class Family:
 
 
 @pytest.fixture
-def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
+    monkeypatch.setattr(learner_launcher, "subprocess", subprocess)  # not a fork of the tests' process
     family = Family(getattr(request, "param", LIGHT))
     yield family
     family.close()

@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from accel_rl.distributed import learner_launcher
 from accel_rl.envs import probe
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.samplers import worker_launcher
 
 
 class ForkedProcess:
-    """Runs main() where subprocess.Popen would run `python -m module argument`; has what its users here need of it."""
+    """Runs main() where subprocess.Popen would run `python -m module argument ...`; has what its users here need of it."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class ForkedProcess:
         if not self.pid:
             os.dup2(read, 0)
             os.setpgid(0, process_group)
-            _run(main, command[-1], {0, 1, 2, *pass_fds}, env)
+            _run(main, command[3:], {0, 1, 2, *pass_fds}, env)
         os.close(read)
 
     def __enter__(self) -> "ForkedProcess":
@@ -80,7 +81,7 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _run(main: Callable[[], None], argument: str, fds: set[int], env: dict[str, str]) -> None:
+def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env: dict[str, str]) -> None:
     """Does the work of a new process, and ends it."""
     status = 1
     try:
@@ -88,13 +89,15 @@ def _run(main: Callable[[], None], argument: str, fds: set[int], env: dict[str, 
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(fd)
         sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), sys.__stdout__, sys.__stderr__  # noqa: SIM115
-        sys.argv[1:] = [argument]
+        sys.argv[1:] = arguments
         os.environ.clear()
         os.environ.update(env)
         for logger in (logging.getLogger(), logging.getLogger("accel_rl")):
             logger.handlers.clear()
         main()
         status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -115,6 +118,7 @@ def forking(main: Callable[[], None]) -> Any:
 
 
 FORKING_LAUNCHER = forking(worker_launcher.main)
+FORKING_LEARNER_LAUNCHER = forking(learner_launcher.main)
 _FORKING_PROBE = forking(probe._main)
 
 
