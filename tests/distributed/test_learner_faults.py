@@ -1,8 +1,10 @@
 """Learners, workers, launcher or supervisor die: what is reported and saved, and that nothing is left behind."""
 
+import os
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -63,19 +65,33 @@ FAST = ("all_reduce",)
 @pytest.mark.parametrize(
     "phase", [phase if phase in FAST else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
 )
-def test_a_killed_learner_ends_the_run(tmp_path: Path, phase: str) -> None:
+def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -> None:
     """Would catch learners that wait for a dead one, a message about the learner that only notices its death,
     parameters that it has half written, and a checkpoint that is lost with it."""
     rank, flags = PHASES[phase]
-    run = tmp_path / "run"
-    command = start(run, "--how", phase, "--mark", run / "mark", *flags)
-    pid = marked_process(run, command)
-    command.wait_for((run / "checkpoint.pt").exists)
-    assert [process.pid for process in command.learners()].index(pid) == rank
-    if phase == "all_reduce":
-        time.sleep(0.3)  # for the learner to come from the mark to the all-reduce; killed earlier, it ends the run too
-    psutil.Process(pid).kill()
-    assert_failed(command.finish(), run, rf"learner {rank} \(cpu, process {pid}\) was killed by SIGKILL\n")
+    run, before = tmp_path / "run", psutil.Process().children(recursive=True)
+    has_ended = threading.Event()
+    killed: list[int] = []
+
+    def strike() -> None:
+        while not ((run / "mark").exists() and (run / "checkpoint.pt").exists()):
+            if has_ended.wait(0.02):
+                return
+        if phase == "all_reduce":
+            time.sleep(0.3)  # for it to come from the mark to the all-reduce; killed earlier, it ends the run too
+        killed.append(int((run / "mark").read_text()))
+        os.kill(killed[0], signal.SIGKILL)
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        status = main(arguments(run, "--how", phase, "--mark", run / "mark", *flags))
+    finally:
+        has_ended.set()
+        striker.join()
+    assert psutil.Process().children(recursive=True) == before
+    message = rf"learner {rank} \(cpu, process {killed[0]}\) was killed by SIGKILL\n"
+    assert_failed(Result(status, *capfd.readouterr()), run, message)
     state = checkpoint.load(run / "checkpoint.pt")
     assert state["steps"] >= 80 and len(state["learners"]) == 2
     assert all(value.isfinite().all() for value in state["policy"].values())

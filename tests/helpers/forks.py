@@ -3,6 +3,7 @@
 Each saves a third of a second of imports. A fork keeps none of the tests' descriptors, log handlers and environment."""
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ from accel_rl.samplers import worker_launcher
 
 
 class ForkedProcess:
-    """Runs main() where subprocess.Popen would run `python -m module argument ...`; has what its users here need of it."""
+    """Runs main() where subprocess.Popen would run `python -m module argument ...`; has what is needed of that here."""
 
     def __init__(
         self,
@@ -32,19 +33,24 @@ class ForkedProcess:
         pass_fds: Sequence[int],
         env: dict[str, str],
         process_group: int,
+        stdout: int | None = None,
     ):
         self.returncode: int | None = None
+        self.stdout, written = os.pipe() if stdout == subprocess.PIPE else (-1, 1)
         sys.stdout.flush()
         sys.stderr.flush()
-        read, self._stdin = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), -1)
+        read, self.stdin = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), -1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: none of them is needed here
             self.pid = os.fork()
         if not self.pid:
             os.dup2(read, 0)
+            os.dup2(written, 1)
             os.setpgid(0, process_group)
             _run(main, command[3:], {0, 1, 2, *pass_fds}, env)
         os.close(read)
+        if stdout is not None:
+            os.close(written)
 
     def __enter__(self) -> "ForkedProcess":
         return self
@@ -54,7 +60,7 @@ class ForkedProcess:
 
     def communicate(self, data: bytes, timeout: float) -> None:
         """Writes to its stdin and waits for its end. Raises subprocess.TimeoutExpired."""
-        with os.fdopen(self._stdin, "wb") as stdin:
+        with os.fdopen(self.stdin, "wb") as stdin:
             stdin.write(data)
         deadline = time.monotonic() + timeout
         while self.poll() is None:
@@ -85,6 +91,7 @@ def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env:
     """Does the work of a new process, and ends it."""
     status = 1
     try:
+        gc.freeze()  # garbage must not close descriptors that it no longer owns
         for fd in {int(name) for name in os.listdir("/dev/fd")} - fds:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(fd)
@@ -117,8 +124,13 @@ def forking(main: Callable[[], None]) -> Any:
     return type("subprocess", (), {"Popen": staticmethod(popen), **names})
 
 
+def _start_learners() -> None:
+    worker_launcher.subprocess = subprocess  # their simulators are started as users' are
+    learner_launcher.main()
+
+
 FORKING_LAUNCHER = forking(worker_launcher.main)
-FORKING_LEARNER_LAUNCHER = forking(learner_launcher.main)
+FORKING_LEARNER_LAUNCHER = forking(_start_learners)
 _FORKING_PROBE = forking(probe._main)
 
 

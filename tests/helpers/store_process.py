@@ -1,10 +1,11 @@
-"""Processes that share a central store with a test: `Process(store, role, ...)` starts one, `main` is what it runs.
+"""Processes that share a central store with a test: `Process(store, role, ...)` starts one.
 
 A chunk is written as one number everywhere, which says what version it is: so torn ones are known for certain.
 """
 
 import json
-import pickle
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,37 +19,44 @@ from torch import Tensor, nn
 from accel_rl.updates import StoreExchange, Update
 from accel_rl.updates.optimizers import SGD
 from accel_rl.updates.parameter_store import CentralStore, LockedTensors
-
-MODULE = "tests.helpers.store_process"
+from tests.helpers.forks import ForkedProcess
 
 
 class Process:
+    """Runs a role in a fork of this process, which has imported torch."""
+
     def __init__(self, store: CentralStore, role: Callable[..., None], *arguments: Any):
-        setup = pickle.dumps((store.setup, role.__name__, arguments)).hex()
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", MODULE, setup],
+        def main() -> None:
+            torch.set_num_threads(1)
+            role(CentralStore.attach(store.setup), *arguments)
+
+        self._process = ForkedProcess(
+            main,
+            [],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             pass_fds=[store.setup.fd],
+            env=dict(os.environ),
+            process_group=0,
         )
+        self._stdin, self._stdout = os.fdopen(self._process.stdin, "w"), os.fdopen(self._process.stdout)
 
     def say(self) -> None:
-        assert self.popen.stdin
-        print(file=self.popen.stdin, flush=True)
+        print(file=self._stdin, flush=True)
 
     def hear(self) -> str:
-        assert self.popen.stdout
-        return self.popen.stdout.readline().strip()
+        return self._stdout.readline().strip()
 
     def kill(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
+        self._process.kill()
+        self.finish(-signal.SIGKILL)
 
-    def finish(self, patience_s: float = 60.0) -> str:
+    def finish(self, status: int = 0) -> str:
         """Its last words; it must have found nothing wrong."""
-        words, _ = self.popen.communicate(timeout=patience_s)
-        assert self.popen.returncode == 0
+        self._stdin.close()
+        words = self._stdout.read()
+        self._stdout.close()
+        assert self._process.wait() == status
         return words.strip()
 
 
@@ -135,13 +143,3 @@ def update_store(store: CentralStore, size: int, num_updates: int) -> dict[str, 
         targets[learner.state_dict()["num_syncs"]] = str(target.weight.tolist())
     learner.close()
     return {str(number): zlib.crc32(values.encode()) for number, values in targets.items()}
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    setup, role, arguments = pickle.loads(bytes.fromhex(sys.argv[1]))
-    globals()[role](CentralStore.attach(setup), *arguments)
-
-
-if __name__ == "__main__":
-    main()

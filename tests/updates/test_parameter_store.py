@@ -35,7 +35,7 @@ def test_what_is_read_was_written(seconds: float) -> None:
     for process in processes:
         process.say()
     go_around(store, seconds, is_writer=False)
-    counts = [int(process.finish(60 + seconds)) for process in processes]
+    counts = [int(process.finish()) for process in processes]
     for part in (*store.chunks, store.statistics, store.target):
         assert part.version == counts[0] + counts[1]
         check(part)

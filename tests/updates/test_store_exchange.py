@@ -94,9 +94,14 @@ def same(module: nn.Module, other: nn.Module) -> bool:
 # ---- alone ----
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
-@pytest.mark.parametrize("own_state", [False, True])
-@pytest.mark.parametrize(("device", "in_place"), PLACES)
+ALONE = [(rule, own_state, *place) for rule in RULES for own_state in (False, True) for place in PLACES[:2]]
+ON_A_GPU = [(Adam(), False, "cuda:0", False), (RMSProp(momentum=0.5), True, "cuda:0", False)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "own_state", "device", "in_place"),
+    [*ALONE, *(pytest.param(*each, marks=pytest.mark.gpu) for each in ON_A_GPU)],
+)
 def test_a_single_learner_learns_as_without_a_store(
     rule: Optimizer, own_state: bool, device: str, in_place: bool
 ) -> None:
