@@ -125,7 +125,7 @@ def forking(main: Callable[[], None]) -> Any:
 
 
 def _start_learners() -> None:
-    worker_launcher.subprocess = subprocess  # their simulators are started as users' are
+    worker_launcher.subprocess = subprocess  # type: ignore[attr-defined]  # their simulators are started as users' are
     learner_launcher.main()
 
 

@@ -31,18 +31,15 @@ ASSAULT = EnvConfig("assault", options={"max_episode_steps": 9, "noop_max": 3}) 
 # Environments and workers: each worker with some of both groups, or with all of its own in one.
 BOTH_GROUPS = [(8, 2), (6, 3)]
 ONE_GROUP = [(4, 4)]
-MORE = [(2, 1), (6, 2), (16, 2), (16, 4), (16, 8)]  # not for games, which take 0.1 s each to build
+MORE = [(2, 1), (6, 2), (16, 8)]  # not for games, which take 0.1 s each to build
 ARRANGEMENTS = [
     *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP),
     (PONG, "reserve", 4, 2),
     *(pytest.param(COUNTING, mode, *n, marks=slow) for mode in ("immediate", "wait") for n in MORE),
     pytest.param(replace(PONG, simulator="ale"), "reserve", 4, 2, marks=slow),
     pytest.param(replace(PONG, simulator="ale"), "wait", 4, 4, marks=slow),
-    pytest.param(PONG, "reserve", 8, 2, marks=slow),
     pytest.param(PONG, "reserve", 4, 4, marks=slow),
-    pytest.param(PONG, "immediate", 6, 3, marks=slow),
     pytest.param(PONG, "wait", 4, 4, marks=slow),
-    pytest.param(COUNTING, "reserve", 8, 2, marks=slow),  # no game: as if immediate
 ]
 
 
@@ -408,13 +405,10 @@ def test_processes_leave_in_silence(capfd: Any) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    "env", [COUNTING, pytest.param(EnvConfig("CartPole-v1"), marks=slow)], ids=["counting", "cartpole"]
-)
-def test_many_workers(env: EnvConfig) -> None:
+def test_many_workers() -> None:
     """Would catch a limit on workers, descriptors or messages far below what large machines need."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    sampler = make(AlternatingSampler, env, SamplerConfig(128, 3, 64, env_timeout_s=60.0))
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(128, 3, 64, env_timeout_s=60.0))
     try:
         assert sampler.collect().reward.shape == (3, 128)
         processes = [psutil.Process(process.pid) for process in sampler.pool.processes]
