@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from accel_rl.distributed import learner_launcher
@@ -129,8 +130,16 @@ def _start_learners() -> None:
     learner_launcher.main()
 
 
+def _launch_learners(command: Sequence[str], **options: Any) -> Any:
+    """Forks, unless PyTorch has threads for the gradients of a GPU: then it refuses any in a fork."""
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    if any(name.startswith("pt_autograd") for name in threads):
+        return subprocess.Popen(command, **options)
+    return ForkedProcess(_start_learners, command, **options)
+
+
 FORKING_LAUNCHER = forking(worker_launcher.main)
-FORKING_LEARNER_LAUNCHER = forking(_start_learners)
+FORKING_LEARNER_LAUNCHER = type("subprocess", (), {"Popen": _launch_learners, "DEVNULL": subprocess.DEVNULL})
 _FORKING_PROBE = forking(probe._main)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel_rl.updates import StoreExchange, Update
 from accel_rl.updates.optimizers import SGD
@@ -131,12 +131,9 @@ def update_store(store: CentralStore, size: int, num_updates: int) -> dict[str, 
     network, target = Weights(size), Weights(size).requires_grad_(False)
     learner, count = Update(network, SGD(), exchange=StoreExchange(store)), torch.zeros((), dtype=torch.float64)
     targets: dict[int, str] = {}
-
-    def loss() -> tuple[Tensor, dict[str, Tensor]]:
-        return network.weight.sum(), {}
-
     for _ in range(num_updates):
-        learner.minimize(loss, (), torch.tensor(1), 1.0)
+        learner.parameters.gradient.fill_(1.0)  # PyTorch may refuse to compute any in a fork
+        learner.exchange.apply({}, torch.tensor(1), 1.0)
         with learner.locked_buffers({"count": count}):
             count += 1
         learner.sync_target(target, store.chunks[0].version // 8)
