@@ -4,7 +4,6 @@ that spaces which do not change are found out once."""
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -39,12 +38,8 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     """Gives tests marked `gpu` the GPUs they need: real ones, or the fake ones of tests/fake_cuda."""
     with contextlib.ExitStack() as stack:
         if mark := request.node.get_closest_marker("gpu"):
-            import torch  # here, since most tests do not need them
+            import torch  # here, since most tests do not need it
 
-            from accel_rl.distributed import learner_launcher
-
-            # Learners on GPUs cannot be forked from a process that uses these.
-            stack.enter_context(pytest.MonkeyPatch.context()).setattr(learner_launcher, "subprocess", subprocess)
             count, where = mark.kwargs.get("count", 1), request.config.getoption("--gpu")
             has_real = torch.cuda.is_available() and torch.cuda.device_count() >= count
             needs_real, needs_fake = mark.kwargs.get("real", False), mark.kwargs.get("fake", False)
@@ -91,13 +86,11 @@ def probe_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_launchers() -> Iterator[None]:
-    """Forks the processes that start simulators or learners from the tests' own one (tests/helpers/forks.py). Those of
-    commands (tests/helpers/processes.py) are started as users' are, and learners on GPUs."""
-    from accel_rl.distributed import learner_launcher  # here, as collecting tests does not need them
-    from accel_rl.samplers import worker_launcher
-    from tests.helpers.forks import FORKING_LAUNCHER, FORKING_LEARNER_LAUNCHER
+    """Forks the processes that start simulators from the tests' own one (tests/helpers/forks.py). Those of learners and
+    of commands (tests/helpers/processes.py) are started as users' are."""
+    from accel_rl.samplers import worker_launcher  # here, as collecting tests does not need it
+    from tests.helpers.forks import FORKING_LAUNCHER
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_launcher, "subprocess", FORKING_LAUNCHER)
-        patch.setattr(learner_launcher, "subprocess", FORKING_LEARNER_LAUNCHER)
         yield

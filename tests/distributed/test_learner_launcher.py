@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
@@ -11,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 
-from accel_rl.distributed import learner_launcher
 from accel_rl.distributed.learner_launcher import LearnerLauncher, LearnerProcess, assert_safe_to_fork, describe_end
 from accel_rl.errors import RunError
 
@@ -44,8 +42,7 @@ class Family:
 
 
 @pytest.fixture
-def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
-    monkeypatch.setattr(learner_launcher, "subprocess", subprocess)  # not a fork of the tests' process
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     family = Family(getattr(request, "param", LIGHT))
     yield family
     family.close()

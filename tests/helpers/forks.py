@@ -9,15 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from accel_rl.distributed import learner_launcher
 from accel_rl.envs import probe
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.samplers import worker_launcher
@@ -126,21 +123,7 @@ def forking(main: Callable[[], None]) -> Any:
     return type("subprocess", (), {"Popen": staticmethod(popen), **names})
 
 
-def _start_learners() -> None:
-    worker_launcher.subprocess = subprocess  # type: ignore[attr-defined]  # their simulators are started as users' are
-    learner_launcher.main()
-
-
-def _launch_learners(command: Sequence[str], **options: Any) -> Any:
-    """Forks, unless PyTorch has threads here: in a fork, OpenMP would wait for them, and gradients be refused."""
-    num_known = threading.active_count() + ("PYTEST_XDIST_WORKER" in os.environ)  # whose connection has one
-    if not Path("/proc/self/task").exists() or len(os.listdir("/proc/self/task")) > num_known:
-        return subprocess.Popen(command, **options)
-    return ForkedProcess(_start_learners, command, **options)
-
-
 FORKING_LAUNCHER = forking(worker_launcher.main)
-FORKING_LEARNER_LAUNCHER = type("subprocess", (), {"Popen": _launch_learners, "DEVNULL": subprocess.DEVNULL})
 _FORKING_PROBE = forking(probe._main)
 
 

@@ -292,5 +292,5 @@ def test_replays_of_two_checkpoints_are_kept(tmp_path: Path) -> None:
 def test_overwriting_a_run_removes_both_checkpoints(finished: Path, tmp_path: Path) -> None:
     """Would catch a way out that leads to another run."""
     run = copy_run(finished, tmp_path / "run")
-    accel_rl.train(**{**RUN, "checkpoint_interval_steps": 1000}, steps=60, out=run, overwrite=True)
+    accel_rl.train(**{**RUN, "checkpoint_interval_steps": 1000}, steps=100, out=run, overwrite=True)
     assert not (run / PREVIOUS).exists() and not re.search("replay-(80|120)", " ".join(os.listdir(run)))
