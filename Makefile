@@ -10,8 +10,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# Two at a time, on a thread each. A file's tests stay in one process, so its fixtures are set up once.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# Three at a time, on a thread each: some wait for processes. A file's tests stay in one process, so its fixtures are set up once.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .PHONY: train test test-slow test-all lint docs dist clean
 

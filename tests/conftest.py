@@ -56,7 +56,10 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Kills the commands that a failed test has left running: they would slow down all others."""
+    """Kills the commands that a failed test has left running, and ends PyTorch's threads that trainings have asked for:
+    they would slow down all others."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
     if helpers := sys.modules.get("tests.helpers.processes"):
         for command in list(helpers.Command.unfinished):
             command.kill()
