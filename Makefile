@@ -10,7 +10,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
-# Three at a time, on a thread each: some wait for processes. A file's tests stay in one process, so its fixtures are set up once.
+# Three at a time on a thread each, since some wait for processes. A file's tests stay in one process: its fixtures are
+# set up once.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .PHONY: train test test-slow test-all lint docs dist clean

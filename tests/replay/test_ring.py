@@ -61,7 +61,7 @@ def assert_all_equal(replay: Replay, reference: ListReplay, shift: int) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6, err_msg=f"{name} of environment {env}")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     frame_stack=st.sampled_from([0, 1, 2, 4]),
     n_step=st.integers(1, 5),

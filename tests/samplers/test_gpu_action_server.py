@@ -24,7 +24,7 @@ COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], 
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 CONFIG = SamplerConfig(4, 5, 2, terminal_frames=True)
 pytestmark = pytest.mark.multiprocess
-DEVICES = [torch.device("cpu"), pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
+DEVICES = [pytest.param(torch.device("cuda:0"), marks=pytest.mark.gpu)]
 
 
 class SameNoise(Echo):

@@ -408,11 +408,11 @@ def test_processes_leave_in_silence(capfd: Any) -> None:
 def test_many_workers() -> None:
     """Would catch a limit on workers, descriptors or messages far below what large machines need."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(128, 3, 64, env_timeout_s=60.0))
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(80, 3, 40, env_timeout_s=60.0))
     try:
-        assert sampler.collect().reward.shape == (3, 128)
+        assert sampler.collect().reward.shape == (3, 80)
         processes = [psutil.Process(process.pid) for process in sampler.pool.processes]
-        assert len({process.pid for process in processes}) == 64 and all(p.is_running() for p in processes)
+        assert len({process.pid for process in processes}) == 40 and all(p.is_running() for p in processes)
     finally:
         sampler.close()
     assert not any(process.is_running() for process in processes)

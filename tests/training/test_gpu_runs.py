@@ -42,19 +42,19 @@ CLOCK |= {"network": "tests.helpers.samplers:Flat"}
 BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_steps": 30}  # lives are lost
 
 IN_MAKE_TEST: dict[str, dict[str, Any]] = {
-    "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 80, "eval_episodes": 2},
+    "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 80, "eval_episodes": 1},
     "a2c lstm": {**CARTPOLE, **LSTM, "reset_mode": "wait"},
     "ppo": {**PONG, **PPO, "value_clip": 0.2, "normalize_advantage": True, "target_kl": 0.5},
     "ppo normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
     "vtrace gru": {**PONG, **VTRACE, **GRU, "sampler": "alternating", "workers": 2},
     "dqn": {**PONG, "algo": "dqn", **REPLAY},
     "dqn with a replay on the CPU": {**CARTPOLE, "algo": "dqn", **REPLAY, "prioritized": True, "replay_device": "cpu"},
-    "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
     "one_step_sarsa": {**CARTPOLE, "algo": "one_step_sarsa", "target_interval_steps": 60},
     "central store": {**CARTPOLE, "update": "central_store"},
     "a2c with tasks": CLOCK,
 }
 SLOW: dict[str, dict[str, Any]] = {
+    "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
     "eps_rainbow": {**PONG, **RAINBOW},
     "a2c gae": {**PONG, **SMOOTH, "gae_lambda": 0.9, "reset_mode": "immediate"},
     "a2c without graphs": {**PONG, "cuda_graphs": False},
@@ -136,7 +136,7 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
 )
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
     """Would catch a graph that keeps the tensors from before, and a generator that a checkpoint forgets."""
-    settings = {**RESUMED[case], "device": "cuda:0", "steps": 140}
+    settings = {**RESUMED[case], "device": "cuda:0", "steps": 120}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**{**settings, "steps": 80}, out=tmp_path / "half")
     accel_rl.train(resume=half, steps=settings["steps"])
