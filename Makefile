@@ -1,5 +1,5 @@
 # make train      trains A2C on Pong; pass settings on with ARGS="--env breakout --steps 200000 --seed 3"
-# make test       runs the tests that prove the product, in some 3 minutes on 2 cores
+# make test       runs the tests that prove the product, in about 3 minutes on 2 cores
 # make test-slow  runs the other tests
 # make test-all   runs all of them
 # make lint       checks style and types

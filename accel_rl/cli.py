@@ -42,14 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed its end, as in `accel-rl list envs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (RunError, OSError) as error:
-        return _print_error(str(error), 1)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except (ImportError, MemoryError, RuntimeError) as error:
-        if (reason := describe_exceeded_limit(error)) is None:
+    except (RunError, OSError, ImportError, MemoryError, RuntimeError) as error:
+        reason = describe_exceeded_limit(error)
+        if reason is None and not isinstance(error, RunError | OSError):
             raise
-        return _print_error(reason, 1)
+        return _print_error(reason or str(error), 1)
     return 0
 
 

@@ -18,7 +18,7 @@ interval of their ratio is below 0.97) leave. Then a final: what a run picks by 
 accel_rl/hardware/placement.py) against the fastest other point. Only the final's rounds count for the result, so the
 luck that made a point the fastest has no part in it. Points wait for their turns asleep.
 
-On 2 logical CPUs this takes about 10 minutes. With more of them, restrict the grid: --workers, --sampling-threads,
+On 2 logical CPUs this takes about 15 minutes. With more of them, restrict the grid: --workers, --sampling-threads,
 --learning-threads.
 """
 

@@ -30,6 +30,7 @@ from command_line import TurnOptions, add_json, add_turns, make_parser, run_prog
 from thread_plan import SETTINGS
 from training_contests import Settings
 
+CONTESTS = ("a2c", "ppo", "dqn")
 VERSION = 1  # of the JSON
 FINAL_BUDGET_S = 60.0
 AT_LEAST = 0.95
@@ -43,15 +44,15 @@ class TunerOptions(TurnOptions):
     points need it. Raises UsageError for a value out of range."""
 
     seconds: float = 0.7
-    contests: tuple[str, ...] = tuple(SETTINGS)
+    contests: tuple[str, ...] = CONTESTS
     minutes: float = 3.0
     grid_minutes: float = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.contests:
-            if name not in SETTINGS:
-                raise unknown("contest", name, list(SETTINGS))
+            if name not in CONTESTS:
+                raise unknown("contest", name, list(CONTESTS))
         for minutes in (self.minutes, self.grid_minutes):
             TuneOptions(minutes, self.seconds)
         if self.grid_minutes < self.minutes:
@@ -133,7 +134,7 @@ def conclusion(result: Result) -> str:
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--contests", nargs="+", default=tuple(SETTINGS), metavar="CONTEST", help="a2c ppo dqn (all)")
+    parser.add_argument("--contests", nargs="+", default=CONTESTS, metavar="CONTEST", help="a2c ppo dqn (all)")
     parser.add_argument("--minutes", type=float, default=3.0, metavar="X", help="of the tuner (3)")
     parser.add_argument("--grid-minutes", type=float, default=10.0, metavar="X", help="of the full grid (10)")
     add_turns(parser, seconds=0.7, budget="a minute")

@@ -171,11 +171,8 @@ class Algo(ABC):
 
     @property
     def samples_per_update(self) -> int:
-        """About how many samples one update of this learner learns from: those of a rollout, unless settings named
-        batch_size or minibatches say otherwise."""
-        return getattr(
-            self.settings, "batch_size", self.local_envs * self.horizon // getattr(self.settings, "minibatches", 1)
-        )
+        """How many samples one update of this learner learns from, about: how many threads that is worth follows."""
+        return self.local_envs * self.horizon
 
     @property
     def device(self) -> torch.device:

@@ -66,6 +66,10 @@ class DQN(Algo):
         settings = self.settings
         return QNetwork(self.spec, network, None, settings.dueling, settings.epsilon_eval)
 
+    @property
+    def samples_per_update(self) -> int:
+        return self._plan().batch_size
+
     def validate(self, run: RunInfo) -> None:
         settings = self.settings
         Exploration(settings, self.local_envs)

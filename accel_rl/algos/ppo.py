@@ -51,6 +51,10 @@ class PPO(ActorCriticAlgo):
     Settings = PPOSettings
     settings: PPOSettings
 
+    @property
+    def samples_per_update(self) -> int:
+        return super().samples_per_update // self.settings.minibatches
+
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the samples, or with a core the environments, do not divide into minibatches.
 

@@ -70,6 +70,10 @@ class VTrace(ActorCriticAlgo):
     def segment(self) -> int:
         return self.horizon if self.learns_from_segments else self.settings.batch_steps
 
+    @property
+    def samples_per_update(self) -> int:
+        return self.local_envs // self.settings.batches * self.settings.batch_steps
+
     def validate(self, run: RunInfo) -> None:
         """Raises UsageError if the environments do not divide into batches, if c_bar is larger than rho_bar, or if the
         run ends before the first update."""

@@ -43,7 +43,7 @@ def _describe_default(field: Any, presets: list[dict[str, Any]]) -> str:
     if pixels is None:
         return ""
     of_vectors = "" if vectors == pixels else f"; for vector observations: {vectors}"
-    of_box = "" if box == vectors else f"; for these with Box actions: {box}"
+    of_box = "" if box == vectors else f"; for vectors with Box actions: {box}"
     return f" (default: {pixels}{of_vectors}{of_box})"
 
 

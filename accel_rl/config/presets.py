@@ -42,6 +42,7 @@ def preset_settings(presets: list[dict[str, Any]], kind: str | None = None, is_b
     is_box: whether actions are in a Box."""
     values: dict[str, Any] = {}
     for preset in presets:
-        block = preset.get(kind, {}) if kind else {}
-        values |= preset | block | (block.get("box", {}) if is_box else {})
-    return {name: value for name, value in values.items() if name not in (*KINDS, "box")}
+        block = dict(preset.get(kind, {})) if kind else {}
+        for_box = block.pop("box", {})
+        values |= preset | block | (for_box if is_box else {})
+    return {name: value for name, value in values.items() if name not in KINDS}

@@ -50,7 +50,7 @@ class BatchAtari(Consoles):
     order, instead of indices into `actions`. draw: steps write their last frame to `arrays.frames`. arrays: where to
     write; None: new ones.
 
-    A batch can be copied and pickled; the copy has arrays of its own.
+    A batch can be pickled and, by copy.deepcopy, copied; the copy has arrays of its own.
 
     Nothing is shared between two batches, so several threads may each have their own: a step releases Python's lock.
     Raises UsageError for an unknown game, ROM, mode, difficulty or option, or if Numba is missing or too old."""

@@ -11,7 +11,8 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 TABLE = FOLDER / "exactness.csv"
-# Modules without a part in what `verify` compares. All others count, also new ones.
+# Modules that do not decide what a console computes, though some of them take part in comparing: their own tests see
+# to these. All others count, also new ones.
 NOT_COMPARED = frozenset({
     *("__init__", "batch", "compilation", "compiled", "debugger", "exactness", "frame_making", "machine_code"),
     *("palette", "pcg64", "play", "vector_chunk", "vector_env", "vector_steps", "verify"),

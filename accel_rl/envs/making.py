@@ -77,7 +77,10 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
 def _check_reset(env: Env, env_id: str) -> None:
     """Raises UsageError if an environment, or one of its wrappers, cannot be reset with a seed."""
     while True:
-        parameters = inspect.signature(env.reset).parameters.values()
+        try:
+            parameters = inspect.signature(env.reset).parameters.values()
+        except ValueError:  # of a compiled method, which may take one
+            return
         if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             raise UsageError(
                 f"{env_id}: reset() of {type(env).__name__} takes no seed; declare reset(self, *, seed=None, "

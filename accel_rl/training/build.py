@@ -36,7 +36,7 @@ FLOPS_PER_WEIGHT = 6  # of an update, for each sample: a multiplication and an a
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
-    """Returns the run with one learning thread, by default, where its updates are too small for more to gain anything.
+    """Returns the run with no more learning threads than its updates keep busy, unless the user says how many.
 
     devices: of the learners whose memory is counted, as this learner calls them (None: all on this machine).
     Raises UsageError for settings that do not fit together, before anything of a run is written or started; RunError if

@@ -30,12 +30,13 @@ def locked(folder: Path, kind: str) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "another one"
             raise UsageError(
-                f"process {owner} is writing to the {kind}'s folder {folder}: wait for its end, stop it, or use "
-                "another --out"
+                f"process {owner} is writing to the {kind}'s folder {folder}: wait for its end, stop it, or give a new "
+                f"{kind} another --out"
             ) from None
         except OSError:  # a disk without locks
             pass
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # on a full disk the lock has no name, but holds
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
         yield

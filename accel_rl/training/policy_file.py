@@ -106,6 +106,10 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     _check_format(path, document.get("format") if isinstance(document, dict) else None)
+    if _CHECKSUM not in content:
+        raise UsageError(
+            f"{path} has no checksum: `accel-rl export {folder} --format safetensors --trust` writes it anew"
+        )
     if content != _close(content.rpartition(_CHECKSUM)[0]):
         raise UsageError(f"{path} is damaged, or was changed by hand: it does not match its checksum")
     settings, spec = document.get("settings"), document.get("spec")

@@ -139,7 +139,8 @@ def _is_of_ale(state: dict[str, Any]) -> bool:
 def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> bool:
     """Returns whether the run's last checkpoint has all the steps that the run is to have."""
     steps = given.get("steps") or read_settings(folder)["steps"]
-    return bool(checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust)["steps"] >= int(steps))
+    state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps",))
+    return bool(state["steps"] >= int(steps))
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
