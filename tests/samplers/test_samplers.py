@@ -405,6 +405,18 @@ def test_processes_leave_in_silence(capfd: Any) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_announcement_too_many_ends_the_run() -> None:
+    """Would catch workers and server that are out of step from some rollout on, and learn from mixed-up rows."""
+    sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
+    try:
+        sampler.collect()
+        sampler.pool._semaphores[1].obs_ready.release()
+        with pytest.raises(RunError, match="1 announcements left over"):
+            sampler.pool.end()
+    finally:
+        sampler.close()
+
+
 def test_many_workers() -> None:
     """Would catch a limit on workers, descriptors or messages far below what large machines need."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}

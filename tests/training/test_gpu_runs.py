@@ -39,7 +39,8 @@ GRU = {"core": "gru", "core_size": 8}
 TASKS: dict[str, Any] = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 18}
 CLOCK = {**COMMON, **TASKS, "env": f"{TOYS}:Clock", "env_options": {"lengths": [7, -4, 3]}}
 CLOCK |= {"network": "tests.helpers.samplers:Flat"}
-BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_steps": 30}  # lives are lost
+# Lives are lost in it.
+BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_steps": 30, "steps": 140}
 
 IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 80, "eval_episodes": 1},
