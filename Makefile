@@ -1,4 +1,4 @@
-# make train      trains A2C on Pong; pass settings on with ARGS="--env breakout --steps 200000 --seed 3"
+# make train      trains PPO on Pong until it wins; pass settings on with ARGS="--env breakout --steps 200000 --seed 3"
 # make test       runs the tests that prove the product, in about 3 minutes on 2 cores
 # make test-slow  runs the other tests
 # make test-all   runs all of them
@@ -17,7 +17,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 .PHONY: train test test-slow test-all lint docs dist clean
 
 train: .venv/ready
-	$(BIN)/accel-rl train $(ARGS)
+	$(BIN)/accel-rl train --algo ppo_small $(ARGS)
 
 test: .venv/ready
 	$(PYTEST) -m "not slow" $(ARGS)

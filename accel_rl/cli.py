@@ -143,6 +143,12 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
         description="Draws the learning curves of runs; runs that differ only in their seed become one curve.",
     )
     command.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run's folder")
+    command.add_argument(
+        "--scores",
+        action="store_true",
+        help="draw and print human-normalized scores of Atari runs instead, by setting, over all of their games; a "
+        "RUN_DIR may be a file of scores, too",
+    )
     command.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture to write")
     command.set_defaults(run=_plot)
 
@@ -418,9 +424,16 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _plot(options: argparse.Namespace) -> None:
-    from accel_rl.analysis.plot import plot_runs
+    if options.scores:
+        from accel_rl.analysis.scores import compare, format_table, plot_scores
 
-    plot_runs(options.run_dirs, options.out)
+        comparisons = compare(options.run_dirs)
+        plot_scores(comparisons, options.out)
+        print(format_table(comparisons))
+    else:
+        from accel_rl.analysis.plot import plot_runs
+
+        plot_runs(options.run_dirs, options.out)
     print(options.out)
 
 

@@ -57,10 +57,14 @@ def cartpole(tmp_path_factory: Any) -> Path:
     """A run with evaluations and TensorBoard."""
     out = tmp_path_factory.mktemp("cli") / "run"
     flags = [*TINY, "--eval-interval-steps", 320, "--eval-episodes", 4, "--log-interval-steps", 320, "--tensorboard"]
-    words = ["train", "--env", "CartPole-v1", "--steps", 960, "--seed", 7, "--out", out, *flags]
-    with contextlib.redirect_stdout(io.StringIO()) as said:
+    words = ["train", "--env", "CartPole-v1", "--steps", 960, "--seed", 7, "--out", out, "--final-games", 2, *flags]
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()) as rows:
         assert main([str(word) for word in words]) == 0
-    assert f"run folder      {out}" in said.getvalue() and f"accel-rl record {out} --out" in said.getvalue()
+    final = json.loads((out / "final.json").read_text())
+    assert final["episodes"] == 2
+    assert f"run folder      {out}" in said.getvalue() and f"video           {out}/video.mp4: " in said.getvalue()
+    assert f"final policy    {final['mean_reward']:.1f} (std {final['std_reward']:.1f}) in 2 games" in said.getvalue()
+    assert [" left" in line for line in rows.getvalue().splitlines() if "steps/s" in line] == [True, True, False]
     return out
 
 
@@ -105,6 +109,8 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
         "best.safetensors",
         "summary.json",
         "learning_curve.png",
+        "final.json",
+        "video.mp4",
         "lock",
     }
     assert len(list(cartpole.glob("events.out.tfevents.*"))) == 1
@@ -317,7 +323,9 @@ def test_workers_find_modules_in_the_current_directory(
     assert result.status == 0 and "Traceback" not in result.err, result.err
     (folder,) = (tmp_path / "results" / "a2c" / "my_env_make").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-\d{6}-s5", folder.name)
-    assert f"run folder      {folder.relative_to(tmp_path)}" in result.out
+    name = folder.relative_to(tmp_path)
+    assert f"run folder      {name}" in result.out
+    assert f"accel-rl record {name} --out {name}/video.mp4 --trust" in result.out
 
 
 @pytest.mark.slow

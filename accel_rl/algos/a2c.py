@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings
 from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
+from accel_rl.algos.bootstrapping import add_final_values, bootstrap
 from accel_rl.algos.minibatches import whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting

@@ -1,4 +1,4 @@
-"""What the actor-critics share: settings of their network, running statistics, values behind a rollout's end."""
+"""What the actor-critics share: settings of their network, running statistics, auxiliary tasks."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -6,28 +6,24 @@ from typing import Any, ClassVar
 
 import gymnasium
 import torch
-from torch import Tensor
 
 from accel_rl.algos.agent_tasks import AgentTasks
 from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
-from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo
+from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo
 from accel_rl.algos.running_statistics import ActorCriticStatistics
 from accel_rl.config.fields import setting
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.normalize import ReturnScale
-from accel_rl.models.trunks import initialize_by_fan_in
-from accel_rl.rollout import RecurrentInputs, Rollout
+from accel_rl.models.trunks import initialize_by_fan_in, initialize_orthogonally
+from accel_rl.rollout import Rollout
 from accel_rl.updates import LossPart, Update
 
 
 @dataclass(frozen=True)
-class ActorCriticSettings(AlgoSettings):
+class ActorCriticSettings(CoreSettings, AlgoSettings):
     separate_value: bool = setting(False, "policy and value share no layers")
-    core: str = setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
-    core_size: int = setting(256, "units of the recurrent core", least=1)
-    previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
     gaussian: str = setting(
         "diagonal",
         "Box actions: a learned std for each dimension, the same for all observations (diagonal), or one variance for "
@@ -37,8 +33,9 @@ class ActorCriticSettings(AlgoSettings):
     initialization: str = setting(
         "normalized",
         "first weights: normalized: weight vectors of norm 1 (0.01 of the policy's), Glorot-uniform convolutions, "
-        "biases of 0; fan_in: weights and biases uniform within +-1/sqrt(inputs of a unit) (GA3C)",
-        choices=("normalized", "fan_in"),
+        "biases of 0; fan_in: weights and biases uniform within +-1/sqrt(inputs of a unit) (GA3C); orthogonal: "
+        "orthogonal matrices times sqrt(2), 0.01 of the policy's, 1 of the value's, biases of 0",
+        choices=("normalized", "fan_in", "orthogonal"),
     )
     normalize_observations: bool = setting(False, "normalize observations to mean 0, variance 1 by running statistics")
     normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
@@ -85,8 +82,7 @@ class ActorCriticAlgo(Algo):
 
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
-        if settings.previous_inputs and settings.core == "none":
-            raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
+        settings.check_core()
         if settings.gaussian == "spherical" and not isinstance(spec.action_space, gymnasium.spaces.Box):
             raise UsageError(f"gaussian=spherical is for Box actions, but these are {spec.action_space}; omit it")
         policy = ActorCritic(
@@ -102,6 +98,10 @@ class ActorCriticAlgo(Algo):
         by_fan_in = settings.initialization == "fan_in"
         if by_fan_in:
             initialize_by_fan_in(policy)
+        elif settings.initialization == "orthogonal":
+            initialize_orthogonally(policy)
+            initialize_orthogonally(policy.policy_head, 0.01)
+            initialize_orthogonally(policy.value_head, 1.0)
         if isinstance(settings, AuxiliarySettings):
             add_heads(policy, spec, settings)
             if by_fan_in:
@@ -152,45 +152,3 @@ class ActorCriticAlgo(Algo):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.statistics and "local" in state:
             self.statistics.load_local_state_dict(state["local"])
-
-
-@torch.no_grad()
-def add_final_values(policy: ActorCritic, rollout: Rollout, discount: float) -> Rollout:
-    """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
-
-    The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
-    CUDA graph needs it. One that is merged from segments has none, and is returned as it is."""
-    steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
-    if not len(steps):
-        return rollout
-    if inputs is not None:
-        inputs = RecurrentInputs(*(rows[steps + 1, envs] for rows in inputs))
-        # The row after a truncated episode belongs to the next game already.
-        inputs = inputs._replace(is_first=torch.zeros_like(inputs.is_first))
-    reward = rollout.reward.clone()
-    reward[steps, envs] += discount * policy.step(rollout.final_observation, inputs)[1]
-    return replace(rollout.without_finals(), reward=reward)
-
-
-@torch.no_grad()
-def bootstrap(policy: ActorCritic, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the values of what follows the rollout.
-
-    Returns reward [T, B] as `add_final_values` has it, done [T, B], and the value [B] of the observation after step
-    T - 1. Of segments, the rewards hold all values of what follows; each is done at its last step.
-    """
-    if rollout.bootstrap_value is not None:
-        return _bootstrap_segments(rollout, discount * rollout.bootstrap_value)
-    T, inputs = rollout.horizon, rollout.recurrent_inputs
-    last_inputs = inputs and RecurrentInputs(*(rows[T] for rows in inputs))
-    value = policy.step(rollout.observations(T, T + 1)[0], last_inputs)[1]
-    return add_final_values(policy, rollout, discount).reward, rollout.done, value
-
-
-def _bootstrap_segments(rollout: Rollout, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Adds the discounted value [B] of what follows each segment to the reward of its last step, unless that is
-    terminated; returns what `bootstrap` does."""
-    valid = rollout.valid
-    is_last = valid & ~torch.cat([valid[1:], torch.zeros_like(valid[:1])])
-    gain = following.masked_fill(~is_last | rollout.terminated, 0.0)
-    return rollout.reward + gain, rollout.done | is_last, torch.zeros_like(following)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.config.fields import setting
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
@@ -30,9 +31,23 @@ class AlgoSettings:
     discount: float = setting(0.99, "discount of future rewards, per step", least=0, most=1)
     learning_rate: float = setting(7e-4, "step size of the optimizer", above=0)
     learning_rate_schedule: str = schedule_setting("constant", "schedule of the learning rate")
-    optimizer: str = setting("rmsprop", "optimizer: rmsprop, adam, momentum_sgd, sgd or torch.<class name>")
+    optimizer: str = setting("rmsprop", "optimizer: rmsprop, adam, radam, momentum_sgd, sgd or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the optimizer, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
     clip_grad_norm: float | None = setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
+
+
+@dataclass(frozen=True)
+class CoreSettings:
+    """What algorithms with a recurrent core have besides; derive settings from it and from AlgoSettings."""
+
+    core: str = setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
+    core_size: int = setting(256, "units of the recurrent core", least=1)
+    previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
+
+    def check_core(self) -> None:
+        """Raises UsageError for inputs of a core that there is not."""
+        if self.previous_inputs and self.core == "none":
+            raise UsageError("previous_inputs are inputs of a recurrent core; use core=lstm or core=gru with them")
 
 
 class RunInfo(NamedTuple):

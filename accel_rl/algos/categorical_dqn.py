@@ -14,7 +14,7 @@ from accel_rl.algos.returns import project_distribution
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
-from accel_rl.models.q_network import QNetwork
+from accel_rl.models.q_network import QNetwork, of_action
 from accel_rl.replay.transitions import TransitionBatch
 
 MIN_PROBABILITY = 1e-6  # in divergences and as a priority
@@ -52,17 +52,12 @@ class CategoricalDQN(DQN):
             chooser = network(batch.next_observation) if self.settings.double else logits
             best = network.q_values(chooser).argmax(-1)
             target_support = batch.return_.unsqueeze(-1) + batch.bootstrap.unsqueeze(-1) * support  # [N, K]
-            probabilities = _of_action(logits, best).softmax(-1)
+            probabilities = of_action(logits, best).softmax(-1)
             td_target = project_distribution(probabilities, support, target_support)
             outside = (batch.return_ < self.settings.v_min) | (batch.return_ > self.settings.v_max)
-        log_p = _of_action(network(batch.observation), batch.action).log_softmax(-1)
+        log_p = of_action(network(batch.observation), batch.action).log_softmax(-1)
         loss_sum, terms = cross_entropy_loss(log_p, td_target, support, batch.valid, batch.importance)
         return loss_sum, terms | {"return_outside_support": masked_sum(outside.float(), batch.valid)}
-
-
-def _of_action(logits: Tensor, action: Tensor) -> Tensor:
-    """Selects logits [N, A, K] of actions [N] -> [N, K]. (With an index, a GPU would sort the gradient first.)"""
-    return logits.gather(1, action.view(-1, 1, 1).expand(-1, 1, logits.shape[-1])).squeeze(1)
 
 
 def cross_entropy_loss(

@@ -72,7 +72,7 @@ class DQN(Algo):
 
     def validate(self, run: RunInfo) -> None:
         settings = self.settings
-        Exploration(settings, self.local_envs)
+        settings.check_epsilons()
         sizes = {"batch_size": settings.batch_size}
         if settings.secondary_batch_size:
             SecondaryNetwork.validate(settings)

@@ -23,15 +23,14 @@ class ExplorationSettings:
     )
     epsilon_eval: float = setting(0.05, "probability of a random action in evaluations", least=0, most=1)
 
+    @property
+    def odds(self) -> tuple[float, ...]:
+        """How likely each of the final values is, relative to each other."""
+        return self.epsilon_odds or (1,) * len(self.epsilon_final)
 
-class Exploration:
-    """Gives each environment's epsilon, which falls linearly from 1 to a final value.
-
-    device: where noise is drawn, so that no rollout waits for a copy. seed: of the draws of final values.
-    Raises UsageError for epsilons and odds that are not probabilities, or that differ in number."""
-
-    def __init__(self, settings: Any, num_envs: int, device: torch.device | str = "cpu", seed: int = 0):
-        finals, odds = settings.epsilon_final, settings.epsilon_odds or (1,) * len(settings.epsilon_final)
+    def check_epsilons(self) -> None:
+        """Raises UsageError for epsilons and odds that are not probabilities, or that differ in number."""
+        finals, odds = self.epsilon_final, self.odds
         for name, values in (("epsilon_final", finals), ("epsilon_odds", odds)):
             if not values or not all(isinstance(value, int | float) and 0 <= value <= 1 for value in values):
                 raise UsageError(f"{name}={list(values)} must be one or more numbers from 0 to 1, as in 0.1,0.01,0.5")
@@ -40,10 +39,19 @@ class Exploration:
                 f"epsilon_odds={list(odds)} must give a probability for each of epsilon_final={list(finals)}, not "
                 "all 0; null makes them equal"
             )
+
+
+class Exploration:
+    """Gives each environment's epsilon, which falls linearly from 1 to a final value.
+
+    settings: ExplorationSettings that `check_epsilons` accepts. device: where noise is drawn, so that no rollout waits
+    for a copy. seed: of the draws of final values."""
+
+    def __init__(self, settings: Any, num_envs: int, device: torch.device | str = "cpu", seed: int = 0):
         self.steps = settings.epsilon_steps
-        probabilities, generator = torch.tensor(odds, dtype=torch.float), torch.Generator().manual_seed(seed)
+        probabilities, generator = torch.tensor(settings.odds, dtype=torch.float), torch.Generator().manual_seed(seed)
         drawn = torch.multinomial(probabilities, num_envs, replacement=True, generator=generator)
-        self.final = torch.tensor(finals, dtype=torch.float)[drawn].to(device)  # [B]
+        self.final = torch.tensor(settings.epsilon_final, dtype=torch.float)[drawn].to(device)  # [B]
 
     def at(self, step: int) -> Tensor:
         """Returns epsilon [B] at an agent step of the run."""

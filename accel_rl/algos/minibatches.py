@@ -5,11 +5,26 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from accel_rl.errors import UsageError
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates.trees import map_leaves
 
 Targets = TypeVar("Targets", bound=tuple[Tensor, ...])
 """A NamedTuple of tensors [T, B], one entry for each step of the rollout."""
+
+
+def check_minibatches(count: int, num_envs: int, horizon: int, is_recurrent: bool) -> None:
+    """Raises UsageError unless a learner's rollouts divide into that many minibatches: their samples, or for a
+    recurrent policy their sequences."""
+    if is_recurrent and num_envs % count:
+        raise UsageError(
+            f"a learner's envs={num_envs} sequences do not divide into minibatches={count}; change one of them"
+        )
+    if num_envs * horizon % count:
+        raise UsageError(
+            f"a learner's envs={num_envs} x horizon={horizon} = {num_envs * horizon} samples do not divide into "
+            f"minibatches={count}; change one of them"
+        )
 
 
 def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets]:

@@ -4,18 +4,19 @@ Source: Mnih et al. 2016, Algorithm S1 of the supplement and sections 4.1 to 4.3
 environments, where they had many learners with one each.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, AlgoSettings, MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum
-from accel_rl.algos.exploration import Exploration, ExplorationSettings
+from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, masked_sum
+from accel_rl.algos.bootstrapping import add_final_values
+from accel_rl.algos.exploration import ExplorationSettings
+from accel_rl.algos.online_q_base import OnlineQAlgo
 from accel_rl.algos.returns import discounted_return
 from accel_rl.config.fields import setting
-from accel_rl.models.actor_critic import Network
-from accel_rl.models.q_network import QNetwork
+from accel_rl.models.q_network import value_of
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
@@ -50,31 +51,21 @@ class _LastStep(NamedTuple):
     valid: Tensor
 
 
-class OnlineQ(Algo):
+class OnlineQ(OnlineQAlgo):
     """One update per rollout, on all of its samples; Sarsa leaves the last step to the next rollout."""
 
     Settings = OnlineQSettings
     settings: OnlineQSettings
-    policy: QNetwork
 
     _last: _LastStep | None = None  # of the rollout before
 
-    def build_policy(self, network: Network | None) -> QNetwork:
-        return QNetwork(self.spec, network, epsilon_eval=self.settings.epsilon_eval)
-
-    def validate(self, run: RunInfo) -> None:
-        Exploration(self.settings, self.local_envs)
-
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
-        self.exploration = Exploration(self.settings, self.local_envs, self.device, seed)
+        super().setup(seed, make_update)
         self.target = frozen_copy(self.policy)
-
-    def before_rollout(self, step: int) -> None:
-        self.policy.epsilon = self.exploration.at(step)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         first_step, stats = rollout.first_step, Stats()
-        rollout = self._add_final_values(rollout)
+        rollout = add_final_values(self.target, rollout, self.settings.discount)
         if self.settings.target == "one_step_sarsa":
             batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
         else:
@@ -87,21 +78,9 @@ class OnlineQ(Algo):
 
     def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
         """Returns `squared_loss` of the policy as it is now; all [N, ...]."""
-        value = self.policy(observation).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return squared_loss(value, td_target, valid)
+        return squared_loss(value_of(self.policy(observation), action), td_target, valid)
 
     # ---- targets ----
-
-    @torch.no_grad()
-    def _add_final_values(self, rollout: Rollout) -> Rollout:
-        """Returns the rollout with the discounted best value of the last observation of truncated episodes in its
-        rewards, and without these observations (K = 0), so that its shapes are those of every rollout."""
-        if not len(rollout.final_step):
-            return rollout
-        reward = rollout.reward.clone()
-        best = self.target(rollout.final_observation).amax(-1)
-        reward[rollout.final_step, rollout.final_env] += self.settings.discount * best
-        return replace(rollout.without_finals(), reward=reward)
 
     def _q(self, rollout: Rollout) -> tuple[QBatch, Tensor]:
         """Returns all steps with n-step or one-step Q-learning targets, and how many of them are valid."""
@@ -122,7 +101,7 @@ class OnlineQ(Algo):
         T = rollout.horizon
         seen = rollout.observations(0, T)
         values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
-        taken = values.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
+        taken = value_of(values, rollout.action)  # [T, B]
         steps = _LastStep(seen, rollout.action, rollout.reward, rollout.done, rollout.valid)
         next_last = _LastStep(*(rows[-1].clone() for rows in steps))
         if last is None:
@@ -138,14 +117,14 @@ class OnlineQ(Algo):
         return batch, steps.valid.sum(), next_last
 
     def state_dict(self) -> dict[str, Any]:
-        last = self._last and tuple(rows.cpu() for rows in self._last)
-        local = {"exploration": self.exploration.state_dict(), "last": last}
-        return {"target": self.target.state_dict(), "local": local}
+        state = super().state_dict()
+        state["local"]["last"] = self._last and tuple(rows.cpu() for rows in self._last)
+        return state | {"target": self.target.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self.target.load_state_dict(state["target"])
         if local := state.get("local"):
-            self.exploration.load_state_dict(local["exploration"])
             self._last = local["last"] and _LastStep(*(rows.to(self.device) for rows in local["last"]))
 
 

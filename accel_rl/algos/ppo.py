@@ -6,10 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings
 from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.minibatches import minibatch, random_orders
+from accel_rl.algos.bootstrapping import add_final_values, bootstrap
+from accel_rl.algos.minibatches import check_minibatches, minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
@@ -29,7 +30,11 @@ class PPOSettings(AuxiliarySettings, ActorCriticSettings):
     target_kl: float | None = setting(
         None, "stop the epochs once the approximate KL divergence exceeds 1.5 times this", above=0
     )
-    normalize_advantage: bool = setting(False, "advantages of a rollout to mean 0 and std 1")
+    normalize_advantage: str = setting(
+        "none",
+        "advantages to mean 0 and std 1: of the whole rollout, or of each minibatch by itself",
+        choices=("none", "rollout", "minibatch"),
+    )
     gae_lambda: float = setting(0.95, "generalized advantage: 1: high variance; 0: one-step, biased", least=0, most=1)
     value_weight: float = setting(1.0, "weight of the squared error of the value (not halved)", least=0)
     entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
@@ -69,15 +74,7 @@ class PPO(ActorCriticAlgo):
                     "min_training_batch"
                 )
             return
-        if self.policy.state_size and envs % count:
-            raise UsageError(
-                f"a learner's envs={envs} sequences do not divide into minibatches={count}; change one of them"
-            )
-        if envs * horizon % count:
-            raise UsageError(
-                f"a learner's envs={envs} x horizon={horizon} = {envs * horizon} samples do not divide into "
-                f"minibatches={count}; change one of them"
-            )
+        check_minibatches(count, envs, horizon, self.policy.state_size > 0)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         rollout = self.store(rollout)
@@ -89,13 +86,15 @@ class PPO(ActorCriticAlgo):
         rollout = add_final_values(self.policy, rollout, settings.discount)
         orders = random_orders(rollout, settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
-        if settings.normalize_advantage:
+        if settings.normalize_advantage == "rollout":
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         stats: list[Stats] = []
         for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
             for chosen in parts:
                 batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
+                if settings.normalize_advantage == "minibatch":
+                    part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
                 arguments, extra = (batch, part, *coefficients), self.draw_auxiliary(update)
                 stats.append(
                     update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, extra_losses=extra)
@@ -199,7 +198,7 @@ def ppo_loss(
 
 
 def standardized(advantage: Tensor, valid: Tensor, update: Update) -> Tensor:
-    """Returns advantages [T, B] with mean 0 and std 1 over the valid samples of all learners."""
+    """Returns advantages [...] with mean 0 and std 1 over the valid samples of all learners."""
     count = update.sum(valid.float().sum()).clamp(min=1)
     centred = advantage - update.sum(masked_sum(advantage, valid)) / count
     variance = update.sum(masked_sum(centred.square(), valid)) / count

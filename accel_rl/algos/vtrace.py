@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, add_final_values, bootstrap
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings
 from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
+from accel_rl.algos.bootstrapping import add_final_values, bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting

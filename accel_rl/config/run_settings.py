@@ -40,6 +40,9 @@ class RunSettings:
         "a3c, nature, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of "
         "your own: factory(spec) -> nn.Module",
     )
+    layer_norm: bool = setting(
+        False, "layer normalization between each layer of a built-in network and its ReLU or tanh, as in PQN"
+    )
     seed: int = setting(0, "seed of all random numbers in the run", least=0)
     steps: int = setting(1_000_000, "agent steps of the run, summed over all environments", least=1)
     schedule_steps: int | None = setting(
@@ -91,7 +94,10 @@ class RunSettings:
     cuda_graphs: bool = setting(
         True, "CUDA: capture action selection and updates as graphs, rather than launch each operation"
     )
-    bf16: bool = setting(False, "compute the network's convolutions and matrix products in bfloat16")
+    bf16: bool | None = setting(
+        False,
+        "compute the network's convolutions and matrix products in bfloat16; null: on a CPU with instructions for it",
+    )
     learning_threads: int | None = setting(
         None, "torch threads while learning (default: chosen for this machine)", least=1
     )
@@ -105,6 +111,12 @@ class RunSettings:
         least=1,
     )
     eval_greedy: bool = setting(False, "evaluate the most likely actions instead of sampled ones")
+    final_games: int = setting(
+        0,
+        "games that the final policy plays once `accel-rl train` has made all steps: final.json has their scores, "
+        "video.mp4 shows another one",
+        least=0,
+    )
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
-    layer_norms: bool = setting(False, "log the norms of each layer's parameters, clipped gradient and update")
+    log_norms: bool = setting(False, "log the norms of each layer's parameters, clipped gradient and update")
     tensorboard: bool = setting(True, "write TensorBoard events, if TensorBoard is installed")

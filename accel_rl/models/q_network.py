@@ -9,8 +9,9 @@ from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Encoder, Network
 from accel_rl.models.layers import accelerate
 from accel_rl.models.precision import precision
-from accel_rl.models.trunks import ConvNet, linear
+from accel_rl.models.trunks import ConvNet, linear, with_layer_norms
 from accel_rl.rollout import PolicyStep, RecurrentInputs
+from accel_rl.stacks import interleaved
 
 # Norm of the last layer's weight vectors, from the authors' code (policies/dqn/networks): values begin near 0. CartPole
 # is learned with it: by dqn and eps_rainbow in 100,000 steps, by categorical_dqn in 150,000 and by n_step_q in 300,000,
@@ -27,10 +28,12 @@ class QNetwork(nn.Module):
     dueling: computes Q from two streams, the state's value and the actions' advantages (Wang et al. 2016).
     epsilon_eval: the probability of a random action in evaluation mode (`eval()`). In training mode it is the attribute
         `epsilon`, one for all environments or one for each [B], which may be set at any time.
+    num_quantiles: of each action's return, K, whose mean is Q (Dabney et al. 2018); 0: none.
+    core: none, lstm or gru, with core_size units; not with dueling. previous_inputs: it also sees the action and the
+        reward of the previous step.
+    records_value: `act` returns max_a Q as the policy output "value".
     Raises UsageError for other action spaces.
     """
-
-    state_size = 0
 
     def __init__(
         self,
@@ -39,6 +42,11 @@ class QNetwork(nn.Module):
         support: Tensor | None = None,
         dueling: bool = False,
         epsilon_eval: float = 0.0,
+        num_quantiles: int = 0,
+        core: str = "none",
+        core_size: int = 256,
+        previous_inputs: bool = False,
+        records_value: bool = False,
     ):
         super().__init__()
         self.num_actions = _num_actions(spec)
@@ -47,8 +55,13 @@ class QNetwork(nn.Module):
         self.bf16 = False
         self.support: Tensor | None
         self.register_buffer("support", support, persistent=False)
-        self.encoder = Encoder(spec, network, core="none", core_size=0, num_extra_inputs=0)
-        num_atoms = 1 if support is None else len(support)
+        self.num_quantiles, self.records_value = num_quantiles, records_value
+        self.previous_inputs = previous_inputs and core != "none"
+        num_extra_inputs = self.num_actions + 1 if self.previous_inputs else 0
+        self.encoder = Encoder(spec, network, core, core_size, num_extra_inputs)
+        self.state_size = self.encoder.state_size
+        """Floats of recurrent state per environment; 0 without a core."""
+        num_atoms = num_quantiles or (1 if support is None else len(support))
         trunk, num_features = self.encoder.trunk, self.encoder.num_outputs
         make_head = DuelingHead if dueling else LinearHead
         # After convolutions, each of the two streams has a hidden layer of its own.
@@ -57,17 +70,35 @@ class QNetwork(nn.Module):
             num_hidden, num_features = num_features, trunk.hidden.in_features
             self.encoder.trunk = trunk.convolutions
         self.head = make_head(num_features, num_hidden, self.num_actions, num_atoms)
+        if isinstance(self.head, DuelingHead) and isinstance(trunk, ConvNet) and trunk.norm:
+            self.head.add_layer_norms()
         accelerate(self.head)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Returns Q [N, A] of observation [N, *O]; with a support, the logits of the distributions [N, A, K]."""
+        """Returns Q [N, A] of observation [N, *O]; the logits of distributions or the quantiles [N, A, K] if it has
+        such. For networks without a core."""
         with precision(self.bf16, observation.device):
             hidden = self.head.hidden(self.encoder.trunk(observation))
-        output = self.head(*(features.float() for features in hidden))
-        return output if self.support is not None else output.squeeze(-1)  # type: ignore[no-any-return]
+        return self._output(*(features.float() for features in hidden))
+
+    def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> Tensor:
+        """Returns what `forward` does of samples [N, *O], or, with recurrent inputs, of sequences [T, B, *O]: the state
+        [B, S] before the first step, all other fields [T, B, ...]."""
+        return self(observation) if recurrent_inputs is None else self._unroll(observation, recurrent_inputs)[0]
+
+    def step(
+        self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Runs one step: observation [N, *O], recurrent_inputs [N, ...].
+
+        Returns Q [N, A], max_a Q [N], and the next state [N, S], or None without a core."""
+        q, state = self._step(observation, recurrent_inputs)
+        return q, q.amax(-1), state
 
     def q_values(self, output: Tensor) -> Tensor:
-        """Returns Q [N, A] from the output of `forward`."""
+        """Returns Q [..., A] from the output of `forward` or `evaluate`."""
+        if self.num_quantiles:
+            return output.mean(-1)
         return output if self.support is None else output.softmax(-1) @ self.support
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
@@ -82,11 +113,37 @@ class QNetwork(nn.Module):
     def act(
         self, observation: Tensor, noise: Tensor | None, recurrent_inputs: RecurrentInputs | None = None
     ) -> PolicyStep:
-        """Returns actions [b], no policy outputs and no state.
+        """Returns actions [b], {"value": max_a Q [b]} if these are recorded, and the next state, if there is a core.
 
         Actions are those of noise [b] where it is not negative; elsewhere, and without noise, the greedy ones."""
-        greedy = self.q_values(self(observation)).argmax(-1)
-        return greedy if noise is None else noise.where(noise >= 0, greedy), {}, None
+        q, state = self._step(observation, recurrent_inputs)
+        greedy = q.argmax(-1)
+        outputs = {"value": q.amax(-1)} if self.records_value else {}
+        return greedy if noise is None else noise.where(noise >= 0, greedy), outputs, state
+
+    def _step(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None) -> tuple[Tensor, Tensor | None]:
+        if recurrent_inputs is None:
+            return self.q_values(self(observation)), None
+        sequence = RecurrentInputs(recurrent_inputs.state, *(rows.unsqueeze(0) for rows in recurrent_inputs[1:]))
+        output, state = self._unroll(observation.unsqueeze(0), sequence)
+        return self.q_values(output[0]), state
+
+    def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, Tensor]:
+        """Returns the output [T, B, ...] for a sequence, and the state [B, S] after the last step."""
+        assert self.encoder.core is not None
+        state, action, reward, is_first = recurrent_inputs
+        with precision(self.bf16, observation.device):
+            features = self.encoder.features(interleaved(observation).flatten(0, 1)).view(*is_first.shape, -1)
+        if self.previous_inputs:
+            continues = (~is_first).unsqueeze(-1)
+            one_hot = action.unsqueeze(-1) == torch.arange(self.num_actions, device=action.device)
+            features = torch.cat([features, one_hot * continues, reward.unsqueeze(-1) * continues], -1)
+        outputs, state = self.encoder.core(features, state, is_first)
+        return self._output(outputs), state
+
+    def _output(self, *hidden: Tensor) -> Tensor:
+        output = self.head(*hidden)
+        return output.squeeze(-1) if self.support is None and not self.num_quantiles else output  # type: ignore[no-any-return]
 
 
 class LinearHead(nn.Module):
@@ -119,6 +176,10 @@ class DuelingHead(nn.Module):
         self.value = _stream(num_features, num_hidden, num_atoms)
         self.advantage = _stream(num_features, num_hidden, num_actions * num_atoms)
 
+    def add_layer_norms(self) -> None:
+        """Puts a layer normalization between each stream's hidden layer and its ReLU."""
+        self.value, self.advantage = with_layer_norms(self.value), with_layer_norms(self.advantage)
+
     def hidden(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the inputs of both streams' last layers."""
         if torch.is_grad_enabled():
@@ -147,6 +208,17 @@ class _ScaledGradient(torch.autograd.Function):
 def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequential:
     layers = [linear(num_features, num_hidden), nn.ReLU()] if num_hidden else []
     return nn.Sequential(*layers, linear(num_hidden or num_features, num_outputs, HEAD_NORM))
+
+
+def value_of(q_values: Tensor, action: Tensor) -> Tensor:
+    """Returns Q(s, a) [...] of the actions [...] taken, of the values of all actions [..., A]."""
+    return q_values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def of_action(output: Tensor, action: Tensor) -> Tensor:
+    """Selects the logits or quantiles of actions [N] from those of all, [N, A, K] -> [N, K]. (With an index, a GPU
+    would sort the gradient first.)"""
+    return output.gather(1, action.view(-1, 1, 1).expand(-1, 1, output.shape[-1])).squeeze(1)
 
 
 def _num_actions(spec: EnvSpec) -> int:

@@ -65,6 +65,19 @@ def initialize_by_fan_in(network: nn.Module) -> None:
             parameter.uniform_(-(fan_in**-0.5), fan_in**-0.5)
 
 
+@torch.no_grad()
+def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2)) -> None:
+    """Makes all weights of a network's convolutions and linear layers orthogonal matrices times a gain, with a row for
+    each unit, and their biases zero. A recurrent core stays as it is.
+
+    Source: Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks"."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
 def conv(
     num_inputs: int,
     num_outputs: int,
@@ -151,10 +164,12 @@ class ConvNet(nn.Module):
         self.convolutions = nn.Sequential(*modules, _Flatten())
         self.hidden = Linear(num_inputs * math.prod(size), num_features)
         initialize(self.hidden)
+        self.norm: nn.LayerNorm | None = None  # see `add_layer_norms`
         self.num_features = num_features
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.hidden(self.convolutions(image), relu=True)  # type: ignore[no-any-return]
+        x: Tensor = self.hidden(self.convolutions(image), relu=self.norm is None)
+        return x if self.norm is None else torch.relu(self.norm(x))
 
 
 def _padding(size: int, kernel: int, stride: int, padding: int | str) -> tuple[int, int]:
@@ -289,6 +304,39 @@ class NestedNet(nn.Module):
         if self.mlp:
             features.append(self.mlp(observation[:, self._columns]))
         return torch.cat(features, -1)
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Normalizes the channels of images [N, C, H, W] to mean 0 and variance 1, those of each position by themselves."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def add_layer_norms(trunk: nn.Module) -> nn.Module:
+    """Puts a layer normalization between each layer of a trunk of this file and its ReLU or tanh; returns the trunk.
+
+    Where a small image is normalized as a whole already, that stays as it is. Source: Ba et al. 2016; for Q-learning
+    without a target network, Gallici et al. 2025 (PQN), section 3."""
+    for net in [*trunk.modules()]:
+        if isinstance(net, ConvNet):
+            net.convolutions, net.norm = with_layer_norms(net.convolutions), nn.LayerNorm(net.num_features)
+        elif isinstance(net, MLP):
+            net.layers = with_layer_norms(net.layers)
+    return trunk
+
+
+def with_layer_norms(layers: nn.Sequential) -> nn.Sequential:
+    """Returns the layers with a normalization before each ReLU or tanh that follows a layer with weights."""
+    modules: list[nn.Module] = []
+    for layer, next_layer in pairwise((*layers, None)):
+        modules.append(layer)
+        if isinstance(next_layer, nn.ReLU | nn.Tanh):
+            if isinstance(layer, nn.Conv2d):
+                modules.append(ChannelNorm(layer.out_channels))
+            elif isinstance(layer, nn.Linear):
+                modules.append(nn.LayerNorm(layer.out_features))
+    return nn.Sequential(*modules)
 
 
 def _parts(spec: EnvSpec) -> list[Part]:

@@ -17,7 +17,7 @@ from accel_rl.hardware.allocator import keep_freed_memory
 from accel_rl.hardware.placement import divides_evenly, learning_threads_for
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
-from accel_rl.models.trunks import NETWORKS
+from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
 from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.samplers.queued.sampler import QueuedSampler
@@ -82,7 +82,7 @@ def build_algo(config: Config) -> Algo:
     """Makes the algorithm with its policy, initialised from the run's seed, on this learner's device.
 
     Raises UsageError if the user's network does not fit the observations."""
-    network = find_network(config.run.network) if config.run.network else None
+    network = find_network(config.run.network, config.run.layer_norm)
     torch.manual_seed(config.run.seed)
     try:
         num_envs = config.local_envs if config.is_central else config.run.envs
@@ -107,11 +107,20 @@ def build_algo(config: Config) -> Algo:
     return algo  # type: ignore[no-any-return]
 
 
-def find_network(name: str) -> Network:
-    """Finds a trunk's factory: a name of NETWORKS, or package.module:factory. Raises UsageError if there is none."""
-    if ":" not in name and name not in NETWORKS:
+def find_network(name: str | None, layer_norm: bool = False) -> Network | None:
+    """Finds a trunk's factory: a name of NETWORKS, or package.module:factory; None: the default one. Raises UsageError
+    if there is none, or if layers of the user's own are to be normalized."""
+    if name and ":" not in name and name not in NETWORKS:
         raise unknown("network", name, list(NETWORKS), "(your own: package.module:factory)")
-    return NETWORKS.get(name) or import_name(name, "network")
+    if name and ":" in name:
+        if layer_norm:
+            raise UsageError(
+                f"layer_norm=True is for the built-in networks, but network={name} is your own: put nn.LayerNorm into "
+                "it, and use --no-layer-norm"
+            )
+        return import_name(name, "network")  # type: ignore[no-any-return]
+    network = NETWORKS[name] if name else None
+    return (lambda spec: add_layer_norms((network or make_trunk)(spec))) if layer_norm else network
 
 
 def build_optimizer(config: Config) -> Optimizer:
@@ -141,7 +150,7 @@ def build_update(
         config.algo.clip_grad_norm,
         exchange,
         cuda_graphs=config.run.cuda_graphs,
-        layer_norms=config.run.layer_norms,
+        log_norms=config.run.log_norms,
     )
 
 

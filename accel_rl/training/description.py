@@ -51,7 +51,7 @@ def log_description(config: Config, policy: nn.Module) -> None:
     for warning in config.plan.warnings:
         logger.warning("%s", warning)
     if instructions:
-        _advise_on_precision(run.bf16, instructions, policy)
+        _advise_on_precision(bool(run.bf16), instructions, policy)
         for name, kind in _slow_layers(policy).items():
             logger.info("network     layer %s (%s) computes as in PyTorch: its weights are not prepared", name, kind)
 

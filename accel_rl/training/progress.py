@@ -34,7 +34,7 @@ class Progress:
         self.seconds_before = 0.0
         self._started = self._row_started = time.perf_counter()
         self._steps = self._row_steps = steps
-        self._first_step = steps
+        self._first_step, self._total_steps = steps, total_steps
         self._reports: list[IntervalMetrics] = []
         self._table = _Table(folder / "progress.csv", steps)
         self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
@@ -101,7 +101,19 @@ class Progress:
         self._bar.set_postfix_str(f"score {score:.1f}" if self.games else "no game finished yet")
         if self._show and self._bar.disable:
             games = f"score {score:.1f}" if self.games else "no game finished yet"
-            tqdm.write(f"{self._steps:>10,} steps  {row['time/fps']:>7,.0f} steps/s  {games}", file=sys.stderr)
+            line = f"{self._steps:>10,} steps  {row['time/fps']:>7,.0f} steps/s  {games:<12}  {self._time_left()}"
+            tqdm.write(line.rstrip(), file=sys.stderr)
+
+    def _time_left(self) -> str:
+        """Returns how long the rest takes at the mean speed of this session, evaluations included."""
+        done, remaining = self._steps - self._first_step, self._total_steps - self._steps
+        if not done or remaining <= 0:
+            return ""
+        seconds = (time.perf_counter() - self._started) / done * remaining
+        for unit, unit_s in (("h", 3600), ("min", 60)):
+            if seconds >= 1.5 * unit_s:
+                return f"{seconds / unit_s:.{int(unit == 'h')}f} {unit} left"
+        return f"{seconds:.0f} s left"
 
     def exclude(self, seconds: float) -> None:
         """Leaves an interruption, such as an evaluation, out of the next row's rates."""

@@ -21,6 +21,7 @@ from accel_rl.envs.spaces import parts_of
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
+from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 
@@ -128,7 +129,9 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         values["envs"] = values.get("envs", RunSettings.envs) * rank_info.size
     run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
-    run = replace(run, device=devices[rank_info.local_rank], reset_mode=_reset_mode(run.reset_mode, env))
+    device = devices[rank_info.local_rank]
+    bf16 = (device == "cpu" and has_bf16()) if run.bf16 is None else run.bf16
+    run = replace(run, device=device, bf16=bf16, reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, rank_info, devices)
     queues = _queues(pick(QueueSettings, values), run.envs, plans[0])
     steps = run.schedule_steps or run.steps

@@ -89,12 +89,51 @@ class Adam:
         }
 
     def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
-        count = state["step"].add_(1)
-        step = float(count) if count.device.type == "cpu" else count  # reading it would wait for the GPU
+        step, mean, root = self._advance(gradient, learning_rate, state)
         step_size = learning_rate * (1 - self.beta2**step) ** 0.5 / (1 - self.beta1**step)
+        _add_ratio(parameters, mean, root, -step_size)
+
+    def _advance(self, gradient: Tensor, learning_rate: float | Tensor, state: State) -> tuple[Any, Tensor, Tensor]:
+        """Takes a gradient into the state; returns t, a number if the learning rate is one on a CPU, m, and
+        sqrt(v) + epsilon."""
+        count = state["step"].add_(1)
+        # Reading it would wait for a GPU.
+        step = count if count.device.type != "cpu" or isinstance(learning_rate, Tensor) else float(count)
         mean = state["mean"].lerp_(gradient, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        _add_ratio(parameters, mean, square.sqrt().add_(self.epsilon), -step_size)
+        return step, mean, square.sqrt().add_(self.epsilon)
+
+
+@dataclass(frozen=True)
+class RAdam(Adam):
+    """Computes Adam's m and v, and the length of the average behind v,  rho = rho_max - 2 t beta2^t / (1 - beta2^t),
+    rho_max = 2 / (1 - beta2) - 1. Where rho > 5,
+
+        theta -= lr / (1 - beta1^t) * r * sqrt(1 - beta2^t) * m / (sqrt(v) + epsilon),
+        r^2 = (rho - 4) (rho - 2) rho_max / ((rho_max - 4) (rho_max - 2) rho);
+
+    before, with defaults in the first 5 updates,  theta -= lr / (1 - beta1^t) * m.
+
+    As PyTorch's RAdam, which takes 5 where the paper has 4. Source: Liu et al. 2020, "On the variance of the adaptive
+    learning rate and beyond", algorithm 2.
+    """
+
+    epsilon: float = 1e-8
+
+    def apply(self, parameters: Tensor, gradient: Tensor, learning_rate: float | Tensor, state: State) -> None:
+        step, mean, root = self._advance(gradient, learning_rate, state)
+        step_size, weight = learning_rate / (1 - self.beta1**step), 1 - self.beta2**step
+        longest = 2 / (1 - self.beta2) - 1
+        length = longest - 2 * step * (1 - weight) / weight
+        squared = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        if isinstance(length, Tensor):  # chosen without being read
+            is_long = length > 5
+            factor = torch.where(is_long, (squared * weight).clamp(min=0).sqrt(), 1.0)
+            _add_ratio(parameters, mean, torch.where(is_long, root, 1.0), -step_size * factor)
+        elif length > 5:
+            _add_ratio(parameters, mean, root, -step_size * (squared * weight) ** 0.5)
+        else:
+            _subtract(parameters, mean, step_size)
 
 
 @dataclass(frozen=True)
@@ -192,6 +231,7 @@ class TorchOptimizer:
 OPTIMIZERS: dict[str, type[RMSProp | Adam | MomentumSGD | SGD]] = {
     "rmsprop": RMSProp,
     "adam": Adam,
+    "radam": RAdam,
     "momentum_sgd": MomentumSGD,
     "sgd": SGD,
 }

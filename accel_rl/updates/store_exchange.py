@@ -313,7 +313,7 @@ def shared_state(
     if updates_per_exchange is not None:
         if updates_per_exchange < 1:
             raise UsageError(f"updates_per_exchange={updates_per_exchange} must be at least 1, or None")
-        if not isinstance(optimizer, Adam):
+        if type(optimizer) is not Adam:  # RAdam is another rule
             raise UsageError(
                 f"updates_per_exchange={updates_per_exchange} is for Adam, not for {optimizer!r}; "
                 "choose --optimizer adam, or exchange every update"
@@ -326,7 +326,7 @@ def shared_state(
     elif isinstance(optimizer, TorchOptimizer) and not own_state:
         raise UsageError(
             f"the state of {optimizer!r} does not exist before the first update, so learners cannot share it; "
-            "choose rmsprop, adam, momentum_sgd or sgd, or let each learner keep its own state"
+            "choose rmsprop, adam, radam, momentum_sgd or sgd, or let each learner keep its own state"
         )
     if own_state:
         return {}

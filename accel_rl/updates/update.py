@@ -27,7 +27,7 @@ class Update:
         slower (128 samples by 5 %), since each adds once to the gradient of all weights.
     cuda_graphs: on a GPU, `minimize` becomes one CUDA graph for each loss and shape of batch, and each `graphed`
         function one for each shape of its arguments.
-    layer_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
+    log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
 
     Besides its own methods it offers those of its exchange: `sum`, `max`, `pull`, `sync_target`, `locked_buffers`.
     """
@@ -41,14 +41,14 @@ class Update:
         *,
         slice_elements: int = LARGEST_KEPT // 4 - 2**10,  # less the header that the C library adds
         cuda_graphs: bool = True,
-        layer_norms: bool = False,
+        log_norms: bool = False,
     ):
         self.module, self.parameters = module, FlatParameters(module)
         self.exchange = exchange or Exchange()
         self.exchange.bind(module, self.parameters, optimizer, clip_grad_norm)
         self.sum, self.max, self.pull = self.exchange.sum, self.exchange.max, self.exchange.pull
         self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
-        self.slice_elements, self.layer_norms = slice_elements, layer_norms
+        self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
@@ -110,7 +110,7 @@ class Update:
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
-        values_before = self.parameters.values.clone() if self.layer_norms else None
+        values_before = self.parameters.values.clone() if self.log_norms else None
         losses, batches = (loss, *(part.loss for part in extra_losses)), (batch, *(part.batch for part in extra_losses))
         if self._graphs:
             rate = torch.tensor(learning_rate, dtype=torch.float64)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from accel_rl.algos.categorical_dqn import CategoricalDQN, CategoricalDQNSettings, cross_entropy_loss
 from accel_rl.algos.dqn import DQN, DQNSettings, huber_loss
+from accel_rl.algos.qr_dqn import QRDQN, QRDQNSettings, quantile_huber_loss
 from accel_rl.replay.transitions import TransitionBatch
 from tests.helpers.dqn import SMALL
 from tests.helpers.losses import slope
@@ -103,6 +104,48 @@ def test_cross_entropy_loss_and_gradient(weighted: bool) -> None:
     assert not any(term.requires_grad for term in terms.values())
 
 
+def quantile_loss(quantiles: list[float], td_target: list[float]) -> float:
+    """Of one sample, by two loops."""
+    K, total = len(quantiles), 0.0
+    for i, quantile in enumerate(quantiles):
+        tau = (2 * (i + 1) - 1) / (2 * K)
+        for reached in td_target:
+            u = reached - quantile
+            total += abs(tau - (u < 0)) * huber(u) / K
+    return total
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_quantile_huber_loss_and_gradient(weighted: bool) -> None:
+    """Would catch quantiles and targets that are exchanged, the weight of the other side, a mean over the quantiles or
+    a sum over the targets, an importance weight left out, or an invalid sample that counts."""
+    valid, weight = random_batch()
+    generator = torch.Generator().manual_seed(1)
+    quantiles, td_target = 2 * torch.randn(2, 12, 5, generator=generator, dtype=torch.float64)
+    importance = weight if weighted else None
+
+    def expected() -> float:
+        return sum(
+            (weight[i].item() if weighted else 1.0) * quantile_loss(quantiles[i].tolist(), td_target[i].tolist())
+            for i in range(12)
+            if valid[i]
+        )
+
+    total, gradient = expected(), slope(expected, quantiles)
+    quantiles.requires_grad_()
+    td_target.requires_grad_()
+    loss_sum, terms = quantile_huber_loss(quantiles, td_target, valid, importance)
+    loss_sum.backward()
+    assert loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
+    torch.testing.assert_close(quantiles.grad, gradient, rtol=1e-5, atol=1e-5)
+    assert td_target.grad is None and not quantiles.grad[~valid].any()
+    distance = (td_target.mean(1) - quantiles.mean(1)).abs().detach()
+    torch.testing.assert_close(terms["priority"][valid], distance[valid].clamp(1e-6, 1))
+    assert terms["td_error"].item() == pytest.approx(distance[valid].sum().item())
+    assert terms["value"].item() == pytest.approx(quantiles.mean(1)[valid].sum().item())
+    assert not any(term.requires_grad for term in terms.values())
+
+
 def test_priorities_are_bounded() -> None:
     """Would catch a priority of 0, which is never drawn again, of infinity, or one below 0 by rounding."""
     certain = torch.tensor([[0.0, -300.0, -300.0]] * 2).log_softmax(-1)
@@ -129,6 +172,11 @@ def test_what_is_not_valid_may_hold_anything() -> None:
     )
     loss_sum.backward()
     assert loss_sum.item() == pytest.approx(2 * 0.5 * math.log(2)) and logits.grad.isfinite().all()
+    assert all(term.isfinite().all() for term in terms.values())
+    quantiles = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    loss_sum, terms = quantile_huber_loss(quantiles, nan[:, None] * torch.ones(2), valid, nan)
+    loss_sum.backward()
+    assert loss_sum.item() == pytest.approx(2 * 0.5 * 0.125) and quantiles.grad.isfinite().all()
     assert all(term.isfinite().all() for term in terms.values())
 
 
@@ -241,6 +289,28 @@ def test_categorical_targets_of_hand_made_tables(double: bool) -> None:
     gradient = table_gradient(algo.policy).view(3, 2, 5)
     taken = {(0, 0), (0, 1), (1, 1), (2, 0)}
     assert {(s, a) for s in range(3) for a in range(2) if gradient[s, a].any()} == taken
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_quantile_targets_of_hand_made_tables(double: bool) -> None:
+    """Would catch the quantiles of the wrong action or network, and ones that are not moved by the return."""
+    torch.manual_seed(0)
+    algo = QRDQN(table_spec(3, 2), QRDQNSettings(**SMALL, quantiles=5, double=double), 1000, 2, 4, table_trunk)
+    algo.setup(0, RecordingUpdate)
+    mine, others = 2 * torch.randn(2, 3, 2, 5, generator=torch.Generator().manual_seed(4))
+    set_table(algo.policy, mine)
+    set_table(algo.target, others)
+    best = (mine if double else others).mean(-1).argmax(-1)
+    assert any(best[s] != others[s].mean(-1).argmax() for s in (1, 2)) == double
+    expected = 0.0
+    steps = zip([0, 0, 1, 2], [0, 1, 1, 0], [1, 2, 2, 1], BATCH.return_, BATCH.bootstrap, strict=True)
+    for state, action, after, return_, bootstrap in steps:
+        td_target = (return_ + bootstrap * others[after, best[after]]).tolist()
+        expected += quantile_loss(mine[state, action].tolist(), td_target)
+    loss_sum, terms = algo.loss(BATCH)
+    assert loss_sum.item() == pytest.approx(expected, rel=1e-5) and terms["priority"].shape == (4,)
+    observation = one_hot([0, 1, 2], 3)
+    assert torch.equal(algo.policy.act(observation, None)[0], mine.mean(-1).argmax(-1))  # greedy by the mean
 
 
 def test_categorical_terminal_target_is_the_return() -> None:

@@ -59,4 +59,4 @@ def test_draws_depend_on_the_seed_only_and_are_restored() -> None:
 def test_invalid_epsilons_and_odds_are_refused(final: Any, odds: Any, message: str) -> None:
     """Would catch a probability of 150 %, or a setting that fails only in the middle of a run."""
     with pytest.raises(UsageError, match=message):
-        Exploration(ExplorationSettings(epsilon_final=final, epsilon_odds=odds), 4)
+        ExplorationSettings(epsilon_final=final, epsilon_odds=odds).check_epsilons()

@@ -13,6 +13,8 @@ from accel_rl.algos.categorical_dqn import CategoricalDQN
 from accel_rl.algos.dqn import DQN
 from accel_rl.algos.online_q import OnlineQ
 from accel_rl.algos.ppo import PPO
+from accel_rl.algos.pqn import PQN
+from accel_rl.algos.qr_dqn import QRDQN
 from accel_rl.algos.vtrace import VTrace
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.replay import Replay
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.gpu(fake=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 T, B = 4, 6
 MOST_LAUNCHES = 10  # for each update
+FEW_LAUNCHES = ("ppo", "ppo, core", "ppo, tasks", "pqn", "pqn, core")  # of which an update takes half as many
 # With auxiliary tasks, for each update more: noise for each task, and copies of it, of environments and rows.
 MORE_WITH_TASKS = 6
 MOST_OF_STORING = 25  # for each rollout: each of its arrays goes into the replay by itself
@@ -47,7 +50,7 @@ ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "a2c, gae": (A2C, VECTORS, {"gae_lambda": 0.9, "normalize_returns": True}),
     "ppo": (PPO, FRAMES, {**ENTROPY, **EPOCHS}),
     "ppo, core": (PPO, VECTORS, {**ENTROPY, **EPOCHS, **CORE}),
-    "ppo, normalized": (PPO, VECTORS, {**EPOCHS, "normalize_advantage": True}),
+    "ppo, normalized": (PPO, VECTORS, {**EPOCHS, "normalize_advantage": "rollout"}),
     "vtrace": (VTrace, FRAMES, {**SCHEDULES, **BATCHES}),
     "n_step_q": (OnlineQ, FRAMES, {"target": "n_step_q", "target_interval_steps": 50}),
     "a2c, tasks": (A2C, FRAMES, {**ENTROPY, **TASKS}),
@@ -55,11 +58,14 @@ ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "ppo, tasks": (PPO, FRAMES, {**ENTROPY, **EPOCHS, **TASKS, "learning_rate": 1e-4}),  # rounding grows with each step
     "vtrace, tasks": (VTrace, FRAMES, {**SCHEDULES, **BATCHES, **TASKS}),
     "sarsa": (OnlineQ, VECTORS, {"target": "one_step_sarsa", "target_interval_steps": 50}),
+    "pqn": (PQN, FRAMES, {**SCHEDULES, **EPOCHS}),
+    "pqn, core": (PQN, VECTORS, {**EPOCHS, **CORE, "normalize_returns": True}),
 }
 OFF_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "dqn": (DQN, FRAMES, {**REPLAY, **SCHEDULES, "double": True}),
     "dqn, prioritized": (DQN, VECTORS, {**REPLAY, **SCHEDULES, **ALL}),
     "rainbow": (CategoricalDQN, FRAMES, {**REPLAY, **ALL, "new_priority": 0.5}),
+    "qr_dqn": (QRDQN, VECTORS, {**REPLAY, **ALL, "quantiles": 5}),
 }
 TASKS_OF = {name for name in ON_POLICY if "tasks" in name}
 
@@ -197,10 +203,10 @@ def test_launches_of_an_update(name: str) -> None:
         run.learn(run.rollout())
     rollout = run.rollout()
     settings = run.algo.settings
-    num_updates = settings.epochs * settings.minibatches if isinstance(run.algo, PPO) else 1
+    num_updates = settings.epochs * settings.minibatches if isinstance(run.algo, PPO | PQN) else 1
     with counting() as counts:
         run.learn(rollout)
-    most = 5 if name in ("ppo", "ppo, core", "ppo, tasks") else MOST_LAUNCHES  # a graph gets the rollout once
+    most = 5 if name in FEW_LAUNCHES else MOST_LAUNCHES  # a graph gets the rollout once
     most = (most + MORE_WITH_TASKS * has_tasks) * num_updates + MOST_OF_STORING * has_tasks
     assert counts.launches <= most, counts.kernels
     assert counts.graphs <= (2 + has_tasks) * num_updates + 1 and not counts.syncs and not counts.down

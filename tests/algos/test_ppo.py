@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import bootstrap
+from accel_rl.algos.bootstrapping import bootstrap
 from accel_rl.algos.ppo import PPO, PPOSettings, ppo_loss, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.cli import main
@@ -209,7 +209,7 @@ def test_observations_at_are_observations(env: EnvConfig) -> None:
 
 def test_learn_agrees_with_the_targets() -> None:
     """Would catch targets that move between epochs, weights that count invalid samples, or advantages left as are."""
-    algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=3, normalize_advantage=True, value_clip=0.1)
+    algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=3, normalize_advantage="rollout", value_clip=0.1)
     sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
     sampler.collect()
     rollout, watched = sampler.collect(), RecordingUpdate(algo.policy, Adam())
@@ -229,6 +229,19 @@ def test_learn_agrees_with_the_targets() -> None:
         counts = [call.num_samples.item() for call in calls]
         assert counts == [call.batch[0].valid.sum().item() for call in calls]
         assert sum(counts) == rollout.valid.sum() < 24
+
+
+def test_advantages_of_each_minibatch_are_standardized() -> None:
+    """Would catch moments of the whole rollout, or of steps that are not valid."""
+    algo = ppo(COUNTING, 4, 6, minibatches=2, epochs=2, normalize_advantage="minibatch")
+    sampler = make(SerialSampler, COUNTING, SamplerConfig(4, 6, 2), algo.policy, reset_mode="wait")
+    sampler.collect()
+    watched = RecordingUpdate(algo.policy, Adam())
+    algo.learn(sampler.collect(), watched)
+    for call in watched.calls:
+        batch, targets = call.batch[:2]
+        advantage = targets.advantage[batch.valid].double()
+        assert advantage.mean().abs() < 1e-5 and advantage.std(correction=0).item() == pytest.approx(1, abs=1e-3)
 
 
 def test_advantages_that_are_all_the_same() -> None:

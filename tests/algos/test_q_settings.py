@@ -94,11 +94,34 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: di
         check(resolved({**DQN, **changes}))
 
 
-@pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "n_step_q", "one_step_sarsa"])
+@pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "qr_dqn", "n_step_q", "one_step_sarsa", "pqn"])
 def test_continuous_actions_are_refused(algo: str) -> None:
     """Would catch a traceback from a table of values for actions that cannot be listed."""
     with pytest.raises(UsageError, match=r"actions of type Box have no table of action values; .*policy-gradient"):
         check(resolved({"algo": algo, "steps": 100_000}, f"{TOYS}:BoxAction"))
+
+
+PQN: dict[str, Any] = {"algo": "pqn", "envs": 8, "horizon": 4, "minibatches": 4, "workers": 2, "steps": 400}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replay_size": 100}, "unknown setting 'replay_size'"),
+        ({"minibatches": 5}, "envs=8 x horizon=4 = 32 samples do not divide into minibatches=5"),
+        ({"minibatches": 64}, "envs=8 x horizon=4 = 32 samples do not divide into minibatches=64"),
+        ({"core": "lstm", "minibatches": 16}, "envs=8 sequences do not divide into minibatches=16"),
+        ({"previous_inputs": True}, "previous_inputs are inputs of a recurrent core"),
+        ({"sampler": "queued", "workers": None}, "queued"),
+        ({"epsilon_final": [2]}, "must be one or more numbers from 0 to 1"),
+        ({"network": "tests.helpers.samplers:Flat"}, "layer_norm=True is for the built-in networks, .*--no-layer-norm"),
+    ],
+)
+def test_pqn_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    """Would catch minibatches of different sizes, and settings that are ignored in silence."""
+    check(resolved(PQN))
+    with pytest.raises(UsageError, match=message):
+        check(resolved({**PQN, **changes}))
 
 
 @pytest.mark.parametrize(

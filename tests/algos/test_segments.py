@@ -164,7 +164,7 @@ def test_graphs_learn_from_segments(name: str, how: str) -> None:
 
 def test_advantages_are_standardized_over_valid_steps() -> None:
     """Would catch a mean or std that padding is part of."""
-    algo = make("ppo", normalize_advantage=True)
+    algo = make("ppo", normalize_advantage="rollout")
     rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 2, garbage=1e12)
     advantage = algo.compute_targets(rollout).advantage
     valid = rollout.valid

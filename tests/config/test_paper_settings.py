@@ -82,7 +82,7 @@ PPO |= numbers(
     value_clip=None,
     entropy_weight=0.01,
     entropy_schedule="constant",
-    normalize_advantage=False,
+    normalize_advantage="none",
     target_kl=None,
 )
 APPO = PPO | numbers(
@@ -307,6 +307,47 @@ VTRACE |= numbers(
     eval_greedy=False,
 )
 
+QR_DQN = DQN | numbers(
+    "Dabney et al. 2018 (QR-DQN)",
+    learning_rate=5e-5,
+    optimizer="adam",
+    optimizer_options={"epsilon": 0.01 / 32},
+    quantiles=200,
+    epsilon_final=(0.01,),
+    frame_shape=(84, 84),
+    epsilon_steps=250_000,  # a million frames, as Mnih et al. 2015
+)
+QR_DQN.pop("epsilon_eval")
+
+PQN = numbers(
+    "Gallici et al. 2025 (PQN), its table for Atari games; its code, purejaxql/config/alg/pqn_atari.yaml",
+    envs=128,
+    horizon=32,
+    epochs=2,
+    minibatches=32,
+    learning_rate=2.5e-4,
+    learning_rate_schedule="constant",
+    optimizer="radam",
+    optimizer_options={},
+    clip_grad_norm=10.0,
+    discount=0.99,
+    return_lambda=0.65,
+    epsilon_final=(0.001,),
+    epsilon_steps=5_000_000,  # a tenth of 50 million
+    epsilon_eval=0.0,
+    normalize_returns=False,
+    network="nature",
+    layer_norm=True,
+    frame_shape=(84, 84),
+    frame_skip=4,
+    frame_stack=4,
+    noop_max=30,
+    repeat_action_probability=0.0,
+    episodic_lives=True,
+    clip_reward=True,
+    decorrelation_steps=0,
+)
+
 PAPERS = {
     "a2c": A2C,
     **{f"a2c_{n}": a2c_of(n) for n in (32, 64, 128, 256, 512)},
@@ -329,6 +370,8 @@ PAPERS = {
     ),
     "eps_rainbow": RAINBOW,
     "eps_rainbow_512": larger(RAINBOW, 512, optimizer_options={"epsilon": 0.005 / 512}),
+    "qr_dqn": QR_DQN,
+    "pqn": PQN,
     **dict.fromkeys(("n_step_q", "one_step_q", "one_step_sarsa"), ONLINE_Q),
     **{f"async_{name}": ONLINE_Q | CPU16 for name in ("n_step_q", "one_step_q", "one_step_sarsa")},
     "vtrace": vtrace_of(120, 20, 20, 1),
@@ -341,7 +384,7 @@ PAPERS = {
     "ga3c": GA3C_RUN,
     "gunreal": GUNREAL_RUN,
 }
-NOT_IN_PAPERS = {"ppo_lstm", "vtrace_lstm"}
+NOT_IN_PAPERS = {"ppo_lstm", "ppo_small", "vtrace_lstm", "pqn_16x32"}
 
 # What presets have in place of the paper's number; by the preset, or by the one it is a variant of.
 ONLINE_Q_DEVIATIONS = {"learning_rate": 7e-4, "frame_shape": (104, 80)}
@@ -354,6 +397,8 @@ DEVIATIONS: dict[str, dict[str, Any]] = {
         "value_weight": 0.25,
         "clip_grad_norm": 0.5,
     },
+    "qr_dqn": {"frame_shape": (104, 80), "epsilon_steps": 1_000_000},
+    "pqn": {"epsilon_steps": 1_000_000, "decorrelation_steps": 2000},
     **dict.fromkeys(("n_step_q", "one_step_q", "one_step_sarsa"), ONLINE_Q_DEVIATIONS),
     **{f"async_{name}": {"learning_rate": 7e-4} for name in ("n_step_q", "one_step_q", "one_step_sarsa")},
     "unreal": {
@@ -441,6 +486,8 @@ NUM_PARAMETERS = {
     "dqn": DQN_NET,
     "categorical_dqn": 3_774_418,
     "eps_rainbow": 7_340_037,
+    "qr_dqn": 3_620_518 + 513 * 6 * 199,
+    "pqn": 1_687_206 + 2 * (32 + 64 + 64 + 512),  # on 4x84x84, with a factor and an offset of each normalized number
     "a3c_cpu16": 677_943,  # on 4x84x84
     "unreal": 2_874_977,  # on 3x84x84, with the heads of its tasks
     "ga3c": 1_005_623,  # padded, on 4x84x84
@@ -456,7 +503,7 @@ def test_a_preset_has_its_papers_network(preset: str) -> None:
     assert sum(parameter.numel() for parameter in policy.parameters()) == NUM_PARAMETERS[preset]
 
 
-@pytest.mark.parametrize("preset", ["dqn", "categorical_dqn", "eps_rainbow", "n_step_q"])
+@pytest.mark.parametrize("preset", ["dqn", "categorical_dqn", "eps_rainbow", "n_step_q", "qr_dqn", "pqn"])
 def test_the_last_layer_of_a_q_network_begins_with_the_authors_norm(preset: str) -> None:
     """Would catch values that begin far from 0 (the code of Stooke & Abbeel, policies/dqn/networks/dqn_cnn.py)."""
     head = build_algo(resolve({"algo": preset, "env": "pong", "device": "cpu"})).policy.head

@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**STORE, "optimizer": "torch.Adam", "optimizer_options": {}},
-        "the state of .*Adam.* does not exist before the first update, .*; choose rmsprop, adam, momentum_sgd or",
+        "the state of .*Adam.* does not exist before the first update, .*; choose rmsprop, adam, radam, momentum_sgd",
     ),
     (
         {**STORE, **TWO, "optimizer": "rmsprop", "updates_per_exchange": 2},

@@ -3,17 +3,21 @@
 import os
 import shutil
 import signal
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import accel_rl
+from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
-from accel_rl.training.build import build_algo
+from accel_rl.training.build import build_algo, build_store
 from accel_rl.training.resolve import resolve
+from accel_rl.training.trainer import Trainer
 from tests.helpers.processes import Command
 from tests.helpers.runs import assert_same, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import TOYS
@@ -58,7 +62,7 @@ STEPS = 6000  # a signal after 100 of them must arrive before the end
 A2C: dict[str, Any] = {**TWO, "optimizer": "sgd", "optimizer_options": {}, "learning_rate": 0.05}
 A2C |= {
     "learning_rate_schedule": "linear",
-    "layer_norms": True,
+    "log_norms": True,
     "checkpoint_interval_steps": 500,
 }
 A2C |= {"eval_interval_steps": 500, "eval_episodes": 5, "normalize_observations": False, "normalize_returns": False}
@@ -150,6 +154,23 @@ def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
+def test_learners_of_pqn_resume_exactly_and_normalize_together(tmp_path: Path) -> None:
+    """Would catch a learner's epsilon, order of minibatches or running return that a checkpoint lacks, and rewards that
+    each learner scales by its own."""
+    settings = {**TWO, "algo": "pqn", "minibatches": 2, "epsilon_steps": 200, "epsilon_final": (0.1, 0.5)}
+    settings["schedule_steps"] = 240
+    run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
+    accel_rl.train(resume=half, steps=240)
+    assert_same_run(half, run)
+    state = load(run)
+    assert float(state["shared_buffers"]["return.count"]) == 240
+    finals = [learner["algo"]["local"]["exploration"]["final"] for learner in state["learners"]]
+    assert [len(final) for final in finals] == [2, 2]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
 def test_synchronous_learners_split_replay_and_batches(tmp_path: Path) -> None:
     """Would catch warm-up, target network or replay that each learner counts on its own, the replay of the first
     learner in place of all, priorities that a checkpoint lacks, and old replays that are never removed."""
@@ -203,6 +224,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "ppo": {**NORMALIZED, "updates_per_exchange": 2},
     "eps_rainbow": REPLAY,
     "n_step_q": {"algo": "n_step_q", "target_interval_steps": 60, "locks": "none"},
+    "pqn": {"algo": "pqn", "optimizer": "adam", "minibatches": 2, "updates_per_exchange": 2},
 }
 
 
@@ -281,6 +303,43 @@ def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -
     assert float(moments(run)["norm.moments.count"]) == alone["steps"] == state["steps"] + 20
     (counted,) = (learner["update"]["step"] for learner in alone["learners"])
     assert counted == state["learners"][0]["update"]["step"] + 4  # epochs x minibatches
+
+
+def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
+    """Would catch a last checkpoint without what a learner has not handed over yet, replays in one file, and learners
+    that go on from the first one's state. Both learners are in this process, so that it is known who has done what."""
+    settings = {**TWO, **REPLAY, "update": "central_store", "updates_per_exchange": 7, "target_interval_steps": 240}
+    config = resolve({**settings, "steps": 240})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))
+
+    def start(state: Any = None) -> tuple[Trainer, Trainer]:
+        control, store, (reader, writer) = Control(2), build_store(config, state), Pipe(duplex=False)
+        control.begin(state["steps"] if state else 0)
+        coordinators = AsyncCoordinator(0, 2, control, None, {1: reader}), AsyncCoordinator(1, 2, control, writer)
+        one, other = (
+            Trainer(config.of_learner(rank), tmp_path, each, False, state, False, store)
+            for rank, each in enumerate(coordinators)
+        )
+        return one, other
+
+    first, second = start()
+    for trainer in (first, second, second, second, second, second):  # the first one does not learn yet
+        trainer._iterate()
+    exchange: Any = second.learner.update.exchange
+    assert exchange._num_pending > 0
+    for trainer in (second, first):
+        trainer.checkpointer.save(is_last=True)
+    first.checkpointer.write_submitted()
+    state = load(tmp_path)
+    assert torch.equal(state["update"]["parameters"], second.learner.update.parameters.values)
+    assert [learner["replay"] for learner in state["learners"]] == ["replay-10.pt", "replay-60-1.pt"]
+    for trainer, resumed in zip((first, second), start(state), strict=True):
+        learner, other = trainer.learner, resumed.learner
+        assert_same(other.sampler.get_state(), learner.sampler.get_state())
+        assert_same(other.algo.replay.state_dict(), learner.algo.replay.state_dict())
+        assert other.num_rollouts == learner.num_rollouts
+        for each in (trainer, resumed):
+            each.close()
 
 
 @pytest.mark.multiprocess

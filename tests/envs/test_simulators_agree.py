@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("few_starts")
 
 
 def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_actions=0, decorrelation_steps=40, **config):
-    """Returns how many learner's episodes and games have ended."""
-    episodes = ended = 0
+    """Returns how many learner's episodes and games have ended, and the largest reward."""
+    episodes = ended = most = 0
     configs = [
         BatchConfig(EnvConfig(game, preset, options, kind), seed=3, decorrelation_steps=decorrelation_steps, **config)
         for kind in MAKE
@@ -37,15 +37,19 @@ def compare(game, preset, options, num_envs=2, horizon=25, count=4, wrong_action
             assert np.array_equal(array, other[name]), (number, name)
         episodes += int(one["terminated"].sum() + one["truncated"].sum())
         ended += int(one["reset"][1:].sum() + (~one["valid"][-1]).sum())
-    return episodes, ended
+        most = max(most, one["reward"].max())
+    return episodes, ended, most
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_in_all_ways_to_reset(case):
     """Would catch any difference in a step, an end, a start, a last frame or a random number."""
     options, config = CASES[case]
-    episodes, ended = compare("breakout", "stooke", {"noop_max": 5, **options}, **config)
-    assert episodes >= 2 and (ended >= 2 or case in ("lives", "color"))
+    clips = options.get("clip_reward", True)  # else Space Invaders, where rewards are larger than 1
+    episodes, ended, most = compare(
+        "breakout" if clips else "space_invaders", "stooke", {"noop_max": 5, **options}, **config
+    )
+    assert episodes >= 2 and (ended >= 2 or case in ("lives", "color")) and (most > 1) == (not clips)
 
 
 def test_v5():

@@ -17,7 +17,7 @@ VECTORS = EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(3))
 def random_rollout(
     spec: EnvSpec, policy: Any, horizon: int, num_envs: int, seed: int, num_truncated: int = 0, first_step: int = 0
 ) -> Rollout:
-    """Returns a rollout as a sampler might give it, on the CPU; of a Q-network without policy outputs."""
+    """Returns a rollout as a sampler might give it, on the CPU; of a Q-network with a value at most."""
     generator = torch.Generator().manual_seed(seed)
     T, B, history = horizon, num_envs, max(spec.frame_stack - 1, 0)
 
@@ -34,6 +34,8 @@ def random_rollout(
     if hasattr(policy, "distribution"):
         parameters = torch.randn(T, B, policy.distribution.num_outputs, generator=generator)
         outputs = {"distribution": parameters, "value": torch.randn(T, B, generator=generator)}
+    elif getattr(policy, "records_value", False):
+        outputs = {"value": torch.randn(T, B, generator=generator)}
     if policy.state_size:
         state = torch.randn(T + 1, B, policy.state_size, generator=generator)
         previous_reward = torch.randn(T + 1, B, generator=generator)

@@ -45,12 +45,12 @@ class Env:
     def step(self) -> None:
         self.left -= 1
         ends = self.left == 0
-        is_cut = ends and self.rng.random() < 0.5
+        how = self.rng.random() if ends else 0.0  # terminated, truncated, or at times both at once
         step = {
             "action": int(self.rng.integers(5)),
             "reward": float(self.rng.integers(-2, 3)),
-            "terminated": ends and not is_cut,
-            "truncated": is_cut,
+            "terminated": ends and how >= 0.4,
+            "truncated": ends and how < 0.5,
             "valid": bool(self.rng.random() < 0.9),
             "final": self.frame(),
         }

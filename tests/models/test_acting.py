@@ -14,7 +14,7 @@ from accel_rl.envs.spaces import row_space, to_row
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork
-from accel_rl.models.trunks import NETWORKS, ConvNet, make_trunk
+from accel_rl.models.trunks import NETWORKS, ConvNet, add_layer_norms, make_trunk
 from accel_rl.rollout import RecurrentInputs
 from tests.helpers.plain import assert_acts_as_plain, disturbed, error, images, layouts, outputs, pixels, plain
 
@@ -78,6 +78,15 @@ def test_every_trunk(name: str, space: str) -> None:
     policy = disturbed(ActorCritic(spec, network))
     for num_samples in (1, 8):
         assert_acts_as_plain(policy, observations(spec, num_samples))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("space", SPECS)
+def test_every_trunk_with_layer_norms(space: str, dueling: bool) -> None:
+    """Would catch a ReLU that is fused with the layer before its normalization, in any precision."""
+    policy = disturbed(QNetwork(SPECS[space], lambda spec: add_layer_norms(make_trunk(spec)), dueling=dueling))
+    assert any(isinstance(layer, torch.nn.LayerNorm) for layer in policy.modules())
+    assert_acts_as_plain(policy, observations(SPECS[space], 8))
 
 
 @pytest.mark.parametrize("shape", [(4, 104, 80), (4, 84, 84)], ids=str)

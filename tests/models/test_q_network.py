@@ -11,6 +11,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.q_network import DuelingHead, QNetwork
 from accel_rl.models.trunks import NETWORKS
+from accel_rl.rollout import RecurrentInputs
 
 VECTORS = EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(3))
 PIXELS = EnvSpec(Box(0, 255, (84, 84), np.uint8), Discrete(6), frame_stack=4)
@@ -199,3 +200,23 @@ def test_other_action_spaces_are_refused(space: gymnasium.Space[object]) -> None
     """Would catch an error that does not say which algorithms take such actions."""
     with pytest.raises(UsageError, match=f"{type(space).__name__} have no table of action values.*policy-gradient"):
         QNetwork(EnvSpec(Box(-1, 1, (5,), np.float32), space))
+
+
+def test_a_core_sees_the_last_action_and_reward_within_a_game() -> None:
+    """Would catch an action or a reward that is left out, or that outlives its game."""
+    torch.manual_seed(0)
+    network = randomized(QNetwork(VECTORS, core="gru", core_size=4, previous_inputs=True))
+    x, state = torch.randn(3, 5), torch.randn(3, network.state_size)
+    is_first = torch.tensor([False, False, True])
+
+    def values(action: list[int], reward: list[float]) -> Tensor:
+        with torch.no_grad():
+            q, best, next_state = network.step(
+                x, RecurrentInputs(state, torch.tensor(action), torch.tensor(reward), is_first)
+            )
+        assert q.shape == (3, 3) and torch.equal(best, q.amax(-1)) and next_state is not None
+        return q
+
+    before = values([0, 0, 0], [0.0, 0.0, 0.0])
+    for changed in (values([1, 0, 1], [0.0, 0.0, 0.0]), values([0, 0, 0], [1.0, 0.0, 1.0])):
+        assert [torch.equal(*rows) for rows in zip(changed, before, strict=True)] == [False, True, True]

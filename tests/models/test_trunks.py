@@ -8,12 +8,23 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.envs.spaces import make_spec, parts_of, row_space, to_row, to_rows
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.trunks import MLP, NETWORKS, NestedNet, conv, linear, make_trunk, same_padding
+from accel_rl.models.q_network import QNetwork
+from accel_rl.models.trunks import (
+    MLP,
+    NETWORKS,
+    NestedNet,
+    add_layer_norms,
+    conv,
+    linear,
+    make_trunk,
+    same_padding,
+)
 from accel_rl.stacks import interleaved
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
@@ -50,6 +61,47 @@ def test_networks_have_the_papers_number_of_parameters(
     """Would catch a wrong kernel, stride, padding or width."""
     policy = ActorCritic(atari(*shape), NETWORKS[network])
     assert sum(p.numel() for p in policy.parameters()) == num_parameters
+
+
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    """Returns x [..., C] with mean 0 and variance 1 over C, by the textbook formula."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_layers_are_normalized_before_their_relu(dueling: bool) -> None:
+    """Would catch a norm over positions or samples in place of channels, one behind the ReLU, and a hidden layer or a
+    stream without one."""
+    torch.manual_seed(0)
+    network = QNetwork(atari(36, 40), lambda spec: add_layer_norms(NETWORKS["nature"](spec)), dueling=dueling)
+    image = torch.randint(0, 256, (3, 4, 36, 40), dtype=torch.uint8)
+    layers: Any = network.encoder.trunk.convolutions if not dueling else network.encoder.trunk
+    x = image / 255
+    for layer in (module for module in layers if isinstance(module, torch.nn.Conv2d)):
+        y = torch.nn.functional.conv2d(x, layer.weight, layer.bias, layer.stride)
+        x = normalized(y.permute(0, 2, 3, 1)).relu().permute(0, 3, 1, 2)
+    x = x.permute(0, 2, 3, 1).flatten(1)
+    if dueling:
+        head: Any = network.head
+        value, advantage = (stream[-1](normalized(stream[0](x)).relu()) for stream in (head.value, head.advantage))
+        expected = value + advantage - advantage.mean(1, keepdim=True)
+    else:
+        hidden: Any = network.encoder.trunk.hidden
+        expected = network.head.output(normalized(hidden(x)).relu())  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(network(image), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_layer_norms_of_vectors_and_first_weights() -> None:
+    """Would catch a tanh without a norm, and other random weights with layer normalization than without it."""
+    spec = EnvSpec(Box(-1, 1, (5,)), Discrete(3))
+    torch.manual_seed(0)
+    trunk: Any = add_layer_norms(MLP(spec))
+    torch.manual_seed(0)
+    first, _, second, _ = MLP(spec).layers
+    x = torch.randn(4, 5)
+    expected = normalized(second(normalized(first(x)).tanh())).tanh()
+    torch.testing.assert_close(trunk(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_pixels_are_divided_by_255() -> None:
@@ -144,6 +196,21 @@ def test_initialization_by_fan_in(core: str) -> None:
     plain = A2C(atari(84, 84), replace(settings, auxiliary=("none",)), 100, 2, 5).policy
     assert torch.equal(torch.rand(1), after)
     assert all(torch.equal(value, parameters[name]) for name, value in plain.named_parameters())
+
+
+@pytest.mark.parametrize("spec", [atari(84, 84), EnvSpec(Box(-1, 1, (4,)), Discrete(2))], ids=["pixels", "vectors"])
+def test_orthogonal_initialization(spec: EnvSpec) -> None:
+    """Would catch a layer that is left as it was, another gain, rows that are not orthogonal, or a bias."""
+    policy = A2C(spec, A2CSettings(initialization="orthogonal", separate_value=True), 100, 2, 5).policy
+    gains = {"policy_head": 0.01, "value_head": 1.0}
+    layers = {name: layer for name, layer in policy.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+    assert len(layers) == (8 if spec.is_pixels else 6)
+    for name, layer in layers.items():
+        rows = layer.weight.detach().flatten(1)
+        rows = rows if len(rows) <= rows.shape[1] else rows.T
+        gain = gains.get(name, 2**0.5)
+        torch.testing.assert_close(rows @ rows.T, gain**2 * torch.eye(len(rows)), rtol=0, atol=1e-5 * gain)
+        assert layer.bias is not None and not layer.bias.any(), name
 
 
 def test_initialization() -> None:

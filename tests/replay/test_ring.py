@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from accel_rl.errors import UsageError
 from accel_rl.replay import Replay
+from accel_rl.replay.transitions import DrawnRows
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 
 
@@ -119,7 +120,7 @@ def test_long_episodes_keep_their_frames() -> None:
 
 
 def test_uniform_draws_are_uniform() -> None:
-    """Would catch steps at either end of the ring drawn too often or never."""
+    """Would catch steps at either end of the ring drawn too often or never, and a number of rows that is not read."""
     spec = make_spec(2)
     envs = streams(spec, 3, 60, 9, seed=1)
     replay = Replay(spec, 3, 36, 2, DISCOUNT)
@@ -132,9 +133,13 @@ def test_uniform_draws_are_uniform() -> None:
     assert counts[drawable].sum() == 36_000 and len(drawable) == 36
     chi_square = ((counts[drawable] - 1000) ** 2 / 1000).sum()
     assert chi_square < 73  # 35 degrees of freedom: exceeded once in 5,000 seeds
+    # Of the rows that are given alone: a CUDA graph that was captured while the replay filled is given others later.
+    rows = DrawnRows(replay.ring.first_row, 7)
+    index, _ = replay.choose(replay.draw_noise(1000), rows)
+    assert set(index.tolist()) == set(replay.ring.index_of(rows.first_row, rows.first_row + 7).flatten().tolist())
 
 
-@pytest.mark.parametrize("steps_before", [7, 41])
+@pytest.mark.parametrize("steps_before", [5, 7, 41])  # 5: both games go on at the newest row
 def test_a_restored_replay_continues_identically(steps_before: int) -> None:
     """Would catch anything missing from a checkpoint, before the ring is full and after."""
     spec = make_spec(4)
@@ -150,13 +155,15 @@ def test_a_restored_replay_continues_identically(steps_before: int) -> None:
     other = make()
     other.load_state_dict(replay.state_dict())
     for k in range(steps_before, steps_before + 30):
-        for each in (replay, other):
-            each.append(rollout_of(envs, k, 1, spec))
+        assert (other.ring.rows, other.num_appended) == (replay.ring.rows, replay.num_appended)
         drawn, again = replay.draw(16), other.draw(16)
         assert torch.equal(drawn[0], again[0])
-        batches = [each.batch(drawn[0], torch.device("cpu")) for each in (replay, other)]
+        every = replay.ring.index_of(replay.ring.first_row, replay.ring.first_row + replay.ring.num_steps).flatten()
+        batches = [each.batch(every, torch.device("cpu")) for each in (replay, other)]
         for name in batches[0]._fields[:-1]:  # without importance weights
             assert torch.equal(getattr(batches[0], name), getattr(batches[1], name)), name
+        for each in (replay, other):
+            each.append(rollout_of(envs, k, 1, spec))
 
 
 def test_the_last_steps_of_a_replaced_environment_are_invalid() -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import bootstrap
+from accel_rl.algos.bootstrapping import bootstrap
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
@@ -21,7 +22,7 @@ CHOICES = EnvConfig(f"{TOYS}:Nested", options=LENGTHS)  # MultiDiscrete
 SWITCHES = EnvConfig(f"{TOYS}:Switches", options=LENGTHS)  # MultiBinary, of two axes
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 CONFIG = SamplerConfig(4, 5, 2)
-ALSO_ALTERNATING = ("lstm", "separate value", "choices", "reserve")
+ALSO_ALTERNATING = ("lstm", "separate value", "choices", "reserve", "q-network")
 CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
     "lstm": (COUNTING, "immediate", {"core": "lstm", "previous_inputs": False}),
     "gru waits": (COUNTING, "wait", {"core": "gru", "previous_inputs": False}),
@@ -33,12 +34,30 @@ CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
     "choices": (CHOICES, "wait", {"core": "gru", "separate_value": True, "network": lambda spec: Flat(spec)}),
     "switches": (SWITCHES, "immediate", {"core": "lstm"}),
     "normalized": (COUNTING, "immediate", {"core": "gru", "normalize": True}),
+    "q-network": (COUNTING, "immediate", {"kind": "q"}),
+    "q-network waits": (COUNTING, "wait", {"kind": "q", "core": "lstm", "previous_inputs": False}),
     "reserve": (PONG, "reserve", {"core": "gru", "network": lambda spec: Flat(spec)}),
 }
 
 
-def recurrent(env: EnvConfig, **options: Any) -> ActorCritic:
+class QValues(QNetwork):
+    """Evaluates to what an actor-critic does: something of each action, and the value."""
+
+    def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> Any:
+        q_values = super().evaluate(observation, recurrent_inputs)
+        return q_values, q_values.amax(-1)
+
+
+def recurrent(env: EnvConfig, kind: str = "actor-critic", **options: Any) -> Any:
     torch.manual_seed(0)
+    if kind == "q":
+        network = QValues(
+            spec_of(env), **{"core": "gru", "core_size": 6, "previous_inputs": True, "records_value": True, **options}
+        )
+        network.epsilon = 0.5
+        with torch.no_grad():
+            network.head.output.weight.mul_(100)  # type: ignore[union-attr, operator]
+        return network
     policy = ActorCritic(spec_of(env), **{"core": "gru", "core_size": 6, "previous_inputs": True, **options})
     with torch.no_grad():
         policy.policy_head.weight.mul_(100)  # so that recurrent inputs shows in what is done
@@ -51,7 +70,7 @@ def recurrent(env: EnvConfig, **options: Any) -> ActorCritic:
 class ByHand:
     """Follows each environment separately, and keeps its recurrent inputs from what rollouts show of its steps."""
 
-    def __init__(self, policy: ActorCritic, num_envs: int):
+    def __init__(self, policy: Any, num_envs: int):
         self.policy = policy
         self.recurrent_inputs: list[RecurrentInputs | None] = [None] * num_envs
 
@@ -82,7 +101,8 @@ class ByHand:
                 action = rollout.action[t, env].clone()  # the next rollout overwrites this one
                 parameters, value, state = self.see(env, seen[t, env], action)
                 if rollout.valid[t, env]:
-                    close(rollout.policy_outputs["distribution"][t, env], parameters)
+                    if "distribution" in rollout.policy_outputs:
+                        close(rollout.policy_outputs["distribution"][t, env], parameters)
                     close(rollout.policy_outputs["value"][t, env], value)
                     close(rollout.recurrent_inputs.state[t + 1, env], state[0])
                 no = torch.zeros(1, dtype=torch.bool)
@@ -126,7 +146,8 @@ def test_what_acted_is_what_learns(case: str) -> None:
             assert batch.recurrent_inputs is not None
             with torch.no_grad():
                 parameters, value = policy.evaluate(batch.observation, batch.recurrent_inputs)
-                close(parameters[valid], rollout.policy_outputs["distribution"][valid])
+                if "distribution" in rollout.policy_outputs:
+                    close(parameters[valid], rollout.policy_outputs["distribution"][valid])
                 close(value[valid], rollout.policy_outputs["value"][valid])
                 if index:  # and the state that it began with is not for nothing
                     forgot = batch.recurrent_inputs._replace(state=torch.zeros_like(batch.recurrent_inputs.state))

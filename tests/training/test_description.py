@@ -58,6 +58,15 @@ def test_a_run_names_its_precision(
     }
 
 
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_precision_of_null_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
+    """Would catch a setting that stays null, so that a resumed run could change its precision with the machine."""
+    monkeypatch.setattr("accel_rl.training.resolve.has_bf16", lambda: has_bf16)
+    config = resolve({**TINY, "env": "pong", "bf16": None})
+    assert config.run.bf16 is has_bf16 and config.as_dict()["bf16"] is has_bf16
+    assert build_algo(config).policy.bf16 is has_bf16
+
+
 def test_no_advice_for_a_policy_without_bf16(monkeypatch: Any, caplog: Any) -> None:
     """Would catch advice that ends in an error: a user's own policy may have no bfloat16."""
     monkeypatch.setattr(description, "read_instructions", lambda: WITH)

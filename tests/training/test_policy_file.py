@@ -214,6 +214,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "foreign": with_header(lambda header: header.pop("__metadata__")),
     "newer": with_header(lambda header: header["__metadata__"].update(format="accel_rl policy 2")),
     "other name": with_header(lambda header: header.update(other=header.pop(BIAS))),
+    "a bit of the last tensor": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
     "no checksum": with_header(lambda header: header["__metadata__"].pop("crc32")),
 }
 
@@ -305,6 +306,13 @@ def test_a_wrong_description_is_one_line(run: Path, change: Callable[[str], str]
     with pytest.raises(UsageError, match=message) as caught:
         accel_rl.load(run)
     assert str(run / DESCRIPTION) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_description_beyond_all_measure_is_one_line(run: Path) -> None:
+    """Would catch a file of any size that is taken for a description."""
+    os.truncate(run / DESCRIPTION, policy_file.MOST_BYTES + 1)
+    with pytest.raises(UsageError, match=r"policy\.json has more than 64 MB: it is no description of a policy"):
+        accel_rl.load(run)
 
 
 def test_a_flipped_bit_of_a_description_is_noticed(run: Path) -> None:

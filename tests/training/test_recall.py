@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
     "clip_schedule": "constant",
     "gae_lambda": 0.95,
     "entropy_weight": 0.01,
-    "normalize_advantage": True,
+    "normalize_advantage": "rollout",
     "separate_value": False,
     "decorrelation_steps": 20,
     "sampler": "serial",

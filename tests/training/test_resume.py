@@ -91,6 +91,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "normalize_returns": True,
         "warmup_steps": 24,
     },
+    "pqn lstm": {"algo": "pqn", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, "epsilon_steps": 200},
+    "qr_dqn": {"algo": "qr_dqn", **REPLAY, "prioritized": True, "dueling": True},
     "one_step_sarsa": {"algo": "one_step_sarsa", "target_interval_steps": 60, "sampler": "serial"},
     "a2c of one environment": {**ONE_ENV, "core": "lstm", "core_size": 8, "reset_mode": "wait"},
     "ppo of one environment": {**ONE_ENV, "algo": "ppo", "epochs": 2, "minibatches": 1},
@@ -98,7 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-IN_MAKE_TEST = ("ppo gru normalized", "dqn")  # one on-policy, by simulator processes; one with a replay
+IN_MAKE_TEST = ("ppo gru normalized", "dqn", "pqn lstm")  # on-policy, by simulator processes; with a replay
 
 
 @pytest.mark.parametrize(

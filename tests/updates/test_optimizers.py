@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RMSProp, TorchOptimizer, make_optimizer
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RAdam, RMSProp, TorchOptimizer, make_optimizer
 
 OPTIMIZERS = [
     RMSProp(),
     RMSProp(momentum=0.5, initial_square=1.0, epsilon=0.1),
     Adam(),
+    RAdam(),
     MomentumSGD(),
     SGD(),
     TorchOptimizer("Adam", eps=1e-5),
@@ -130,6 +131,24 @@ def test_adam_is_torch_adam_with_another_epsilon():
     torch.testing.assert_close(run(Adam(), start, gradients)[0], expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.7)], ids=["long", "never rectified"])
+def test_radam_is_torch_radam(betas, as_tensor):
+    """Catches another first rectified update, a wrong rectification, and a choice that a GPU would make differently."""
+    start, gradients = random_problem()
+    gradients, rates = 2 * gradients, 2 * LEARNING_RATES  # the sixth is the first that is rectified
+    expected = start.clone()
+    theirs = torch.optim.RAdam([expected], betas=betas)
+    for gradient, rate in zip(gradients, rates, strict=True):
+        theirs.param_groups[0]["lr"] = rate
+        expected.grad = gradient
+        theirs.step()
+    ours = run(
+        RAdam(*betas), start, gradients, [torch.tensor(r, dtype=torch.float64) for r in rates] if as_tensor else rates
+    )
+    torch.testing.assert_close(ours[0], expected, rtol=1e-11, atol=1e-11)
+
+
 def test_momentum_sgd_starts_from_zero():
     """Catches PyTorch's first step, which is 1 / (1 - momentum) times as large."""
     assert trace(MomentumSGD(0.9), 1.0, 1.0) == pytest.approx([-0.1, -0.29, -0.561])
@@ -221,7 +240,7 @@ def test_make_optimizer():
         ("AdamW", {}, "did you mean .*torch.AdamW"),
         ("torch.adamw", {}, "did you mean torch.AdamW"),
         ("torch.Optimizer", {}, "is unknown"),
-        ("xyz", {}, "choose from rmsprop, adam, momentum_sgd, sgd, torch.ASGD"),
+        ("xyz", {}, "choose from rmsprop, adam, radam, momentum_sgd, sgd, torch.ASGD"),
         ("adam", {"eps": 1e-5}, "'adam' has no eps, only beta1, beta2, epsilon"),
         ("torch.Adam", {"epsilon": 1e-5}, "epsilon"),
         ("torch.Adam", {"lr": 1e-3}, "learning rate is not one"),

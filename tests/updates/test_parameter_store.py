@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,12 +102,25 @@ def test_whole_vectors_come_back(num_chunks: int, locks: bool) -> None:
     assert torch.equal(store.target.current["parameters"], parameters)
 
 
-def test_what_is_read_while_others_write_counts_the_furthest_chunk() -> None:
-    """Would catch a checkpoint whose counter of updates is behind some of its parameters."""
+def test_what_is_read_while_others_write_counts_the_furthest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a checkpoint whose counter of updates is behind some of its parameters, or ahead of them: what others
+    write once the locks are free."""
     store = make_store(size=9)
-    for chunk, count in enumerate((1, 3, 2)):
+
+    def write(chunk: int, count: int) -> None:
         store.chunks[chunk].copy_to_staging()["step"].fill_(count)
         store.chunks[chunk].publish()
+
+    for chunk, count in enumerate((1, 3, 2)):
+        write(chunk, count)
+    for_each_chunk = store.for_each_chunk
+
+    def and_others_write(visit: Callable[[int], None]) -> None:
+        for_each_chunk(visit)
+        for count in (8, 9):  # into both buffers
+            write(0, count)
+
+    monkeypatch.setattr(store, "for_each_chunk", and_others_write)
     assert store.read()["step"] == 3
 
 

@@ -164,6 +164,21 @@ def test_multi_step_adam_alone_is_adam(n: int) -> None:
     assert store.chunks[0].version == -(-10 // n), "nothing was pending"
 
 
+def test_rounding_makes_no_square_negative() -> None:
+    """Would catch parameters that become nan, where one learner's gradients were large and nobody's are any more: what
+    it takes from the store's squares is all that there is, but for rounding."""
+    network, options = nn.Linear(100, 10, bias=False), {"updates_per_exchange": 3}
+    store = make_store(network, Adam(), options=options)
+    store.write(store.read() | {"square": torch.rand(1000, generator=torch.Generator().manual_seed(0))})
+    update = on_store(network, Adam(), store, **options)
+    store.write(store.read() | {"square": torch.zeros(1000)})  # other learners have gone on without gradients for long
+    for _ in range(3):
+        update.step(network(torch.zeros(1, 100)).sum(), torch.tensor(1), 1e-3)
+    squares = store.read()["square"]
+    assert (squares >= 0).all() and 0 < squares.max() < 1e-6
+    update.close()
+
+
 # ---- two, in a scripted order ----
 
 
@@ -288,6 +303,21 @@ def test_two_learners_by_hand(name: str, device: str, in_place: bool, locks: boo
             np.testing.assert_allclose(update.parameters.values.cpu(), hand.local[each], rtol=1e-11, atol=1e-13)
     for update in updates.values():
         update.close()
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_takes_over_is_there_before_others_may_write() -> None:
+    """Would catch a lock that is released while the GPU still reads: two writes later its buffer holds other values."""
+    network = make_network("cuda:0")
+    store = make_store(network, SGD())
+    update = on_store(network, SGD(), store)
+    values = store.read()["parameters"]
+    store.write({"parameters": values + 1})
+    update.pull()
+    for more in (2, 3):
+        store.write({"parameters": values + more})
+    assert torch.equal(update.parameters.values.cpu(), values + 1)
+    update.close()
 
 
 def test_staleness() -> None:

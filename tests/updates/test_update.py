@@ -224,7 +224,7 @@ def test_norms_of_layers_by_hand(how: str) -> None:
     """Would catch a norm of all layers, of the wrong layer, of the gradient before it is clipped, or of a step that has
     not been taken yet."""
     rule = TorchOptimizer("SGD") if how == "outside" else SGD()
-    learner = Learner(rule=rule, slice_elements=500, layer_norms=True)
+    learner = Learner(rule=rule, slice_elements=500, log_norms=True)
     if how == "buffers":
         learner.replay()
     for index in range(4):

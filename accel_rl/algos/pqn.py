@@ -1,0 +1,118 @@
+"""PQN: Q(lambda) from parallel environments, without replay and target network (Gallici et al. 2025).
+
+"Simplifying Deep Temporal Difference Learning", ICLR 2025, section 4 and algorithm 1. Layer normalization
+(`--layer-norm`) takes the part of the target network: it keeps the values from growing without bounds.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
+from accel_rl.algos.bootstrapping import add_final_values, bootstrap
+from accel_rl.algos.exploration import ExplorationSettings
+from accel_rl.algos.minibatches import check_minibatches, minibatch, random_orders
+from accel_rl.algos.online_q_base import OnlineQAlgo
+from accel_rl.algos.returns import generalized_advantage
+from accel_rl.algos.running_statistics import ActorCriticStatistics
+from accel_rl.config.fields import setting
+from accel_rl.models.actor_critic import Network
+from accel_rl.models.normalize import ReturnScale
+from accel_rl.models.q_network import QNetwork, value_of
+from accel_rl.rollout import Batch, Rollout
+from accel_rl.updates import Update
+
+
+@dataclass(frozen=True)
+class PQNSettings(ExplorationSettings, CoreSettings, AlgoSettings):
+    epochs: int = setting(2, "passes over each rollout", least=1)
+    minibatches: int = setting(32, "equal parts of a pass, one update each", least=1)
+    return_lambda: float = setting(
+        0.65, "lambda of the returns: 1: rewards until the rollout's end; 0: one reward", least=0, most=1
+    )
+    normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
+
+
+class PQNTargets(NamedTuple):
+    """What PQN learns from besides the steps themselves: [T, B], or as many as the batch has."""
+
+    return_: Tensor
+
+
+class PQN(OnlineQAlgo):
+    """Makes several epochs over each rollout, in minibatches: random samples, or whole sequences with a core."""
+
+    Settings = PQNSettings
+    settings: PQNSettings
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        if self.settings.normalize_returns:
+            self.statistics = ActorCriticStatistics(None, ReturnScale(self.local_envs, self.settings.discount))
+
+    def build_policy(self, network: Network | None) -> QNetwork:
+        settings = self.settings
+        settings.check_core()
+        return QNetwork(
+            self.spec,
+            network,
+            epsilon_eval=settings.epsilon_eval,
+            core=settings.core,
+            core_size=settings.core_size,
+            previous_inputs=settings.previous_inputs,
+            records_value=True,
+        )
+
+    @property
+    def samples_per_update(self) -> int:
+        return super().samples_per_update // self.settings.minibatches
+
+    def validate(self, run: RunInfo) -> None:
+        super().validate(run)
+        check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
+
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        rate, is_sliceable = self.learning_rate(rollout.first_step), rollout.recurrent_inputs is None
+        rollout = add_final_values(self.policy, rollout, self.settings.discount)
+        orders = random_orders(rollout, self.settings.epochs)
+        rollout, targets = update.graphed(self.prepare, rollout)
+        stats: list[Stats] = []
+        for order in orders:
+            for chosen in order.chunk(self.settings.minibatches):
+                batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
+                stats.append(update.minimize(self.loss, (batch, part), num_samples, rate, sliceable=is_sliceable))
+        return stack_stats(stats)
+
+    def prepare(self, rollout: Rollout) -> tuple[Rollout, PQNTargets]:
+        """Returns the rollout, so that all minibatches find it in one place on a GPU, and its targets:
+
+            R_t = r_t + g (1 - done_t) [(1 - lambda) max_a Q(s_{t+1}, a) + lambda R_{t+1}],    R_T = max_a Q(s_T, a)
+
+        with Q as it was when acting, the maximum rather than the action taken (Peng's Q(lambda)). This is the return of
+        generalized advantage estimation with V = max_a Q. Source: the paper, algorithm 1 and appendix."""
+        settings, value = self.settings, rollout.policy_outputs["value"]
+        reward, done, last = bootstrap(self.policy, rollout, settings.discount)
+        _, return_ = generalized_advantage(reward, value, done, last, settings.discount, settings.return_lambda)
+        return rollout, PQNTargets(return_)
+
+    def select(self, rollout: Rollout, targets: PQNTargets, chosen: Tensor) -> tuple[Batch, PQNTargets, Tensor]:
+        """Returns a minibatch, its targets, and how many of its steps are valid."""
+        batch, part = minibatch(rollout, targets, chosen)
+        return batch, part, batch.valid.sum()
+
+    def loss(self, batch: Batch, targets: PQNTargets) -> tuple[Tensor, Stats]:
+        """Returns `half_squared_loss` of the policy as it is now."""
+        q_values = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
+        return half_squared_loss(value_of(q_values, batch.action), targets.return_, batch.valid)
+
+
+def half_squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
+    """Computes the sum over valid samples of (td_target - value)^2 / 2.
+
+    value, td_target, valid [...]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
+    """
+    error = (td_target.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    loss_sum = error.square().sum() / 2
+    terms = {"loss": loss_sum, "value": masked_sum(value, valid), "td_error": masked_sum(error.abs(), valid)}
+    return loss_sum, {name: term.detach() for name, term in terms.items()}

@@ -1,0 +1,142 @@
+"""PQN's targets against loops over single environments, its loss by hand, and which steps its minibatches hold."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from accel_rl.algos.pqn import PQN, PQNSettings, half_squared_loss
+from accel_rl.rollout import Rollout
+from tests.helpers.losses import slope
+from tests.helpers.q_tables import table_trunk
+from tests.helpers.random_rollouts import VECTORS, random_rollout
+from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
+from tests.helpers.updates import RecordingUpdate
+
+NUM_ENVS = 4
+SPEC = make_spec(frame_stack=0)
+
+
+def make(horizon: int, **changes: Any) -> tuple[PQN, RecordingUpdate]:
+    torch.manual_seed(0)
+    settings = PQNSettings(**{"discount": DISCOUNT, "learning_rate": 1e-3, "minibatches": 2, "epochs": 3, **changes})
+    algo = PQN(SPEC, settings, 1000, NUM_ENVS, horizon, table_trunk)
+    algo.setup(0, RecordingUpdate)
+    with torch.no_grad():
+        for parameter in algo.policy.parameters():
+            parameter.normal_()
+    return algo, RecordingUpdate(algo.policy)
+
+
+def rollouts(envs: list[Env], horizon: int, count: int) -> Any:
+    """Yields rollouts with values that no network gives: what acted is another one than what learns."""
+    generator = torch.Generator().manual_seed(3)
+    for k in range(count):
+        rollout = rollout_of(envs, k * horizon, horizon, SPEC)
+        rollout.policy_outputs = {"value": torch.randn(horizon, NUM_ENVS, generator=generator)}
+        yield k * horizon, rollout
+
+
+@torch.no_grad()
+def best(algo: PQN, seen: Any) -> float:
+    return algo.policy(torch.as_tensor(seen)[None]).max().item()
+
+
+def returns_of(algo: PQN, env: Env, first: int, value: list[float]) -> list[float]:
+    """Returns the targets of one environment's steps, the last one first computed; value: as it was when acting."""
+    mix, last = algo.settings.return_lambda, first + len(value)
+    return_tp1 = value_tp1 = best(algo, env.rows[last])
+    found = []
+    for t in reversed(range(first, last)):
+        step = env.steps[t]
+        if step["terminated"]:
+            following = 0.0
+        elif step["truncated"]:
+            following = best(algo, step["final"])
+        else:
+            following = (1 - mix) * value_tp1 + mix * return_tp1
+        return_tp1, value_tp1 = step["reward"] + DISCOUNT * following, value[t - first]
+        found.append(return_tp1)
+    return found[::-1]
+
+
+@pytest.mark.parametrize("horizon", [1, 5])
+@pytest.mark.parametrize("return_lambda", [0.0, 0.65, 1.0])
+def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) -> None:
+    """Would catch a return across an episode's end, an episode cut off that counts as ended, values of the network that
+    has learned in place of those that acted, targets that change between epochs, and a sample that an epoch leaves out
+    or takes twice."""
+    envs = streams(SPEC, NUM_ENVS, 41, 7, seed=1)
+    kinds = [(step["terminated"], step["truncated"], step["valid"]) for env in envs for step in env.steps]
+    assert {(True, False, True), (False, True, True), (False, False, False)} <= set(kinds)
+    algo, update = make(horizon, return_lambda=return_lambda)
+    for first, rollout in rollouts(envs, horizon, 40 // horizon):
+        values = rollout.policy_outputs["value"].T.tolist()
+        expected = [returns_of(algo, env, first, value) for env, value in zip(envs, values, strict=True)]
+        samples = {
+            tuple(env.rows[first + t].tolist()): (env.steps[first + t], expected[index][t])
+            for index, env in enumerate(envs)
+            for t in range(horizon)
+        }
+        update.calls.clear()
+        stats = algo.learn(rollout, update)
+        assert stats["loss"].shape == (6,) and len(update.calls) == 6
+        for epoch in range(3):
+            calls = update.calls[2 * epoch : 2 * epoch + 2]
+            seen = [tuple(row.tolist()) for call in calls for row in call.batch[0].observation]
+            assert sorted(seen) == sorted(samples)
+            for call in calls:
+                batch, targets = call.batch
+                assert call.num_samples == batch.valid.sum()
+                for index, row in enumerate(batch.observation):
+                    step, return_ = samples[tuple(row.tolist())]
+                    assert (batch.action[index], batch.valid[index]) == (step["action"], step["valid"])
+                    assert targets.return_[index].item() == pytest.approx(return_, rel=1e-4, abs=1e-5)
+
+
+def test_half_squared_loss_and_gradient() -> None:
+    """Would catch a whole square, a mean, a gradient through the target, and an invalid sample that counts."""
+    value, td_target = torch.randn(2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    valid = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0]).bool()
+    td_target[~valid] = torch.nan
+
+    def expected() -> float:
+        return sum(0.5 * (td_target[i] - value[i]).item() ** 2 for i in range(8) if valid[i])
+
+    total, gradient = expected(), slope(expected, value)
+    value.requires_grad_()
+    td_target.requires_grad_()
+    loss_sum, terms = half_squared_loss(value, td_target, valid)
+    loss_sum.backward()
+    assert loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
+    torch.testing.assert_close(value.grad, gradient, rtol=1e-6, atol=1e-6)
+    assert td_target.grad is None and terms["value"].item() == pytest.approx(value[valid].sum().item())
+    assert terms["td_error"].item() == pytest.approx((td_target - value)[valid].abs().sum().item())
+
+
+def test_the_loss_is_of_the_action_taken() -> None:
+    """Would catch the maximum, or another action's value, in place of Q(s, a)."""
+    algo, update = make(2, epochs=1, minibatches=1)
+    (_, rollout), *_ = rollouts(streams(SPEC, NUM_ENVS, 3, 7, seed=1), 2, 1)
+    with torch.no_grad():
+        q_values = algo.policy(rollout.observations(0, 2).flatten(0, 1)).view(2, NUM_ENVS, -1).tolist()
+    taken = [q_values[t][b][rollout.action[t, b]] for t in range(2) for b in range(NUM_ENVS) if rollout.valid[t, b]]
+    assert algo.learn(rollout, update)["value"].item() == pytest.approx(sum(taken) / len(taken), rel=1e-5)
+
+
+def test_with_a_core_minibatches_are_whole_sequences() -> None:
+    """Would catch samples that lose what came before them, a sequence that is left out, and slices across sequences."""
+    torch.manual_seed(0)
+    settings = PQNSettings(core="lstm", core_size=6, previous_inputs=True, minibatches=3, epochs=2)
+    algo = PQN(VECTORS, settings, 1000, 6, 5)
+    algo.setup(0, RecordingUpdate)
+    update = RecordingUpdate(algo.policy)
+    rollout: Rollout = random_rollout(VECTORS, algo.policy, 5, 6, 0, num_truncated=2)
+    algo.learn(rollout, update)
+    assert [call.batch[0].observation.shape for call in update.calls] == [(5, 2, 5)] * 6
+    assert not any(call.sliceable for call in update.calls)
+    assert rollout.recurrent_inputs is not None
+    for epoch in range(2):
+        states = torch.cat([batch.recurrent_inputs.state for batch in update.batches[3 * epoch : 3 * epoch + 3]])
+        expected = rollout.recurrent_inputs.state[0]
+        assert torch.equal(states.sort(0).values, expected.sort(0).values)
