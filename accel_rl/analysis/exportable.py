@@ -77,9 +77,6 @@ class ExportablePolicy(nn.Module):
         """Returns what `forward` returns, by name and in the same order."""
         if self.spec.picture_shape:
             observation = to_images(observation, self.spec.picture_shape)
-        if isinstance(self.policy, QNetwork):
-            q_values = self.policy.q_values(self.policy(observation))
-            return {"action": self._to_env_action(q_values.argmax(-1)), "q_values": q_values}
         recurrent_inputs = None
         if state is not None:
             assert episode_start is not None and reward is not None
@@ -87,9 +84,11 @@ class ExportablePolicy(nn.Module):
             previous_action = self._shaped(action).to(_torch_dtype(self.spec.action_dtype))
             recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
-        action = self.policy.distribution.mode(parameters)
-        outputs = {"action": self._to_env_action(self._shaped(action))}
-        outputs |= self._scores(parameters) | {"value": value}
+        if isinstance(self.policy, QNetwork):
+            action, scores = parameters.argmax(-1), {"q_values": parameters}
+        else:
+            action, scores = self.policy.distribution.mode(parameters), self._scores(parameters) | {"value": value}
+        outputs = {"action": self._to_env_action(self._shaped(action)), **scores}
         if next_state is not None:
             numbers = action.reshape(-1, self.num_action_numbers).to(next_state.dtype)
             outputs["next_state"] = torch.cat([next_state, numbers], -1)

@@ -1,29 +1,60 @@
-"""What the console shows once a run is over."""
+"""What the console shows once a run is over, and what is made for it: the curve, final games, a video."""
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 from accel_rl.analysis.plot import plot_runs
-from accel_rl.errors import UsageError
+from accel_rl.analysis.trained_policy import load
+from accel_rl.analysis.video import record_video
+from accel_rl.errors import RunError, UsageError
 from accel_rl.training.log import command
 from accel_rl.training.run_directory import read_settings
 from accel_rl.training.trust import foreign_code
 
+FINAL_SEED = 1_000_003  # added to the run's, so that the final games are new ones
+
 
 def print_summary(folder: Path) -> None:
-    """Draws a run's learning curve; prints its score and speed, where its files are, and how to make a video."""
+    """Draws a run's learning curve; prints its score and speed, and where its files are.
+
+    After the last step, `final_games` are played and one is recorded; otherwise it prints how to make a video."""
+    settings, summary = read_settings(folder), json.loads((folder / "summary.json").read_text())
     picture = folder / "learning_curve.png"
     try:
         plot_runs([folder], picture)
     except UsageError as error:
         picture = Path(f"none: {error}")
-    summary = json.loads((folder / "summary.json").read_text())
     score = summary["ep_rew_mean"]
-    print(f"score           {'no game finished' if score is None else f'{score:.1f}'}")
+    print(f"training score  {'no game finished' if score is None else f'{score:.1f}'}")
     print(f"steps           {summary['total_timesteps']:,} at {summary['fps']:,.0f} steps/s")
     print(f"run folder      {folder}")
     print(f"learning curve  {picture}")
+    if settings["final_games"] and summary["total_timesteps"] >= settings["steps"]:
+        play_final_games(folder, settings["final_games"], settings["seed"] + FINAL_SEED)
+        return
     run, video = shlex.quote(str(folder)), shlex.quote(str(folder / "video.mp4"))
-    trust = " --trust" if foreign_code(read_settings(folder)) else ""
+    trust = " --trust" if foreign_code(settings) else ""
     print(f"make a video    {command()} record {run} --out {video}{trust}")
+
+
+def play_final_games(folder: Path, count: int, seed: int) -> None:
+    """Plays games with a run's final policy and records one more; prints their scores and the video's name.
+
+    Writes final.json and video.mp4 to the run's folder. The code that its settings name has just trained, so it is
+    trusted. What cannot be played or shown is said, and is no error: the run is complete."""
+    policy = load(folder, trust=True)
+    try:
+        evaluation = policy.evaluate(count, seed)
+        (folder / "final.json").write_text(json.dumps(asdict(evaluation), indent=2) + "\n")
+        score = f"{evaluation.mean_reward:.1f} (std {evaluation.std_reward:.1f}) in {evaluation.episodes} games"
+        print(f"final policy    {score}")
+    except RunError as error:
+        print(f"final policy    none: {error}")
+    video = folder / "video.mp4"
+    try:
+        game = record_video(policy.make_env(), policy.player(), video, seed=seed)
+        print(f"video           {video}: score {game.score:g}")
+    except (RunError, UsageError) as error:
+        print(f"video           none: {error}")

@@ -137,6 +137,8 @@ def test_files_act_as_the_agent_does(suffix: str, tmp_path: Path) -> None:
 CASES: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     "dqn": (CARTPOLE, {"algo": "dqn"}),
     "categorical": (CARTPOLE, {"algo": "categorical_dqn", "dueling": True}),
+    "quantiles": (CARTPOLE, {"algo": "qr_dqn"}),
+    "pqn": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"algo": "pqn", "network": "nature"}),
     "normalized": (EnvSpec(VECTOR, BOUNDED), {"algo": "ppo", "normalize_observations": True}),
     "spherical": (EnvSpec(VECTOR, BOUNDED), {"gaussian": "spherical"}),
     "frames": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"network": "a3c"}),
@@ -171,7 +173,7 @@ def test_every_kind_of_policy_acts_in_other_programs(name: str, suffix: str, tmp
     assert policy.bf16 == (name == "bf16")
     policy.bf16 = False  # files compute in float32
     found = check_actions(agent, tmp_path / f"policy.{suffix}", observations, observations)
-    if settings.get("algo") in ("dqn", "categorical_dqn", "eps_rainbow"):
+    if settings.get("algo") in ("dqn", "categorical_dqn", "eps_rainbow", "qr_dqn", "pqn"):
         with torch.no_grad():
             q_values = policy.q_values(policy(torch.from_numpy(observations)))
         torch.testing.assert_close(found["q_values"], q_values, rtol=1e-3, atol=1e-3)

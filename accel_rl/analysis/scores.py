@@ -1,0 +1,277 @@
+"""Scores over several games and seeds, as Agarwal et al. 2021 ("Deep RL at the edge of the statistical precipice")
+compare them: human-normalized, interquartile means with stratified bootstrap intervals, performance profiles."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from accel_rl.analysis.plot import COLORS, new_figure, read_run, save, tidy
+from accel_rl.envs.atari import game_name
+from accel_rl.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+ByGame = Mapping[str, Floats]
+"""The runs' scores of each game; of an interval or a profile, human-normalized ones."""
+
+NUM_RESAMPLES = 2000
+LEVEL = 0.95  # of intervals
+
+
+@dataclass(frozen=True)
+class ScoredRun:
+    """What is kept of a run of an Atari game.
+
+    curve [N, 3]: agent steps, minutes of wall time, mean raw score of the last 100 training games. final: the mean raw
+    score of the final policy's evaluation, if there is one."""
+
+    game: str
+    setting: str
+    seed: int
+    curve: Floats
+    final: float | None = None
+
+    @property
+    def score(self) -> float:
+        """The final policy's score, or else the last one of training."""
+        return float(self.curve[-1, 2]) if self.final is None else self.final
+
+    def at_steps(self, steps: float) -> float | None:
+        """Returns the training score when the run had made so many agent steps; None if it has not, or had none."""
+        return self._at(0, steps)
+
+    def at_minutes(self, minutes: float) -> float | None:
+        """Returns the training score after so many minutes; None if the run was shorter, or had none."""
+        return self._at(1, minutes)
+
+    def _at(self, column: int, value: float) -> float | None:
+        reached = self.curve[:, column]
+        if not len(reached) or not reached[0] <= value <= reached[-1]:
+            return None
+        return float(np.interp(value, reached, self.curve[:, 2]))
+
+    def minutes_to(self, score: float) -> float | None:
+        """Returns the minutes after which the training score was first this high; None if it never was."""
+        reached = np.flatnonzero(self.curve[:, 2] >= score)
+        return float(self.curve[reached[0], 1]) if len(reached) else None
+
+
+# ---- statistics ----
+
+
+class Interval(NamedTuple):
+    """A statistic with the limits of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@cache
+def human_scores() -> dict[str, tuple[float, float]]:
+    """Returns each game's score of random play and of a human player: {"pong": (-20.7, 14.6), ...}, 57 games.
+
+    Source: Wang et al. 2016 (Dueling networks), supplement, as DQN Zoo has them in dqn_zoo/atari_data.py; games begin
+    with 1 to 30 no-ops."""
+    with open(Path(__file__).with_name("human_scores.csv")) as file:
+        return {row["game"]: (float(row["random"]), float(row["human"])) for row in csv.DictReader(file)}
+
+
+def human_normalized(game: str, score: npt.ArrayLike) -> Floats:
+    """Returns raw scores [...] in units of a human player's: 0 is random play, 1 the human.
+
+    Raises UsageError for a game that no human has played for the table."""
+    if game not in human_scores():
+        raise UsageError(
+            f"no human score is known of {game}; scores can be normalized in the games of human_scores(), such as pong"
+        )
+    random, human = human_scores()[game]
+    return (np.asarray(score, np.float64) - random) / (human - random)
+
+
+def pooled(scores: ByGame) -> Floats:
+    """Returns the scores of all games in one array."""
+    return np.concatenate([np.asarray(values, np.float64) for values in scores.values()])
+
+
+def interquartile_mean(scores: ByGame) -> float:
+    """Computes the mean of all runs of all games without the lowest and the highest quarter (rounded down) of them."""
+    values = np.sort(pooled(scores))
+    cut = len(values) // 4
+    return float(values[cut : len(values) - cut].mean())
+
+
+def median_of_means(scores: ByGame) -> float:
+    """Computes the median over games of the mean over their runs."""
+    return float(np.median([np.mean(values) for values in scores.values()]))
+
+
+def mean_of_means(scores: ByGame) -> float:
+    """Computes the mean over games of the mean over their runs."""
+    return float(np.mean([np.mean(values) for values in scores.values()]))
+
+
+def performance_profile(scores: ByGame, thresholds: Floats) -> Floats:
+    """Computes the part of all runs of all games that score more than each threshold [K] -> [K]."""
+    return np.asarray((pooled(scores)[:, None] > thresholds).mean(0), np.float64)
+
+
+def resamples(scores: ByGame, count: int = NUM_RESAMPLES, seed: int = 0) -> Iterable[ByGame]:
+    """Draws as many runs of each game, with replacement, from its own runs (stratified bootstrap), `count` times."""
+    generator = np.random.default_rng(seed)
+    for _ in range(count):
+        yield {game: generator.choice(values, len(values)) for game, values in scores.items()}
+
+
+def interval(scores: ByGame, statistic: Callable[[ByGame], float]) -> Interval:
+    """Returns a statistic of the scores, and the 2.5 % and 97.5 % quantiles of it over stratified resamples."""
+    drawn = [statistic(resample) for resample in resamples(scores)]
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(statistic(scores), float(low), float(high))
+
+
+def difference(ours: npt.ArrayLike, theirs: npt.ArrayLike) -> Interval:
+    """Returns the difference of two means, ours less theirs, with its bootstrap interval; scores [N] and [M]."""
+    both = {"ours": np.asarray(ours, np.float64), "theirs": np.asarray(theirs, np.float64)}
+    return interval(both, lambda drawn: float(drawn["ours"].mean() - drawn["theirs"].mean()))
+
+
+# ---- files ----
+
+
+def read_scores(path: Path) -> list[ScoredRun]:
+    """Reads the folder of an Atari run, or a file of scores (see `as_json`).
+
+    Raises UsageError for anything else, for a run without a score yet, and for a file that holds runs of two games."""
+    if path.is_dir():
+        return [_read_folder(path)]
+    try:
+        content = json.loads(path.read_text())
+        game, setting, runs = content["game"], content["setting"], content["runs"]
+        games = {run.get("game", game) for run in runs}
+        scored = [
+            ScoredRun(game, setting, run["seed"], np.array(run["curve"], np.float64).reshape(-1, 3), run["final"])
+            for run in runs
+        ]
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is neither a run's folder nor a file of scores") from error
+    if others := sorted(games - {game}):
+        raise UsageError(f"{path} is a file of {game}'s scores, but holds a run of {', '.join(others)}")
+    return scored
+
+
+def _read_folder(folder: Path) -> ScoredRun:
+    run = read_run(folder)
+    game = game_name(str(run.config.get("env")))
+    if game is None:
+        raise UsageError(f"{folder} is a run of {run.config.get('env')}, which is no Atari game; leave it out")
+    series, final = run.score, None
+    curve = np.stack([series.steps, series.time_s / 60, series.value], 1)
+    if (folder / "final.json").is_file():  # what `accel-rl train` writes of its last games
+        final = float(json.loads((folder / "final.json").read_text())["mean_reward"])
+    elif run.evaluation.value.size and run.evaluation.steps[-1] >= series.steps[-1]:
+        final = float(run.evaluation.value[-1])
+    setting = str(run.config.get("preset") or run.config["algo"])
+    return ScoredRun(game, setting, int(run.config["seed"]), curve, final)
+
+
+def as_json(runs: Sequence[ScoredRun]) -> dict[str, Any]:
+    """Returns the runs of one setting on one game as a file of scores holds them.
+
+    Raises UsageError if they are of several settings or games."""
+    kinds = {(run.game, run.setting) for run in runs}
+    if len(kinds) != 1:
+        found = ", ".join(sorted(f"{setting} on {game}" for game, setting in kinds))
+        raise UsageError(f"a file of scores holds one setting on one game, but these are {found}")
+    ((game, setting),) = kinds
+    rounded = [asdict(run) | {"curve": np.round(run.curve, 3).tolist()} for run in runs]
+    return {"game": game, "setting": setting, "runs": rounded}
+
+
+# ---- table and figure ----
+
+
+class Comparison(NamedTuple):
+    """One setting's human-normalized scores and what they amount to."""
+
+    setting: str
+    scores: ByGame
+    iqm: Interval
+    median: Interval
+    mean: Interval
+
+
+def compare(paths: Sequence[Path]) -> list[Comparison]:
+    """Returns each setting's scores in these folders and files. Raises UsageError as `read_scores` does, and for a game
+    without a human score."""
+    grouped: dict[str, dict[str, list[float]]] = {}
+    for path in paths:
+        for run in read_scores(path):
+            score = float(human_normalized(run.game, run.score))
+            grouped.setdefault(run.setting, {}).setdefault(run.game, []).append(score)
+    by_setting = {setting: {game: np.array(v) for game, v in games.items()} for setting, games in grouped.items()}
+    return [
+        Comparison(
+            setting,
+            scores,
+            interval(scores, interquartile_mean),
+            interval(scores, median_of_means),
+            interval(scores, mean_of_means),
+        )
+        for setting, scores in by_setting.items()
+    ]
+
+
+def format_table(comparisons: Sequence[Comparison]) -> str:
+    """Returns a table in Markdown, a row for each setting."""
+    lines = [
+        "| setting | games | runs | interquartile mean | median | mean |",
+        "|---|---|---|---|---|---|",
+    ]
+    for setting, scores, *intervals in comparisons:
+        cells = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in intervals]
+        lines.append(f"| {setting} | {len(scores)} | {len(pooled(scores))} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot_scores(comparisons: Sequence[Comparison], out: Path) -> None:
+    """Draws `make_figure` to a file (.png, .pdf, .svg, ...). Raises UsageError if it cannot be written."""
+    save(make_figure(comparisons), out)
+
+
+def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
+    """Draws the statistics with their intervals on the left, performance profiles with theirs on the right."""
+    figure = new_figure(width=12)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.4))
+    names = ("interquartile mean", "median", "mean")
+    thresholds = np.linspace(0, max(1.0, *(float(pooled(each.scores).max()) for each in comparisons)), 201)
+    for index, each in enumerate(comparisons):
+        color, shift = COLORS[index % len(COLORS)], (index + 1) / (len(comparisons) + 1) - 0.5
+        for row, (value, low, high) in enumerate(each[2:]):
+            left.plot([low, high], [row + 0.8 * shift] * 2, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
+            left.plot([value], [row + 0.8 * shift], "|", color=color, markersize=14, markeredgewidth=2.5)
+        drawn = np.stack([performance_profile(resample, thresholds) for resample in resamples(each.scores)])
+        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        right.fill_between(thresholds, low, high, color=color, alpha=0.15, linewidth=0)
+        label = f"{each.setting} ({len(each.scores)} games, {len(pooled(each.scores))} runs)"
+        right.plot(thresholds, performance_profile(each.scores, thresholds), color=color, linewidth=2, label=label)
+    for axes in (left, right):
+        tidy(axes)
+    left.set_yticks(range(len(names)), names)
+    left.set_ylim(len(names) - 0.5, -0.5)
+    left.set(xlabel="human-normalized score")
+    right.set(xlabel="human-normalized score x", ylabel="part of runs that score more than x", ylim=(0, 1.02))
+    right.set_xlim(left=0)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return figure

@@ -1,0 +1,255 @@
+"""Keeps the scores of Atari runs, and rebuilds docs/results.md from all that is kept.
+
+python benchmarks/scores.py add RUN_DIR_OR_FILE ... --how alone|half|shared [--setting NAME] [--command TEXT]
+python benchmarks/scores.py page
+
+`add` puts runs into benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game; a run of a seed
+that it holds already replaces that one. --how says what its minutes mean: it had the machine for itself (alone), one
+logical CPU of two, another run the other one (half), or shared the machine with other programs, so that its minutes say
+nothing (shared). `page` writes the tables between the marks in docs/results.md, and docs/results.png.
+"""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from accel_rl.analysis.plot import COLORS, new_figure, save, tidy
+from accel_rl.analysis.scores import (
+    ScoredRun,
+    as_json,
+    compare,
+    difference,
+    format_table,
+    human_scores,
+    interval,
+    mean_of_means,
+    read_scores,
+)
+from accel_rl.bench.output import write_json
+from accel_rl.hardware.description import describe_machine
+from command_line import make_parser, run_program
+
+FOLDER = Path("benchmarks/results/scores")
+PUBLISHED = FOLDER / "published.yaml"
+PAGE, FIGURE = Path("docs/results.md"), Path("docs/results.png")
+BEGIN, END = "<!-- by benchmarks/scores.py page -->\n", "<!-- end -->\n"
+GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
+MOST_POINTS = 300  # of a curve that is kept
+MOST_MISSING = 0.02  # of the last step or minute of a table's column, which rollouts need not divide
+
+Values = dict[str, Any]
+
+
+# ---- add ----
+
+
+def add(paths: Sequence[Path], how: str, setting: str | None, command: str | None) -> None:
+    """Adds the runs of these folders and files to what is kept. Raises UsageError as `read_scores` does."""
+    for path in paths:
+        for run in read_scores(path):
+            run = ScoredRun(run.game, setting or run.setting, run.seed, _thinned(run.curve), run.final)
+            file = FOLDER / f"{run.setting}-{run.game}.json"
+            kept: Values = json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
+            about = {"how": how, "machine": describe_machine()["cpu"], "command": command or _command(path)}
+            runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
+            write_json(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
+            _write_flat(file)
+            print(f"{file}: seed {run.seed}, {len(run.curve)} points, score {run.score:.1f}")
+
+
+def _thinned(curve: Any) -> Any:
+    """Returns every n-th point of a curve, and the last one."""
+    every = -(-len(curve) // MOST_POINTS)
+    return np.concatenate([curve[:-1:every], curve[-1:]]) if len(curve) else curve
+
+
+def _write_flat(file: Path) -> None:
+    """Writes a file of scores again with a line for each run."""
+    content = json.loads(file.read_text())
+    runs = ",\n".join(json.dumps(run) for run in content.pop("runs"))
+    file.write_text(f'{json.dumps(content)[:-1]}, "runs": [\n{runs}\n]}}\n')
+
+
+def _command(path: Path) -> str:
+    """Returns the command that made a run's folder, without its --out; of a file, what it says itself."""
+    if path.is_file():
+        return str(json.loads(path.read_text())["command"])
+    words = shlex.split((path / "command.txt").read_text().splitlines()[0])
+    kept = [word for index, word in enumerate(words) if "--out" not in (word, words[index - 1])]
+    return shlex.join(["accel-rl", *kept[next(i for i, word in enumerate(kept) if word == "train") :]])
+
+
+# ---- page ----
+
+
+def page() -> None:
+    """Writes tables and figure."""
+    published: Values = yaml.safe_load(PUBLISHED.read_text())
+    files = sorted(FOLDER.glob("*.json"))
+    kept = {(runs[0].setting, runs[0].game): runs for runs in map(read_scores, files)}
+    about = {(each["setting"], each["game"]): each["runs"] for each in (json.loads(f.read_text()) for f in files)}
+    chosen = published["chosen"]
+    parts = [
+        f"## `{chosen}` on seven games\n",
+        games_table(chosen, kept, published),
+        "## Pong, algorithm by algorithm\n",
+        settings_table({key: runs for key, runs in kept.items() if key[1] == "pong" and not is_trial(key[0])}),
+        "## Trials for the settings of a small machine\n",
+        settings_table({key: runs for key, runs in kept.items() if is_trial(key[0])}),
+        "## Against the reference, with equal settings\n",
+        reference_table(kept, published["reference"]),
+        "## All games together\n",
+    ]
+    comparisons = compare(
+        [
+            file
+            for file, runs in zip(files, map(read_scores, files), strict=True)
+            if runs[0].setting == chosen and runs[0].game in GAMES
+        ]
+    )
+    parts += [format_table(comparisons) + "\n" if comparisons else "No runs yet.\n"]
+    parts += ["## Every row's command\n", commands_table(about)]
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + rest.split(END)[1])
+    save(figure(chosen, kept, published), FIGURE)
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    """Returns mean, interval over seeds, and how many there are, of scores of which some may be missing."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return ""
+    if len(present) == 1:
+        return f"{present[0]:,.1f} (1 seed)"
+    mean, low, high = interval({"": np.array(present)}, mean_of_means)
+    return f"{mean:,.1f} ({low:,.1f} to {high:,.1f})"
+
+
+def _at(run: ScoredRun, steps: float | None = None, minutes: float | None = None) -> float | None:
+    """Returns the training score after so many steps or minutes; the last one, if it stopped just before."""
+    column, value = (0, steps) if steps else (1, minutes)
+    assert value is not None
+    last = run.curve[-1, column] if len(run.curve) else 0.0
+    return (run.at_steps if column == 0 else run.at_minutes)(
+        min(value, last) if last > value * (1 - MOST_MISSING) else value
+    )
+
+
+def _row(runs: Sequence[ScoredRun]) -> list[str]:
+    """Returns the cells of a setting on a game: seeds, at 1 and 2 million steps, after 30 minutes, the final policy."""
+    return [
+        str(len(runs)),
+        _cell([_at(run, steps=1e6) for run in runs]),
+        _cell([_at(run, steps=2e6) for run in runs]),
+        _cell([_at(run, minutes=30) for run in runs]),
+        _cell([run.final for run in runs]),
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+COLUMNS = ("seeds", "1 M steps", "2 M steps", "30 minutes", "final policy")
+
+
+def games_table(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published: Values) -> str:
+    """Returns a setting's scores on each game, beside a human's, random play's and the published ones."""
+    names = list(published["scores"])
+    rows = []
+    for game in GAMES:
+        random, human = human_scores()[game]
+        theirs = [
+            f"{published['scores'][name].get(game, ''):,}" if game in published["scores"][name] else ""
+            for name in names
+        ]
+        cells = _row(kept[setting, game]) if (setting, game) in kept else ["not run", *[""] * (len(COLUMNS) - 1)]
+        rows.append([game, *cells, f"{random:,}; {human:,}", *theirs])
+    return _table(["game", *COLUMNS, "random; human", *names], rows)
+
+
+def is_trial(setting: str) -> bool:
+    """Tells by its name whether a setting was only tried while the settings of a small machine were chosen."""
+    return setting.startswith("trial_")
+
+
+def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
+    """Returns the scores of settings and games."""
+    rows = [[f"`{setting}`", game, *_row(runs)] for (setting, game), runs in kept.items()]
+    return _table(["setting", "game", *COLUMNS], rows)
+
+
+def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequence[Values]) -> str:
+    """Returns the difference of ours and the reference's scores at some step, for each pair of settings."""
+    rows = []
+    for pair in pairs:
+        game, steps = pair["game"], pair["steps"]
+        both = [
+            [score for run in kept.get((pair[side], game), []) if (score := _at(run, steps=steps)) is not None]
+            for side in ("ours", "theirs")
+        ]
+        found = "not run"
+        if all(both):
+            mean, low, high = difference(*both)
+            found = f"{mean:.1f} ({low:.1f} to {high:.1f})"
+        scores = [", ".join(f"{score:.1f}" for score in side) for side in both]
+        rows.append([pair["name"], game, f"{steps:,}", *scores, found])
+    return _table(["algorithm", "game", "agent steps", "ours, by seed", "the reference, by seed", "difference"], rows)
+
+
+def commands_table(about: dict[tuple[str, str], list[Values]]) -> str:
+    """Returns one command for each setting and game; seeds stand in its place."""
+    rows = []
+    for (setting, game), runs in about.items():
+        seeds = ", ".join(str(run["seed"]) for run in runs)
+        command = runs[0]["command"].replace(f"--seed {runs[0]['seed']}", "--seed SEED")
+        machines = "; ".join(sorted({f"{run['machine']}, {run['how']}" for run in runs}))
+        rows.append([f"`{setting}`", game, seeds, f"`{command}`", machines])
+    return _table(["setting", "game", "seeds", "command", "machine"], rows)
+
+
+def figure(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published: Values) -> Any:
+    """Draws each game's training scores over minutes of wall time, every seed a line, the published ones dashed."""
+    drawn = new_figure(width=13, height=6)
+    axes = drawn.subplots(2, 4).flatten()
+    for game, each in zip(GAMES, axes, strict=False):
+        for index, run in enumerate(kept.get((setting, game), [])):
+            each.plot(
+                run.curve[:, 0], run.curve[:, 2], color=COLORS[0], alpha=0.8, label=setting if not index else None
+            )
+        for index, (name, scores) in enumerate(published["scores"].items()):
+            if game in scores:
+                each.axhline(scores[game], color=COLORS[index + 1], linestyle="--", linewidth=1, label=name)
+        each.set_title(game, fontsize=11)
+        tidy(each)
+        each.set_xlim(left=0)
+    axes[0].set(ylabel="score of the last 100 games", xlabel="agent steps")
+    axes[-1].axis("off")
+    axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="center", frameon=False)
+    return drawn
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    commands = parser.add_subparsers(dest="command_name", required=True, metavar="add|page")
+    adding = commands.add_parser("add", help="keep the scores of runs")
+    adding.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="a run's folder, or a driver's file")
+    adding.add_argument("--how", choices=("alone", "half", "shared"), required=True, help="what its minutes mean")
+    adding.add_argument("--setting", help="its name (the algorithm's)")
+    adding.add_argument("--command", help="how it was made (from its folder)")
+    commands.add_parser("page", help="rebuild docs/results.md")
+    options = parser.parse_args()
+    if options.command_name == "page":
+        page()
+    else:
+        add(options.paths, options.how, options.setting, options.command)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

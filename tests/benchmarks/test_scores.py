@@ -1,0 +1,104 @@
+"""benchmarks/scores.py: what is kept of runs, and the page that is made from it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import scores
+from accel_rl.analysis.scores import ScoredRun, as_json, read_scores
+from accel_rl.errors import UsageError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(scores, "FOLDER", tmp_path)
+    monkeypatch.setattr(scores, "PUBLISHED", tmp_path / "published.yaml")
+    monkeypatch.setattr(scores, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(scores, "FIGURE", tmp_path / "results.png")
+    return tmp_path
+
+
+def curve(last, steps=2_000_000, minutes=40.0, count=1000):
+    part = np.linspace(1 / count, 1, count)[:, None]
+    return part * np.array([steps, minutes, last])
+
+
+def driver_file(folder, setting, seed, last, **about):
+    file = folder / f"{setting}_{seed}.txt"
+    run = ScoredRun(about.pop("game", "pong"), setting, seed, curve(last), about.pop("final", None))
+    file.write_text(json.dumps(as_json([run]) | {"command": f"python it --seed {seed}"}))
+    return file
+
+
+def test_runs_are_kept_by_setting_and_game(folder):
+    """Would catch a second seed that replaces the first, a seed that is kept twice, and a curve of any length."""
+    for seed, last in ((1, 10), (2, 20), (1, 30)):
+        scores.add([driver_file(folder, "ppo", seed, last)], "alone", None, None)
+    runs = read_scores(folder / "ppo-pong.json")
+    assert [(run.seed, run.curve[-1, 2]) for run in runs] == [(1, 30), (2, 20)]
+    assert all(150 < len(run.curve) <= 301 for run in runs)
+    kept = json.loads((folder / "ppo-pong.json").read_text())["runs"]
+    assert [(run["how"], run["command"]) for run in kept] == [
+        ("alone", "python it --seed 1"),
+        ("alone", "python it --seed 2"),
+    ]
+    assert (folder / "ppo-pong.json").stat().st_size < 100_000 * len(runs)
+    scores.add([driver_file(folder, "ppo", 3, 5)], "half", "other", "accel-rl train --seed 3")
+    assert [run.setting for run in read_scores(folder / "other-pong.json")] == ["other"]
+
+
+def test_commands_of_folders(tmp_path):
+    (tmp_path / "command.txt").write_text("/some/where/accel-rl train --algo ppo --env pong --out x/y --seed 1\n")
+    assert scores._command(tmp_path) == "accel-rl train --algo ppo --env pong --seed 1"
+
+
+def test_the_page_holds_what_is_kept(folder):
+    """Would catch scores of other steps or minutes, text around the tables that is lost, and a wrong sign."""
+    scores.PUBLISHED.write_text(
+        yaml.safe_dump(
+            {
+                "chosen": "small",
+                "reference": [{"name": "PPO", "game": "pong", "steps": 1_000_000, "ours": "small", "theirs": "sb3"}],
+                "scores": {"zoo": {"pong": 21.0}},
+            }
+        )
+    )
+    for setting, last in (("small", (16, 20)), ("sb3", (10, 10))):
+        for seed, score in enumerate(last):
+            scores.add([driver_file(folder, setting, seed, score, final=19.0)], "half", None, None)
+    scores.PAGE.write_text(f"before\n{scores.BEGIN}old\n{scores.END}after\n")
+    scores.page()
+    text = scores.PAGE.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    cells = "2 | 9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0) | 13.5 (12.0 to 15.0) | 19.0 (19.0 to 19.0)"
+    assert f"| pong | {cells} | -20.7; 14.6 | 21.0 |" in text and f"| `small` | pong | {cells} |" in text
+    assert "| PPO | pong | 1,000,000 | 8.0, 10.0 | 5.0, 5.0 | 4.0 (3.0 to 5.0) |" in text
+    assert "| `small` | pong | 0, 1 | `python it --seed SEED` |" in text and "| qbert | not run |" in text
+    scores.page()
+    assert scores.PAGE.read_text() == text and scores.FIGURE.stat().st_size > 10_000
+
+
+def test_a_score_is_not_made_up_beyond_the_end_of_a_run():
+    run = ScoredRun("pong", "ppo", 1, curve(10, steps=1_990_000, minutes=20))
+    assert scores._at(run, steps=2_000_000) == 10 and scores._at(run, steps=2_100_000) is None
+    assert scores._at(run, minutes=30) is None
+
+
+def test_other_files_are_refused(folder):
+    (folder / "x.json").write_text("[]")
+    with pytest.raises(UsageError, match="neither a run's folder nor a file of scores"):
+        scores.add([folder / "x.json"], "alone", None, None)
+
+
+def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    page = tmp_path / "results.md"
+    page.write_text(scores.PAGE.read_text())
+    monkeypatch.setattr(scores, "PAGE", page)
+    monkeypatch.setattr(scores, "FIGURE", tmp_path / "results.png")
+    scores.page()
+    assert page.read_text() == Path("docs/results.md").read_text()
+    assert all(file.stat().st_size < 100_000 * len(read_scores(file)) for file in scores.FOLDER.glob("*.json"))
