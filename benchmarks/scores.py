@@ -10,6 +10,7 @@ nothing (shared). `page` writes the tables between the marks in docs/results.md,
 """
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from accel_rl.analysis.scores import (
 )
 from accel_rl.bench.output import write_json
 from accel_rl.hardware.description import describe_machine
+from accel_rl.hardware.instructions import read_instructions
 from command_line import make_parser, run_program
 
 FOLDER = Path("benchmarks/results/scores")
@@ -55,11 +57,17 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
             run = ScoredRun(run.game, setting or run.setting, run.seed, _thinned(run.curve), run.final)
             file = FOLDER / f"{run.setting}-{run.game}.json"
             kept: Values = json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
-            about = {"how": how, "machine": describe_machine()["cpu"], "command": command or _command(path)}
+            about = {"how": how, "machine": _machine(), "command": command or _command(path)}
             runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
             write_json(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
             _write_flat(file)
             print(f"{file}: seed {run.seed}, {len(run.curve)} points, score {run.score:.1f}")
+
+
+def _machine() -> str:
+    """Returns the CPU's name, and the instructions that decide how fast a network learns on it."""
+    found = read_instructions()
+    return f"{describe_machine()['cpu']} ({found.bf16 or found.kernels})"
 
 
 def _thinned(curve: Any) -> Any:
@@ -73,6 +81,13 @@ def _write_flat(file: Path) -> None:
     content = json.loads(file.read_text())
     runs = ",\n".join(json.dumps(run) for run in content.pop("runs"))
     file.write_text(f'{json.dumps(content)[:-1]}, "runs": [\n{runs}\n]}}\n')
+
+
+def command_per_algorithm() -> dict[str, str]:
+    """Returns one kept command of `accel-rl train` for each algorithm that has runs, by its name."""
+    commands = (run["command"] for file in sorted(FOLDER.glob("*.json")) for run in json.loads(file.read_text())["runs"])
+    found = ((re.search(r"^accel-rl train .*--algo (\S+)", command), command) for command in commands)
+    return {match[1]: command for match, command in found if match}
 
 
 def _command(path: Path) -> str:

@@ -35,10 +35,14 @@ Sets = list[tuple[list[str], Values]]
 
 
 def distinct_sets() -> Sets:
-    """Returns each set of settings for vectors behind the names of the presets that have it, first of all its class."""
+    """Returns each set of settings for vectors behind the names of the presets that have it, first of all its class.
+
+    Sets for Box actions, which CartPole lacks, are left out."""
     sets: Sets = []
     for name in preset_names():
         settings = preset_settings(preset_and_base(name), "vectors")
+        if "gaussian" in settings:
+            continue
         settings = {key: settings[key] for key in sorted(settings) if key not in ("description", "base")}
         for names, known in sets:
             if known == settings:

@@ -1,6 +1,8 @@
 """benchmarks/scores.py: what is kept of runs, and the page that is made from it."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import yaml
 
 import scores
 from accel_rl.analysis.scores import ScoredRun, as_json, read_scores
+from accel_rl.cli import main
 from accel_rl.errors import UsageError
 
 
@@ -102,3 +105,13 @@ def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
     scores.page()
     assert page.read_text() == Path("docs/results.md").read_text()
     assert all(file.stat().st_size < 100_000 * len(read_scores(file)) for file in scores.FOLDER.glob("*.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", scores.command_per_algorithm())
+def test_the_command_of_a_row_runs(tmp_path, algo):
+    """Would catch a setting that was renamed after the runs were made, and a final policy that cannot play."""
+    command = re.sub(r" --(steps|final-games) \S+", "", scores.command_per_algorithm()[algo])
+    ending = ["--final-games", "1", "--steps", "2000", "--out", str(tmp_path / "run")]
+    assert main([*shlex.split(command)[1:], *ending]) == 0
+    assert {"final.json", "policy.safetensors", "video.mp4"} <= {file.name for file in (tmp_path / "run").iterdir()}
