@@ -85,7 +85,9 @@ def _write_flat(file: Path) -> None:
 
 def command_per_algorithm() -> dict[str, str]:
     """Returns one kept command of `accel-rl train` for each algorithm that has runs, by its name."""
-    commands = (run["command"] for file in sorted(FOLDER.glob("*.json")) for run in json.loads(file.read_text())["runs"])
+    commands = (
+        run["command"] for file in sorted(FOLDER.glob("*.json")) for run in json.loads(file.read_text())["runs"]
+    )
     found = ((re.search(r"^accel-rl train .*--algo (\S+)", command), command) for command in commands)
     return {match[1]: command for match, command in found if match}
 

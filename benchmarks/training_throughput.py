@@ -11,17 +11,18 @@ Contests. Their contestants take turns; each acts, simulates and learns. Rates a
     bound    A2C, 16 environments, rollouts of 5 steps, on the paper's frames with A3C-Net, and its two-resource bound:
              with S the rate of simulation alone and N that of the network alone (choosing actions and learning, at the
              same batch sizes), each on all cores, no schedule exceeds 1/(1/S + 1/N)
+    bound-pqn  the same with PQN: 16 environments, 32 steps, 2 epochs of 4 minibatches, frames of 84x84, Nature-CNN
     dqn      DQN, 32 environments, rollouts of 4 steps, batches of 32, intensity 8    Stable-Baselines3's DQN, and
              the network alone: forward, target network, backward and optimizer, repeated with one batch
     dqn-512  the same in batches of 512
     a2c-gpu  A2C, 16 environments per logical CPU, with the network on a GPU                         sampling alone
     ppo-gpu  the same with PPO: 4 epochs of 4 minibatches over 2048 samples, or 4 steps if these are more
 
-Those with DQN take place only if they are named. Against peers, all contestants play under the same rules: frames of
-84x84, stacks of four, lost lives end episodes, rewards are clipped, the network is Nature-CNN with 512 units, and the
-kind of optimizer is the same. Ours runs in float32 and, except with DQN, once more with its network in bfloat16
-(`bf16`), which no peer offers. The table says how many parameters each contestant has (without a target network), and
-how many agent steps there are per update: both numbers must be equal within a contest.
+Those of the Q-learning family take place only if they are named. Against peers, all contestants play under the same
+rules: frames of 84x84, stacks of four, lost lives end episodes, rewards are clipped, the network is Nature-CNN with 512
+units, and the kind of optimizer is the same. Ours runs in float32 and, except with DQN, once more with its network in
+bfloat16 (`bf16`), which no peer offers. The table says how many parameters each contestant has (without a target
+network), and how many agent steps there are per update: both numbers must be equal within a contest.
 """
 
 import sys
@@ -50,7 +51,10 @@ from training_contests import CONTESTS, Contest, Settings, driver_settings
 
 VERSION = 2  # of the JSON
 BOUND = "bound"
-BOUND_SETTINGS: Settings = {"algo": "a2c", "envs": 16, "horizon": 5}
+BOUNDS: dict[str, Settings] = {
+    BOUND: {"algo": "a2c", "envs": 16, "horizon": 5},
+    "bound-pqn": {"algo": "pqn_16x32"},
+}
 BOUND_BUDGET_S = 30.0
 ON_GPU = {"a2c-gpu": "a2c", "ppo-gpu": "ppo"}  # contest: algorithm
 ON_GPU_ENVS_PER_CPU, ON_GPU_BATCH, ON_GPU_BUDGET_S = 16, 2048, 60.0
@@ -65,7 +69,7 @@ Result = dict[str, Any]
 
 def contest_names() -> tuple[str, ...]:
     """Returns the names of all contests."""
-    return (*CONTESTS, BOUND, *ON_GPU)
+    return (*CONTESTS, *BOUNDS, *ON_GPU)
 
 
 def default_contests() -> tuple[str, ...]:
@@ -111,7 +115,7 @@ def run(options: TrainingOptions) -> Result:
         if contest:
             contests[name] = run_contest(contest, options)
         else:
-            contests[name] = run_bound(options) if name == BOUND else run_on_gpu(ON_GPU[name], options)
+            contests[name] = run_bound(BOUNDS[name], options) if name in BOUNDS else run_on_gpu(ON_GPU[name], options)
         show(contests[name])
     for peer, command in missing.items():
         print(f"not installed: {peer}; {command}")
@@ -162,10 +166,10 @@ def peer_builders(
     return {variant: partial(PeerProcess, contest.peer, command) for variant, command in commands.items()}
 
 
-def run_bound(options: TrainingOptions) -> Result:
+def run_bound(settings: Settings, options: TrainingOptions) -> Result:
     """Compares ours with the two-resource bound of the cores."""
     start = time.perf_counter()
-    training = Training("ours", {**BOUND_SETTINGS, "env": options.env, **options.overrides})
+    training = Training("ours", {**settings, "env": options.env, **options.overrides})
     with ExitStack() as stack:
         stack.callback(training.close)
         simulation = SimulationLimit(training.config.env, training.config.run.envs, name="simulation")
@@ -176,10 +180,10 @@ def run_bound(options: TrainingOptions) -> Result:
         turns = alternate(contestants, options.schedule(left_s), BOUND)
         bound = Turns(two_resource_bound(turns["simulation"].rates, turns["network"].rates))
         config = training.config
-        title = f"A2C, {config.run.envs} environments x {config.run.horizon} steps"
+        title = f"{config.run.algo}, {config.run.envs} environments x {config.run.horizon} steps"
         described = {name: _describe(turn) for name, turn in turns.items()}
         return {
-            "title": f"{title}: {options.env} ({config.run.env_preset}), A3C-Net",
+            "title": f"{title}: {options.env} ({config.run.env_preset}), {config.run.network or 'a3c'}",
             "contestants": {**described, "ours": _describe(turns["ours"], training), BOUND: _describe(bound)},
             "trials": {},
             "ratios": {"ours / bound": ratio(turns["ours"].rates, bound.rates)},

@@ -49,9 +49,10 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingOptions:
 
     monkeypatch.setattr(training, "driver_command", command)
     monkeypatch.setattr(training, "CONTESTS", {"small": CONTEST, "missing": replace(CONTEST, peer="other")})
-    monkeypatch.setattr(training, "BOUND_SETTINGS", {"algo": "a2c", "envs": 4, "horizon": 2})
+    pqn = {"algo": "pqn", "envs": 4, "horizon": 2, "minibatches": 2, "epochs": 1, "network": "a3c"}
+    monkeypatch.setattr(training, "BOUNDS", {"bound": {"algo": "a2c", "envs": 4, "horizon": 2}, "bound-pqn": pqn})
     return TrainingOptions(
-        contests=("small", "missing", "bound"),
+        contests=("small", "missing", "bound", "bound-pqn"),
         seconds=0.1,
         rounds=2,
         peers=tmp_path,
@@ -68,8 +69,8 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     written = options.json.read_text()
     assert str(options.peers) not in written
     result = json.loads(written)
-    small, bound = result["contests"]["small"], result["contests"]["bound"]
-    assert result["contests"].keys() == {"small", "bound"} and result["missing_peers"] == ["other"]
+    small = result["contests"]["small"]
+    assert result["contests"].keys() == {"small", "bound", "bound-pqn"} and result["missing_peers"] == ["other"]
 
     contestants = small["contestants"]
     assert contestants.keys() == {"ours", "ours-bf16", "peer"} and small["trials"] == {}
@@ -81,9 +82,10 @@ def test_contests_and_their_table(options: TrainingOptions, capsys: pytest.Captu
     by_round = sorted(ours / peer for ours, peer in zip(rates["ours"], rates["peer"], strict=True))
     assert by_round[0] <= small["ratios"]["ours / peer"]["median"] <= by_round[-1]
 
-    assert bound["contestants"].keys() == {"simulation", "network", "ours", "bound"}
-    assert bound["contestants"]["ours"]["steps_per_update"] == 8
-    assert bound["contestants"]["bound"]["steps_per_second"] < bound["contestants"]["network"]["steps_per_second"]
+    for bound, steps_per_update in ((result["contests"]["bound"], 8), (result["contests"]["bound-pqn"], 4)):
+        assert bound["contestants"].keys() == {"simulation", "network", "ours", "bound"}
+        assert bound["contestants"]["ours"]["steps_per_update"] == steps_per_update
+        assert bound["contestants"]["bound"]["steps_per_second"] < bound["contestants"]["network"]["steps_per_second"]
 
     printed = capsys.readouterr().out
     assert "A2C, small: pong (dqn84), Nature-CNN" in printed and "ours-bf16 / peer" in printed
