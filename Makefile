@@ -2,6 +2,7 @@
 # make test       runs the tests that prove the product, in about 3 minutes on 2 cores
 # make test-slow  runs the other tests
 # make test-all   runs all of them
+# make test-gpu   runs those of the GPU code, on real GPUs
 # make lint       checks style and types
 # make docs       checks that links in the documentation lead somewhere and that its examples import
 # make dist       builds the package in dist/ and checks what is in it
@@ -14,7 +15,7 @@ ARGS ?=
 # set up once.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
-.PHONY: train test test-slow test-all lint docs dist clean
+.PHONY: train test test-slow test-all test-gpu lint docs dist clean
 
 train: .venv/ready
 	$(BIN)/accel-rl train --algo ppo_small $(ARGS)
@@ -27,6 +28,9 @@ test-slow: .venv/ready
 
 test-all: .venv/ready
 	$(PYTEST) $(ARGS)
+
+test-gpu: .venv/ready
+	$(PYTEST) -n 1 -m gpu --gpu real $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check

@@ -1,6 +1,6 @@
-"""`accel-rl doctor`: a report on this machine and, with --gpu, whether every GPU path does what the CPU does.
+"""`accel-rl doctor`: a report on this machine or, with --gpu, whether the GPU does what the CPU does.
 
 command.py is the command. The report: survey.py makes it of the probes in machine.py, software.py and gpus.py, and of
-the self-test in trials.py. The checks of a GPU: checks/ holds them, a file for each group; process.py runs them.
-Importing the package imports no torch.
+the self-test in trials.py, which process.py starts. gpu_check.py is the comparison of a GPU with the CPU. Importing the
+package imports no torch.
 """

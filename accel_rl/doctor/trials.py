@@ -13,15 +13,14 @@ from typing import Any
 import torch
 
 from accel_rl.doctor.finding import describe
-from accel_rl.doctor.playback import build_parts
-from accel_rl.doctor.probe import Result
+from accel_rl.doctor.process import Result
 from accel_rl.doctor.survey import CARTPOLE, PLAN, PONG
 from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import RunError
 from accel_rl.hardware.instructions import BF16_FLAGS, read_instructions
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.signals import leave_signals_to_parent
-from accel_rl.training.build import build_training_sampler, check
+from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
 from accel_rl.training.description import describe_placement
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
@@ -70,7 +69,7 @@ def train(env: str, seconds: float = TURN_S) -> Data:
 
     Raises RunError if its parameters do not change, or are not finite."""
     config = check(resolve({"env": env, "decorrelation_steps": 0}))
-    algo, update = build_parts(config)
+    algo, update = build_algo_and_update(config)
     before = update.parameters.values.detach().clone()
     sampler = build_training_sampler(config, algo)
     try:
@@ -119,18 +118,16 @@ TRIALS: dict[str, Callable[[], Data]] = {
 
 def run(name: str) -> Result:
     """Runs one trial; whatever it raises is its failure, on one line."""
-    start = time.perf_counter()
     try:
-        data = TRIALS[name]()
+        return Result(name, TRIALS[name]())
     except Exception as error:
-        return Result(name, "failed", time.perf_counter() - start, failure=describe(error))
-    return Result(name, "passed", time.perf_counter() - start, data=data)
+        return Result(name, {}, describe(error))
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     leave_signals_to_parent()
     connection: Connection[Any, Any] = Connection(int(arguments[0]))
-    for name in json.loads(arguments[2]):
+    for name in json.loads(arguments[1]):
         connection.send(name)
         connection.send(run(name))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,6 +106,14 @@ def build_algo(config: Config) -> Algo:
             raise UsageError(f"the policy of {config.run.algo} has no bf16; omit it")
         algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
+
+
+def build_algo_and_update(config: Config) -> tuple[Algo, Update]:
+    """Makes the algorithm, ready to learn, and what changes its parameters; of a central store a new one."""
+    algo, make_update = build_algo(config), partial(build_update, config)
+    update = make_update(algo.policy, store=build_store(config) if config.is_central else None)
+    algo.setup(config.run.seed, make_update)
+    return algo, update
 
 
 def find_network(name: str | None, layer_norm: bool = False) -> Network | None:

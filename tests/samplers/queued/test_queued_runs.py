@@ -10,11 +10,12 @@ import torch
 
 import accel_rl
 from accel_rl.cli import main
-from accel_rl.doctor.playback import build_parts, make_config, to_device
+from accel_rl.doctor.gpu_check import to_device
 from accel_rl.rollout import RecurrentInputs
 from accel_rl.training import checkpoint
-from accel_rl.training.build import build_training_sampler
+from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.iteration import Iteration
+from accel_rl.training.resolve import resolve
 from tests.helpers.queued import Telling, make_queued
 from tests.helpers.runs import assert_same, rows
 from tests.helpers.samplers import TOYS
@@ -65,8 +66,8 @@ def test_recurrent_policies_get_what_they_had() -> None:
     or is forgotten in it, and a value behind a segment from another state."""
     settings = {**CARTPOLE, **A2C, **LSTM, "env": f"{TOYS}:Counting"}
     settings |= {"env_options": {"lengths": [3, -4, 12, 1, -1, 5], "seeded": True}, "steps": 10_000}
-    config = make_config(settings)
-    algo, _ = build_parts(config)
+    config = resolve({**settings, "device": "cpu"})
+    algo, _ = build_algo_and_update(config)
     policy, sampler = algo.policy, build_training_sampler(config, algo)
     # From where an agent is to what its policy remembers there: state, previous action and reward.
     memories: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
@@ -228,9 +229,9 @@ def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
     """Would catch an act with parameters that are not there yet, or half there; results that are read too early; memory
     that another thread's stream still works on."""
     settings = {**(CARTPOLE if case == "vectors" else PONG), "predictors": 2, "learning_rate": 0.1}
-    there, here = make_config(settings, "cuda:0"), make_config(settings)
-    algo, update = build_parts(there)
-    policy = build_parts(here)[0].policy
+    there, here = (resolve({**settings, "device": device}) for device in ("cuda:0", "cpu"))
+    algo, update = build_algo_and_update(there)
+    policy = build_algo_and_update(here)[0].policy
     sampler = build_training_sampler(there, algo)
     iteration, steps, states, tested = Iteration(sampler, algo, update, there.plan), 0, [], 0
     try:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.doctor.playback import make_config
 from accel_rl.envs.batch_simulator import make_simulator
 from accel_rl.models.layers import expect_changes
 from accel_rl.samplers.base import noise_generator
 from accel_rl.training.build import batch_config, build_algo, build_optimizer, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
+from accel_rl.training.resolve import resolve
 from accel_rl.updates.flat import FlatParameters
 from tests.helpers.samplers import TOYS
 
@@ -213,7 +213,7 @@ QUICK = ("vectors", "pixels", "several agents")
 def test_it_learns_what_the_papers_do(case: str) -> None:
     """Would catch whatever differs: a step at an episode's end, a reward, a value, a stack of frames, an order, noise,
     a parameter that is too old or too new for its step, a sum, an epsilon, a rate; and a lag that is miscounted."""
-    config = make_config(CASES[case])
+    config = resolve({**CASES[case], "device": "cpu"})
     reference = Reference(config)
     start = reference.flat.values.clone()
     reference.run(NUM_UPDATES)
@@ -228,6 +228,7 @@ def test_it_learns_what_the_papers_do(case: str) -> None:
 @pytest.mark.slow
 def test_a_deterministic_run_repeats() -> None:
     """Would catch an order that depends on which agent is faster, in games that run apart."""
-    config = make_config({**PIXELS, "envs": 6, "min_training_batch": 17, "prediction_batch": 4, "training_queue": 1})
+    queues = {"envs": 6, "min_training_batch": 17, "prediction_batch": 4, "training_queue": 1}
+    config = resolve({**PIXELS, **queues, "device": "cpu"})
     first, second = (train(config, 2 * NUM_UPDATES)[0] for _ in range(2))
     assert torch.equal(first, second)

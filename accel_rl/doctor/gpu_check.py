@@ -1,0 +1,251 @@
+"""`accel-rl doctor --gpu`: of each family of algorithms, one on the GPU beside the same on the CPU.
+
+Both devices act in the same environments and learn from the same rollouts, in float32 without TF32, with the same
+random numbers. What may differ is the order of sums. `make test-gpu` proves the rest, part by part.
+"""
+
+import logging
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from accel_rl.distributed.launch import train
+from accel_rl.doctor.gpus import find_driver, why_no_gpu
+from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.devices import find_device, num_gpus
+from accel_rl.rollout import Rollout
+from accel_rl.samplers.base import OnStep
+from accel_rl.training import checkpoint
+from accel_rl.training.build import build_algo_and_update, build_training_sampler
+from accel_rl.training.iteration import Iteration
+from accel_rl.training.resolve import resolve
+from accel_rl.updates.trees import leaves, map_leaves
+
+Settings = dict[str, Any]
+Recorded = tuple[Rollout, dict[int, Rollout]]  # on the CPU; what `recent` gave at each step with an update
+
+COMMON: Settings = {"envs": 4, "horizon": 5, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "steps": 400}
+COMMON |= {"sampling_threads": 1, "learning_threads": 1, "tensorboard": False, "eval_interval_steps": 0}
+# Short episodes, so that their ends are compared, too.
+PONG: Settings = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
+CARTPOLE: Settings = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
+# Smaller epsilons, and small advantages over their deviation, would magnify rounding.
+RMSPROP: Settings = {"optimizer": "rmsprop", "optimizer_options": {"epsilon": 1e-5}}
+ALTERNATING: Settings = {"sampler": "alternating", "workers": 2}
+TASKS: Settings = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 12}
+REPLAY: Settings = {"warmup_steps": 40, "batch_size": 8, "replay_size": 100, "training_intensity": 2, "n_step": 3}
+REPLAY |= {"target_interval_steps": 60, "epsilon_steps": 200, "new_priority": None}
+PRIORITIZED: Settings = {**REPLAY, "prioritized": True, "double": True, "dueling": True}
+WINDOWS: Settings = {"batches": 2, "batch_steps": 7, "steps_per_update": 2, "core": "gru", "core_size": 8}
+
+FAMILIES: dict[str, Settings] = {
+    "A2C": {**PONG, "algo": "a2c", **RMSPROP, **ALTERNATING},
+    "A2C, bf16": {**PONG, "algo": "a2c", **RMSPROP, "bf16": True},
+    "A2C, central store": {**CARTPOLE, "algo": "a2c", **RMSPROP, "update": "central_store"},
+    "A2C, LSTM, auxiliary tasks": {**PONG, "algo": "a2c", **RMSPROP, **TASKS, "core": "lstm", "core_size": 8},
+    "PPO": {**PONG, "algo": "ppo", "epochs": 2, "minibatches": 2, "target_kl": None},
+    "V-trace, GRU": {**CARTPOLE, "algo": "vtrace", **WINDOWS, **RMSPROP},
+    "DQN, prioritized": {**PONG, "algo": "dqn", **PRIORITIZED},
+    "Categorical DQN": {**CARTPOLE, "algo": "categorical_dqn", **REPLAY},
+    "n-step Q": {**PONG, "algo": "n_step_q", "target_interval_steps": 60},
+    "PQN": {**PONG, "algo": "pqn", "epochs": 2, "minibatches": 2},
+}
+# Trained only: their random numbers or their order are not those of the CPU.
+RUNS: dict[str, Settings] = {
+    "GA3C": {**PONG, "algo": "ga3c", "sampler": "queued", "min_training_batch": 11, "deterministic": True},
+    "two learners": {**CARTPOLE, "algo": "a2c", "share_processors": True},
+}
+NUM_ROLLOUTS = 7  # graphs are captured at the third call with one shape
+# Largest ||found - expected|| / ||expected||: of a network's outputs, and of what several updates have changed, where
+# one ReLU that rounding switches changes more than rounding itself (a wrong or stale batch changes a tenth or more);
+# and of the same updates by graphs and by single operations.
+TOLERANCES = (1e-4, 1e-2, 1e-3)
+BF16_TOLERANCES = (0.05, 0.25, 0.25)  # 8 bits of mantissa
+
+
+def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Settings] = RUNS) -> None:
+    """Prints a row for each family and for each run, and a verdict.
+
+    Raises RunError if there is no GPU, or if one of them differs or fails; the tracebacks stand above."""
+    device = _find_gpu()
+    gpu = f"{torch.cuda.get_device_name(device)} (torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}, "
+    gpu += f"driver {find_driver() or 'unknown'})"
+    print(f"{gpu} and the CPU: relative differences\n{'':28}{'acting':>10}{'updates':>10}{'graphs':>10}{'seconds':>9}")
+    failed = []
+    logging.getLogger("accel_rl").addHandler(fallbacks := _Fallbacks(logging.WARNING))
+    for name, settings in {**families, **runs}.items():
+        start, cells, is_right, is_bf16 = time.perf_counter(), ["-"] * 3, False, settings.get("bf16", False)
+        try:
+            if name in families:
+                found = compare(settings, device)
+                is_right = all(map(float.__le__, found, BF16_TOLERANCES if is_bf16 else TOLERANCES))
+                is_right = is_right and not (is_bf16 and found[0] < 1e-5)  # nothing was in bfloat16
+                cells = [f"{value:.1e}" for value in found]
+            else:
+                is_right = _trains(settings, device)
+        except Exception:
+            traceback.print_exc()
+        notes, fallbacks.texts = fallbacks.texts, []
+        if not is_right or notes:
+            failed.append(name)
+            notes = ["FAILED", *dict.fromkeys(notes)]
+        row = f"{name:28}{''.join(f'{cell:>10}' for cell in cells)}{time.perf_counter() - start:9.1f}"
+        print("  ".join([row, *notes]), flush=True)
+    logging.getLogger("accel_rl").removeHandler(fallbacks)
+    if failed:
+        raise RunError(f"GPU checks failed on {gpu} ({'; '.join(failed)}): please open an issue with all of this")
+    print(f"GPU paths verified on {gpu}")
+
+
+class _Fallbacks(logging.Handler):
+    """Collects the warnings that a GPU path is not used."""
+
+    texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(each in record.getMessage() for each in ("cannot be captured", "cannot be pinned")):
+            self.texts = [*self.texts, record.getMessage()]
+
+
+def _find_gpu() -> torch.device:
+    """Returns the first GPU that can be used. Raises RunError, with what is missing, if there is none."""
+    try:
+        device = find_device("auto")
+        return torch.device(find_device("cuda") if device == "cpu" else device)
+    except UsageError as error:
+        raise RunError(f"there is no GPU to check: {why_no_gpu() or error}") from None
+
+
+def compare(settings: Settings, device: torch.device) -> tuple[float, float, float]:
+    """Returns how far a GPU is from the CPU in its rollouts and in updates, and graphs from single operations."""
+    in_float32, single = {**settings, "bf16": False}, {**settings, "cuda_graphs": False}
+    # Without TF32, and without the search for the fastest convolution, whose choice may differ between two calls.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        expected = record({**in_float32, "sampler": "serial"}, "cpu")
+        here = learn(in_float32, "cpu", expected)
+        with CpuRandomNumbers():
+            found, there = record(settings, device), learn(single, device, expected)
+        acting = max(map(_rollout_distance, found, expected))
+        graphs = distance(learn(settings, device, expected), learn(single, device, expected))
+    return acting, distance(there, here), graphs
+
+
+def _rollout_distance(found: Recorded, expected: Recorded) -> float:
+    """Returns the largest difference between what two rollouts hold; of whole numbers, the share that differs."""
+    one, other = (leaves(rollout.tensors()) for rollout, _ in (found, expected))
+    return max(
+        distance(a, b) if b.is_floating_point() else float((a != b).double().mean())
+        for a, b in zip(one, other, strict=True)
+        if b.numel()
+    )
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Returns ||found - expected|| / ||expected||; infinity where something is not a number."""
+    value = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
+    return value if value == value else float("inf")
+
+
+def record(settings: Settings, device: str | torch.device) -> list[Recorded]:
+    """Returns rollouts of a run's first policy, made on a device."""
+    config = resolve({**settings, "device": str(device)})
+    algo, update = build_algo_and_update(config)
+    sampler = build_training_sampler(config, algo)
+    found, step = [], 0
+    try:
+        for _ in range(NUM_ROLLOUTS):
+            recent: dict[int, Rollout] = {}
+
+            def on_step(t: int, recent: dict[int, Rollout] = recent) -> None:
+                if (envs := algo.envs_to_update(t)) is not None:
+                    recent[t] = to_device(sampler.recent(t, algo.window_steps, envs), "cpu")
+
+            algo.before_rollout(step)
+            hook = (on_step, 1, step, algo.envs_to_update) if algo.window_steps else (None, 1, step)
+            found.append((to_device(sampler.collect(*hook), "cpu"), recent))
+            step += found[-1][0].reward.numel()
+    finally:
+        sampler.close()
+        update.close()
+    return found
+
+
+def learn(settings: Settings, device: str | torch.device, recorded: Sequence[Recorded]) -> Tensor:
+    """Learns from recorded rollouts; returns by how much that has changed the parameters [P], on the CPU."""
+    config = resolve({**settings, "device": str(device)})
+    algo, update = build_algo_and_update(config)
+    before = update.parameters.values.detach().cpu().clone()
+    iteration = Iteration(Playback(recorded, algo.device), algo, update, config.plan)  # type: ignore[arg-type]
+    for index in range(len(recorded)):
+        steps = index * config.run.envs * config.run.horizon
+        iteration.collect_and_learn(steps, learns=index > 0 or algo.statistics is None)
+    after = update.parameters.values.detach().cpu().clone()
+    update.close()
+    if bool((after == before).all()):
+        raise RunError("no parameter has changed")
+    return after - before
+
+
+class Playback:
+    """Stands in for a sampler: gives recorded rollouts again, on a device."""
+
+    bytes_moved = num_restarts = 0
+
+    def __init__(self, recorded: Sequence[Recorded], device: torch.device):
+        self.device, self.seconds = device, dict[str, float]()
+        self._coming, self._recent = list(recorded), dict[int, Rollout]()
+
+    def collect(self, on_step: OnStep | None = None, every: int = 1, *_: Any) -> Rollout:
+        rollout, self._recent = self._coming.pop(0)
+        for t in range(0, rollout.horizon, every):
+            if on_step:
+                on_step(t)
+        return to_device(rollout, self.device)
+
+    def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
+        return to_device(self._recent[t], self.device)
+
+
+def to_device(rollout: Rollout, device: str | torch.device) -> Rollout:
+    """Returns a copy of a rollout on a device."""
+    return replace(rollout, **map_leaves(lambda leaf: leaf.to(device, copy=True), rollout.tensors()))
+
+
+def _trains(settings: Settings, device: torch.device) -> bool:
+    """Trains as `accel-rl train` does, learners on all GPUs or two on the only one; tells whether all is finite."""
+    where: Settings = {"device": str(device)}
+    if settings["algo"] == "a2c":
+        where = {"devices": "all"} if num_gpus() > 1 else {"devices": str(device), "learners_per_gpu": 2}
+    with TemporaryDirectory() as folder:
+        run = train(**settings, **where, out=Path(folder) / "run")
+        return all(bool(value.isfinite().all()) for value in checkpoint.load(run / "checkpoint.pt")["policy"].values())
+
+
+class CpuRandomNumbers(TorchFunctionMode):
+    """Replaces what a GPU's generators draw by what a CPU's with the same seed do: the GPU's own numbers are others.
+
+    Not for drawing within a CUDA graph: the numbers are copied to the GPU."""
+
+    DRAWS = (torch.rand, torch.randn, torch.randint, torch.randperm)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._twins: dict[int, tuple[torch.Generator, torch.Generator]] = {}  # a GPU's and the CPU's, by id
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        generator = options.get("generator")
+        if func not in self.DRAWS or generator is None or torch.device(generator.device).type == "cpu":
+            return func(*args, **options)
+        if id(generator) not in self._twins:
+            self._twins[id(generator)] = (generator, torch.Generator("cpu").manual_seed(generator.initial_seed()))
+        options |= {"generator": self._twins[id(generator)][1], "device": "cpu"}
+        return func(*args, **options).to(generator.device)
