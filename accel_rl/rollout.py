@@ -74,6 +74,10 @@ class Batch(NamedTuple):
     valid: Tensor
     recurrent_inputs: RecurrentInputs | None = None
 
+    @property
+    def is_sequences(self) -> bool:
+        return self.valid.dim() > 1
+
 
 class NotInGraphedFunctions:
     """Stands for a value that a CUDA graph would freeze; arithmetic and comparisons with it raise TypeError."""

@@ -18,7 +18,7 @@ from tests.helpers.runs import TINY_SERIAL_RUN, rows
 ROOT = Path(__file__).parents[1]
 
 PARTS: dict[str, str] = {
-    "docs/algorithms.md": "Rollout Update Stats batch targets num_samples rate is_sliceable parts_of spec observation",
+    "docs/algorithms.md": "Rollout Update Stats batch targets num_samples rate parts_of spec observation",
     "docs/environments.md": "MyEnv gymnasium",
     "docs/policies.md": "model vec_env policy observation",
 }

@@ -8,17 +8,16 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
 from accel_rl.algos.auxiliary import AuxiliarySettings
-from accel_rl.algos.base import RunInfo, Stats, masked_sum
-from accel_rl.algos.bootstrapping import add_final_values, bootstrap
-from accel_rl.algos.minibatches import whole_batch
+from accel_rl.algos.base import RunInfo, Stats
+from accel_rl.algos.batches import bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
-from accel_rl.models.distributions import Categorical, Distribution
+from accel_rl.models.distributions import Categorical
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -80,28 +79,14 @@ class A2C(ActorCriticAlgo):
                 "them"
             )
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        rollout = self.store(rollout)
-        if self.is_filling:
-            return {}
-        step, is_sliceable = rollout.first_step, rollout.recurrent_inputs is None
-        rollout = add_final_values(self.policy, rollout, self.settings.discount)
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         batch, targets, num_samples = update.graphed(self.prepare, rollout)
         arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        rate, extra = self.learning_rate(step), self.draw_auxiliary(update)
-        return update.minimize(
-            self.loss,
-            arguments,
-            num_samples,
-            rate,
-            sliceable=is_sliceable,
-            extra_losses=extra,
-            reduction=self.settings.loss_reduction,
-        )
+        return self.minimize(update, arguments, num_samples, step, self.settings.loss_reduction)
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""
-        return *whole_batch(rollout, self.compute_targets(rollout)), rollout.valid.sum()
+        return whole_batch(rollout, self.compute_targets(rollout))
 
     def compute_targets(self, rollout: Rollout) -> A2CTargets:
         """Returns advantages and returns, each [T, B]."""
@@ -120,44 +105,22 @@ class A2C(ActorCriticAlgo):
 
     def loss(self, batch: Batch, targets: A2CTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `a2c_loss` of the policy as it is now."""
-        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
-        is_new = self.settings.advantage_value == "learning"
-        return a2c_loss(
-            self.policy.distribution,
-            parameters,
-            value,
-            batch.action,
-            targets.return_ - value.detach() if is_new else targets.advantage,
-            targets.return_,
-            batch.valid,
-            self.settings.value_weight,
-            entropy_weight,
-        )
+        return a2c_loss(self.evaluate(batch), targets, batch.valid, self.settings, entropy_weight)
 
 
 def a2c_loss(
-    distribution: Distribution,
-    parameters: Tensor,
-    value: Tensor,
-    action: Tensor,
-    advantage: Tensor,
-    return_: Tensor,
-    valid: Tensor,
-    value_weight: float,
-    entropy_weight: float | Tensor,
+    outputs: Outputs, targets: A2CTargets, valid: Tensor, settings: A2CSettings, entropy_weight: float | Tensor
 ) -> tuple[Tensor, Stats]:
     """Computes the sum over valid samples of
 
         -log pi(a|s) A  +  value_weight (V(s) - R)^2  -  entropy_weight H(pi(.|s)).
 
-    parameters [..., P] of the action distribution; value, advantage, return_, valid [...]. Gradients flow through
-    parameters and value only. Returns the sum, and its terms as sums over valid samples, detached.
+    outputs, targets, valid [...]. A is that of the targets or, with advantage_value=learning, R - V(s). Gradients flow
+    through outputs only. Returns the sum, and its terms as sums over valid samples, detached.
     Source: Mnih et al. 2016, Algorithm S2. With the distribution's log_epsilon e, log(pi + e) stands for all
     logarithms: Babaeizadeh et al. 2017 (GA3C), equation 5.
     """
-    policy_loss = -masked_sum(distribution.log_probability(parameters, action) * advantage, valid)
-    value_loss = masked_sum((value - return_).square(), valid)
-    entropy = masked_sum(distribution.entropy(parameters), valid)
-    loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
-    terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+    is_new = settings.advantage_value == "learning"
+    advantage = targets.return_ - outputs.value.detach() if is_new else targets.advantage
+    value_error = (outputs.value - targets.return_).square()
+    return actor_critic_loss(outputs, outputs.log_probability * advantage, value_error, valid, settings, entropy_weight)

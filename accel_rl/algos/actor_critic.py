@@ -1,23 +1,26 @@
-"""What the actor-critics share: settings of their network, running statistics, auxiliary tasks."""
+"""What the actor-critics share: settings of their network, running statistics, auxiliary tasks, and their loss."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import torch
+from torch import Tensor
 
 from accel_rl.algos.agent_tasks import AgentTasks
 from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
-from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo
+from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo, Stats, masked_sum
+from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.running_statistics import ActorCriticStatistics
 from accel_rl.config.fields import setting
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
+from accel_rl.models.distributions import Distribution
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.trunks import initialize_by_fan_in, initialize_orthogonally
-from accel_rl.rollout import Rollout
+from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import LossPart, Update
 
 
@@ -44,13 +47,15 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
 class ActorCriticAlgo(Algo):
     """Acts and learns with an ActorCritic. Raises UsageError for settings of its network that do not fit together.
 
-    A subclass calls `store` first in `learn`. If its settings are AuxiliarySettings, too, it learns nothing while
-    `is_filling`, and passes what `draw_auxiliary` returns to each `update.minimize`."""
+    A subclass writes `update_from`, which calls `minimize`, and `loss`. One with a `learn` of its own calls `store`
+    first in it. If its settings are AuxiliarySettings, too, such a `learn` learns nothing while `is_filling`, and
+    passes what `draw_auxiliary` returns to each `update.minimize`."""
 
     accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
     statistics: ActorCriticStatistics | None
+    _envs = slice(None)  # those whose steps are learned from now
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -124,11 +129,44 @@ class ActorCriticAlgo(Algo):
             self.replay = self.auxiliary.setup(self.policy, seed, self.device)
             self.saves_replay = self.auxiliary.saves_replay
 
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        return self.learn_from(self.store(rollout), update)
+
+    def learn_from(self, steps: Rollout, update: Update, envs: slice = slice(None)) -> Stats:
+        """Makes the updates of a rollout, or of a window of some environments, unless nothing is to be learned yet."""
+        if self.is_filling:
+            return {}
+        self._envs, step = envs, steps.first_step
+        return self.update_from(add_final_values(self.policy, steps, self.settings.discount), step, update)
+
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+        """Makes updates by `minimize`; returns what `learn` does.
+
+        rollout: its rewards have the values of truncated episodes already, and it has no padding on a CPU. step: agent
+        steps of the whole run before it."""
+        raise NotImplementedError(f"{type(self).__name__} has neither learn nor update_from; write one of them")
+
+    def minimize(
+        self, update: Update, batch: tuple[Any, ...], num_samples: Tensor, step: int, reduction: str = "mean"
+    ) -> Stats:
+        """Makes one update: `update.minimize` of `loss` and of the auxiliary tasks, drawn anew, at step's rate."""
+        rate, extra = self.learning_rate(step), self.draw_auxiliary(update, self._envs)
+        return update.minimize(self.loss, batch, num_samples, rate, extra_losses=extra, reduction=reduction)
+
+    def loss(self, *batch: Any) -> tuple[Tensor, Stats]:
+        """Returns the loss of what `minimize` was given, see `Update.minimize`."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss, which its `minimize` needs")
+
+    def evaluate(self, batch: Batch) -> "Outputs":
+        """Returns what the policy says now of a batch's steps."""
+        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
+        return Outputs.of(self.policy.distribution, parameters, value, batch.action)
+
     def store(self, rollout: Rollout) -> Rollout:
         """Stores a complete rollout for the auxiliary tasks, if there are any; returns what is to be learned from.
 
-        Call it first in `learn`. What it returns is without terminal frames, of which each rollout has another number,
-        so that CUDA graphs can take it; on a CPU also without padding, which would take time."""
+        That is without terminal frames, of which each rollout has another number, so that CUDA graphs can take it; on a
+        CPU also without padding, which would take time."""
         if self.auxiliary:
             self.auxiliary.store(rollout)
             rollout = replace(rollout, terminal_frames=None, auxiliary=None)
@@ -149,3 +187,30 @@ class ActorCriticAlgo(Algo):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.statistics and "local" in state:
             self.statistics.load_local_state_dict(state["local"])
+
+
+class Outputs(NamedTuple):
+    """What a policy says of steps: log pi(a|s) of the actions taken, the entropy of pi(.|s), and V(s), each [...]."""
+
+    log_probability: Tensor
+    entropy: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, distribution: Distribution, parameters: Tensor, value: Tensor, action: Tensor) -> "Outputs":
+        """Returns the outputs of parameters [..., P] of the action distribution."""
+        return cls(distribution.log_probability(parameters, action), distribution.entropy(parameters), value)
+
+
+def actor_critic_loss(
+    outputs: Outputs, gain: Tensor, value_error: Tensor, valid: Tensor, settings: Any, entropy_weight: float | Tensor
+) -> tuple[Tensor, Stats]:
+    """Computes the sum over valid samples of  -gain  +  value_weight value_error  -  entropy_weight H(pi(.|s)).
+
+    gain: what the policy is to increase, value_error: what the value is to decrease, valid; each [...]. settings: with
+    value_weight. Returns the sum, and its terms as sums over valid samples, detached."""
+    policy_loss, value_loss = -masked_sum(gain, valid), masked_sum(value_error, valid)
+    entropy = masked_sum(outputs.entropy, valid)
+    loss_sum = policy_loss + settings.value_weight * value_loss - entropy_weight * entropy
+    terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "loss": loss_sum}
+    return loss_sum, {name: term.detach() for name, term in terms.items()}

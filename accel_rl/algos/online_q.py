@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, masked_sum
-from accel_rl.algos.bootstrapping import add_final_values
+from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.online_q_base import OnlineQAlgo
 from accel_rl.algos.returns import discounted_return

@@ -6,16 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
 from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.bootstrapping import add_final_values, bootstrap
-from accel_rl.algos.minibatches import check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
-from accel_rl.models.distributions import Distribution
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -76,29 +74,20 @@ class PPO(ActorCriticAlgo):
             return
         check_minibatches(count, envs, horizon, self.policy.state_size > 0)
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        rollout = self.store(rollout)
-        if self.is_filling:
-            return {}
-        settings, step = self.settings, rollout.first_step
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+        settings, stats = self.settings, list[Stats]()
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
-        rate, is_sliceable = self.learning_rate(step), rollout.recurrent_inputs is None
-        rollout = add_final_values(self.policy, rollout, settings.discount)
         orders = random_orders(rollout, settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
         if settings.normalize_advantage == "rollout":
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
-        stats: list[Stats] = []
         for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
             for chosen in parts:
-                batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
+                batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
                 if settings.normalize_advantage == "minibatch":
                     part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
-                arguments, extra = (batch, part, *coefficients), self.draw_auxiliary(update)
-                stats.append(
-                    update.minimize(self.loss, arguments, num_samples, rate, sliceable=is_sliceable, extra_losses=extra)
-                )
+                stats.append(self.minimize(update, (batch, part, *coefficients), num_samples, step))
             if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
         return stack_stats(stats)
@@ -106,11 +95,6 @@ class PPO(ActorCriticAlgo):
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
         """Returns the rollout, so that all minibatches find it in one place on a GPU, and its targets."""
         return rollout, self.compute_targets(rollout)
-
-    def select(self, rollout: Rollout, targets: PPOTargets, chosen: Tensor) -> tuple[Batch, PPOTargets, Tensor]:
-        """Returns a minibatch, its targets, and how many of its steps are valid."""
-        batch, part = minibatch(rollout, targets, chosen)
-        return batch, part, batch.valid.sum()
 
     def compute_targets(self, rollout: Rollout) -> PPOTargets:
         """Returns the targets of all steps; advantages are as they are, not standardized."""
@@ -132,34 +116,15 @@ class PPO(ActorCriticAlgo):
 
     def loss(self, batch: Batch, targets: PPOTargets, clip: Tensor, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `ppo_loss` of the policy as it is now."""
-        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
-        return ppo_loss(
-            self.policy.distribution,
-            parameters,
-            value,
-            batch.action,
-            *targets,
-            batch.valid,
-            clip,
-            self.settings.value_clip,
-            self.settings.value_weight,
-            entropy_weight,
-        )
+        return ppo_loss(self.evaluate(batch), targets, batch.valid, self.settings, clip, entropy_weight)
 
 
 def ppo_loss(
-    distribution: Distribution,
-    parameters: Tensor,
-    value: Tensor,
-    action: Tensor,
-    advantage: Tensor,
-    return_: Tensor,
-    old_value: Tensor,
-    old_log_probability: Tensor,
+    outputs: Outputs,
+    targets: PPOTargets,
     valid: Tensor,
+    settings: PPOSettings,
     clip: Tensor,
-    value_clip: float | None,
-    value_weight: float,
     entropy_weight: float | Tensor,
 ) -> tuple[Tensor, Stats]:
     """Computes the sum over valid samples of
@@ -169,32 +134,25 @@ def ppo_loss(
         rho = pi(a|s) / pi_old(a|s)
         E = (V(s) - R)^2, or with value_clip d the larger of that and (V_old + clip(V - V_old, -d, d) - R)^2
 
-    parameters [..., P] of the action distribution; clip [], all else [...]. Gradients flow through parameters and
-    value only. Returns the sum, and its terms as sums over valid samples, detached; approx_kl is (rho - 1) - log rho.
-    Source: Schulman et al. 2017, equations 7 and 9.
+    outputs, targets, valid [...]; clip []. Gradients flow through outputs only. Returns the sum, and its terms as sums
+    over valid samples, detached; approx_kl is (rho - 1) - log rho. Source: Schulman et al. 2017, equations 7 and 9.
     """
-    log_ratio = distribution.log_probability(parameters, action) - old_log_probability
+    advantage, return_, old_value, old_log_probability = targets
+    log_ratio = outputs.log_probability - old_log_probability
     log_ratio = log_ratio.masked_fill(~valid, 0.0)  # whose exponential may overflow, with a gradient of 0 x infinity
     ratio = log_ratio.exp()
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    policy_loss = -masked_sum(surrogate, valid)
-    error = (value - return_).square()
-    if value_clip is not None:
-        near = old_value + (value - old_value).clamp(-value_clip, value_clip)
+    error = (outputs.value - return_).square()
+    if (most := settings.value_clip) is not None:
+        near = old_value + (outputs.value - old_value).clamp(-most, most)
         error = torch.maximum(error, (near - return_).square())
-    value_loss = masked_sum(error, valid)
-    entropy = masked_sum(distribution.entropy(parameters), valid)
-    loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
-    terms = {
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
-        "loss": loss_sum,
+    loss_sum, terms = actor_critic_loss(outputs, surrogate, error, valid, settings, entropy_weight)
+    log_ratio, ratio = log_ratio.detach(), ratio.detach()
+    return loss_sum, terms | {
         # By expm1 rounding leaves it at 0 where the policies agree; ratio - 1 would lose all digits there.
         "approx_kl": masked_sum((torch.expm1(log_ratio) - log_ratio).clamp(min=0), valid),
         "clip_fraction": masked_sum(((ratio - 1).abs() > clip).float(), valid),
     }
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
 
 
 def standardized(advantage: Tensor, valid: Tensor, update: Update) -> Tensor:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.bootstrapping import add_final_values, bootstrap
+from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.exploration import ExplorationSettings
-from accel_rl.algos.minibatches import check_minibatches, minibatch, random_orders
 from accel_rl.algos.online_q_base import OnlineQAlgo
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.running_statistics import ActorCriticStatistics
@@ -73,15 +72,15 @@ class PQN(OnlineQAlgo):
         check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
-        rate, is_sliceable = self.learning_rate(rollout.first_step), rollout.recurrent_inputs is None
+        rate = self.learning_rate(rollout.first_step)
         rollout = add_final_values(self.policy, rollout, self.settings.discount)
         orders = random_orders(rollout, self.settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:
             for chosen in order.chunk(self.settings.minibatches):
-                batch, part, num_samples = update.graphed(self.select, rollout, targets, chosen)
-                stats.append(update.minimize(self.loss, (batch, part), num_samples, rate, sliceable=is_sliceable))
+                batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
+                stats.append(update.minimize(self.loss, (batch, part), num_samples, rate))
         return stack_stats(stats)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PQNTargets]:
@@ -95,11 +94,6 @@ class PQN(OnlineQAlgo):
         reward, done, last = bootstrap(self.policy, rollout, settings.discount)
         _, return_ = generalized_advantage(reward, value, done, last, settings.discount, settings.return_lambda)
         return rollout, PQNTargets(return_)
-
-    def select(self, rollout: Rollout, targets: PQNTargets, chosen: Tensor) -> tuple[Batch, PQNTargets, Tensor]:
-        """Returns a minibatch, its targets, and how many of its steps are valid."""
-        batch, part = minibatch(rollout, targets, chosen)
-        return batch, part, batch.valid.sum()
 
     def loss(self, batch: Batch, targets: PQNTargets) -> tuple[Tensor, Stats]:
         """Returns `half_squared_loss` of the policy as it is now."""

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings
+from accel_rl.algos.actor_critic import ActorCriticAlgo, ActorCriticSettings, Outputs, actor_critic_loss
 from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
-from accel_rl.algos.bootstrapping import add_final_values, bootstrap
+from accel_rl.algos.batches import bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
-from accel_rl.models.distributions import Distribution
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -111,31 +110,24 @@ class VTrace(ActorCriticAlgo):
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
         """Makes one update from the newest steps of the batch of environments that is due."""
         assert recent
-        return self._learn_from(recent, self.envs_to_update(t) or slice(None), update)
+        return self.learn_from(recent, update, self.envs_to_update(t) or slice(None))
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         """Learns from merged segments. Of others only stores the steps for the auxiliary tasks: `on_step` has learned
         from them, and will from the last."""
         rollout = self.store(rollout)
-        return self._learn_from(rollout, slice(None), update) if self.learns_from_segments else {}
+        return self.learn_from(rollout, update) if self.learns_from_segments else {}
 
-    def _learn_from(self, steps: Rollout, envs: slice, update: Update) -> Stats:
-        """Makes one update from these steps of some environments."""
-        if self.is_filling:
-            return {}
-        step = steps.first_step
-        steps = add_final_values(self.policy, steps, self.settings.discount)
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         # These tensors are columns of the sampler's, and each is copied on its own: only what is needed.
-        outputs = {"distribution": steps.policy_outputs["distribution"]}
-        steps = replace(steps, reset=steps.reset[:0], policy_outputs=outputs)
-        batch, targets, num_samples = update.graphed(self.prepare, steps)
-        arguments = (batch, targets, self.scheduled("entropy_weight", step))
-        rate, extra = self.learning_rate(step), self.draw_auxiliary(update, envs)
-        return update.minimize(self.loss, arguments, num_samples, rate, sliceable=False, extra_losses=extra)
+        outputs = {"distribution": rollout.policy_outputs["distribution"]}
+        rollout = replace(rollout, reset=rollout.reset[:0], policy_outputs=outputs)
+        batch, targets, num_samples = update.graphed(self.prepare, rollout)
+        return self.minimize(update, (batch, targets, self.scheduled("entropy_weight", step)), num_samples, step)
 
-    def prepare(self, recent: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
+    def prepare(self, rollout: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns what an update needs: sequences, their targets, and how many steps are valid."""
-        return recent.sequences(), self.compute_targets(recent), recent.valid.sum()
+        return rollout.sequences(), self.compute_targets(rollout), rollout.valid.sum()
 
     def compute_targets(self, rollout: Rollout) -> VTraceTargets:
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, self.settings.discount)
@@ -144,24 +136,7 @@ class VTrace(ActorCriticAlgo):
 
     def loss(self, batch: Batch, targets: VTraceTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `vtrace_loss` of the policy as it is now; batch [T, B, ...]."""
-        settings = self.settings
-        parameters, value = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
-        return vtrace_loss(
-            self.policy.distribution,
-            parameters,
-            value,
-            batch.action,
-            targets.reward,
-            targets.done,
-            batch.valid,
-            targets.bootstrap_value,
-            targets.behaviour,
-            settings.discount,
-            settings.rho_bar,
-            settings.c_bar,
-            settings.value_weight,
-            entropy_weight,
-        )
+        return vtrace_loss(self.evaluate(batch), targets, batch.valid, self.settings, entropy_weight)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"env_steps": self._env_steps}
@@ -172,42 +147,20 @@ class VTrace(ActorCriticAlgo):
 
 
 def vtrace_loss(
-    distribution: Distribution,
-    parameters: Tensor,
-    value: Tensor,
-    action: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    valid: Tensor,
-    bootstrap_value: Tensor,
-    behaviour: Tensor,
-    discount: float,
-    rho_bar: float,
-    c_bar: float,
-    value_weight: float,
-    entropy_weight: float | Tensor,
+    outputs: Outputs, targets: VTraceTargets, valid: Tensor, settings: VTraceSettings, entropy_weight: float | Tensor
 ) -> tuple[Tensor, Stats]:
     """Computes the sum over valid samples of
 
         -log pi(a|s) A  +  value_weight (V(s) - v)^2  -  entropy_weight H(pi(.|s)).
 
     v and A = rho (r + discount v' - V) are those of `returns.vtrace`, for the policy as it is now against the one that
-    acted, whose log mu(a|s) is `behaviour`. parameters [T, B, P] of the action distribution; bootstrap_value [B]; all
-    else [T, B]. Gradients flow through parameters and value only. Returns the sum, and its terms as sums over valid
-    samples, detached. Source: Dalton et al. 2020, appendix A.1.
+    acted, whose log mu(a|s) is `behaviour`. outputs, valid [T, B]. Gradients flow through outputs only. Returns the
+    sum, and its terms as sums over valid samples, detached. Source: Dalton et al. 2020, appendix A.1.
     """
-    log_probability = distribution.log_probability(parameters, action)
-    log_ratio = (log_probability - behaviour).detach()
-    target, advantage = vtrace(reward, value.detach(), done, bootstrap_value, log_ratio, discount, rho_bar, c_bar)
-    policy_loss = -masked_sum(log_probability * advantage, valid)
-    value_loss = masked_sum((value - target).square(), valid)
-    entropy = masked_sum(distribution.entropy(parameters), valid)
-    loss_sum = policy_loss + value_weight * value_loss - entropy_weight * entropy
-    terms = {
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
-        "loss": loss_sum,
-        "ratio": masked_sum(log_ratio.exp(), valid),
-    }
-    return loss_sum, {name: term.detach() for name, term in terms.items()}
+    reward, done, bootstrap_value, behaviour = targets
+    log_ratio = (outputs.log_probability - behaviour).detach()
+    bounds = (settings.discount, settings.rho_bar, settings.c_bar)
+    target, advantage = vtrace(reward, outputs.value.detach(), done, bootstrap_value, log_ratio, *bounds)
+    gain, value_error = outputs.log_probability * advantage, (outputs.value - target).square()
+    loss_sum, terms = actor_critic_loss(outputs, gain, value_error, valid, settings, entropy_weight)
+    return loss_sum, terms | {"ratio": masked_sum(log_ratio.exp(), valid)}

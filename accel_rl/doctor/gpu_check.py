@@ -185,8 +185,7 @@ def learn(settings: Settings, device: str | torch.device, recorded: Sequence[Rec
     before = update.parameters.values.detach().cpu().clone()
     iteration = Iteration(Playback(recorded, algo.device), algo, update, config.plan)  # type: ignore[arg-type]
     for index in range(len(recorded)):
-        steps = index * config.run.envs * config.run.horizon
-        iteration.collect_and_learn(steps, learns=index > 0 or algo.statistics is None)
+        iteration.collect_and_learn(index * config.run.envs * config.run.horizon)
     after = update.parameters.values.detach().cpu().clone()
     update.close()
     if bool((after == before).all()):

@@ -26,6 +26,8 @@ class IterationResult(NamedTuple):
 class Iteration:
     """Collects rollouts and learns from them, during sampling and after it.
 
+    An algorithm with running statistics learns nothing from a run's first rollout, of which these are made.
+
     plan: says how many threads torch may use for sampling and for learning. pull_horizon: the newest central parameters
     are taken over every so many steps of a rollout; None: only the algorithm's updates exchange them.
     """
@@ -35,9 +37,10 @@ class Iteration:
         self.plan, self.pull_horizon = plan, pull_horizon
         self.timer = DeviceTimer(algo.device)  # of learning
 
-    def collect_and_learn(self, step: int, learns: bool = True) -> IterationResult:
-        """Runs one iteration. step: agent steps of the whole run so far; learns=False only updates the statistics."""
+    def collect_and_learn(self, step: int) -> IterationResult:
+        """Runs one iteration. step: agent steps of the whole run so far."""
         start, algo, update = time.perf_counter(), self.algo, self.update
+        learns = step > 0 or algo.statistics is None
         stats: list[Stats] = []
         learn_s = 0.0
 

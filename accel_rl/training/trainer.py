@@ -82,10 +82,8 @@ class Trainer:
         """Collects a rollout, learns from it, and counts both."""
         learner, sampler = self.learner, self.learner.sampler
         seconds_before, bytes_before = dict(sampler.seconds), sampler.bytes_moved
-        # Running statistics need a rollout before anything can be learned with them.
-        learns = learner.num_rollouts > 0 or learner.algo.statistics is None
         try:
-            result = self.iteration.collect_and_learn(learner.steps, learns)
+            result = self.iteration.collect_and_learn(learner.steps)
         except Exception as error:
             learner.guard.explain_error(error, learner.steps)
             raise

@@ -50,10 +50,7 @@ class Training:
 
     def iterate(self) -> int:
         """Trains for one iteration; returns its number of valid steps."""
-        # Running statistics need a rollout before anything can be learned with them.
-        learns = self.total_steps > 0 or self.algo.statistics is None
-        rollout = self._iteration.collect_and_learn(self.total_steps, learns).rollout
-        return self.count(rollout)
+        return self.count(self._iteration.collect_and_learn(self.total_steps).rollout)
 
     def count(self, rollout: Rollout) -> int:
         """Adds a rollout's steps to those so far, and returns their number."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.rollout import Rollout
+from accel_rl.rollout import Batch, Rollout
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -80,14 +80,17 @@ def dtype_of(leaf: Any) -> torch.dtype:
 def slices(tree: Any, most_elements: int) -> list[Any]:
     """Cuts a batch along its samples, the first axis, into parts of about equal size; 0-d tensors go with each part.
 
-    No tensor of a part has more than most_elements elements, but each part has at least one sample. Raises ValueError
-    if the tensors do not hold the same number of samples."""
+    No tensor of a part has more than most_elements elements, but each part has at least one sample. A batch with a
+    `Batch` of sequences among its parts stays whole. Raises ValueError if the tensors do not hold the same number of
+    samples."""
+    if any(isinstance(part, Batch) and part.is_sequences for part in tree):
+        return [tree]
     samples = [leaf for leaf in leaves(tree) if leaf.dim()]
     lengths = {len(leaf) for leaf in samples}
     if len(lengths) > 1:
         raise ValueError(
             f"tensors with {sorted(lengths)} samples in one batch, but they must be equal; "
-            "or call minimize with sliceable=False"
+            "put sequences [T, B, ...] into a Batch, which is not cut"
         )
     num_samples = max(lengths, default=0)
     largest = max((leaf.numel() for leaf in samples), default=0)

@@ -96,7 +96,6 @@ class Update:
         num_samples: Tensor,
         learning_rate: float,
         *,
-        sliceable: bool = True,
         extra_losses: Sequence[LossPart] = (),
         reduction: str = "mean",
     ) -> Terms:
@@ -104,9 +103,9 @@ class Update:
         update together; with reduction="sum", of loss(*batch)[0] summed over them.
 
         loss: the same function at each update. batch: its arguments, tensors or NamedTuples of tensors, samples first
-        [N, ...]; with sliceable=False in any order ([T, B, ...]), then the loss sees the whole batch at once. Numbers
-        are settings that change (clip range, entropy weight): they arrive as 0-d tensors. num_samples: how many valid
-        samples it has. extra_losses: with batches of their own, of any order; their sums are added.
+        [N, ...]; or with a Batch of sequences [T, B, ...] among them, then the loss sees the whole batch at once.
+        Numbers are settings that change (clip range, entropy weight): they arrive as 0-d tensors. num_samples: how many
+        valid samples it has. extra_losses: with batches of their own, of any order; their sums are added.
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
@@ -118,7 +117,7 @@ class Update:
             terms = unpack(self._graphs(("minimize", reduction, *losses), work, (batches, num_samples, rate)))
         else:
             batch, *others = to_device(batches, self.device)
-            parts = slices(batch, self.slice_elements) if sliceable and self._on_cpu else [batch]
+            parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
             pieces = [LossPart(loss, part) for part in parts] + [*map(LossPart, losses[1:], others)]
             terms = self._gradient(pieces, num_samples, reduction)
         if not (self._graphs and self._graph_is_all):

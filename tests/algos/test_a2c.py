@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
+from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
+from accel_rl.algos.actor_critic import Outputs
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import Categorical, DiagonalGaussian
@@ -33,7 +34,8 @@ def test_loss_is_the_sum_over_valid_samples() -> None:
             entropy = -sum(q * math.log(q) for q in p)
             error = float(value[i] - return_[i])
             expected += -math.log(p[action[i]]) * float(advantage[i]) + 0.25 * error**2 - 0.01 * entropy
-    loss_sum, stats = a2c_loss(Categorical(3), logits, value, action, advantage, return_, valid, 0.25, 0.01)
+    outputs = Outputs.of(Categorical(3), logits, value, action)
+    loss_sum, stats = a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.25), 0.01)
     assert loss_sum.item() == pytest.approx(expected, rel=1e-5)
     assert stats["loss"].item() == pytest.approx(expected, rel=1e-5)
 
@@ -59,7 +61,8 @@ def test_loss_and_gradient_of_all_distributions(kind: str) -> None:
     slopes = [slope(expected, x) for x in (parameters, value)]
     parameters.requires_grad_()
     value.requires_grad_()
-    loss_sum, _ = a2c_loss(distribution, parameters, value, action, advantage, return_, valid, 0.7, 0.03)
+    outputs = Outputs.of(distribution, parameters, value, action)
+    loss_sum, _ = a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.7), 0.03)
     loss_sum.backward()
     assert 0 < valid.sum() < 12 and loss_sum.item() == pytest.approx(expected(), rel=1e-9)
     for x, gradient in zip((parameters, value), slopes, strict=True):
@@ -75,8 +78,8 @@ def test_gradient_by_hand() -> None:
     table = torch.tensor([0.2, -0.4], dtype=torch.float64, requires_grad=True)
     state, action = torch.tensor([0, 1]), torch.tensor([0, 1])
     advantage, return_ = torch.tensor([2.0, -1.5]), torch.tensor([1.0, 3.0])
-    args = (theta[state], table[state], action, advantage, return_, torch.ones(2, dtype=torch.bool))
-    a2c_loss(Categorical(2), *args, 0.25, 0.1)[0].backward()
+    outputs, valid = Outputs.of(Categorical(2), theta[state], table[state], action), torch.ones(2, dtype=torch.bool)
+    a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.25), 0.1)[0].backward()
     p = theta.detach().softmax(-1)
     for s in range(2):
         entropy_s = -sum(float(p[s, b] * p[s, b].log()) for b in range(2))
@@ -91,8 +94,8 @@ def test_loss_of_nothing_valid_is_zero() -> None:
     """Would catch a division by zero where every sample of a rollout is lost."""
     nothing = torch.zeros(4, dtype=torch.bool)
     logits = torch.randn(4, 2, requires_grad=True)
-    args = (logits, torch.randn(4), torch.zeros(4, dtype=torch.long), torch.randn(4), torch.randn(4), nothing)
-    loss_sum, stats = a2c_loss(Categorical(2), *args, 0.25, 0.01)
+    outputs = Outputs.of(Categorical(2), logits, torch.randn(4), torch.zeros(4, dtype=torch.long))
+    loss_sum, stats = a2c_loss(outputs, A2CTargets(torch.randn(4), torch.randn(4)), nothing, A2CSettings(), 0.01)
     assert loss_sum.item() == 0
     assert all(torch.isfinite(value) for value in stats.values())
 
@@ -145,7 +148,7 @@ def test_learn_agrees_with_plain_loops(gae_lambda: float, reset_mode: str) -> No
         assert call.loss(*call.batch)[0].item() == pytest.approx(expected, rel=1e-4)
         assert stats["loss"].item() == pytest.approx(expected / rollout.valid.sum().item(), rel=1e-4)
         assert call.num_samples.item() == rollout.valid.sum().item()
-        assert call.learning_rate == 7e-4 and call.sliceable
+        assert call.learning_rate == 7e-4 and not call.batch[0].is_sequences
     assert len(update.calls) == 4
     assert truncations > 0
 

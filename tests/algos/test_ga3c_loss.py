@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
+from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
+from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.returns import discounted_return
 from accel_rl.envs.spec import EnvSpec
@@ -82,15 +83,18 @@ def test_logarithms_with_epsilon_by_finite_differences() -> None:
     gradients = [slope(expected, x) for x in (logits, value)]
     logits.requires_grad_()
     value.requires_grad_()
-    distribution = Categorical(3, EPSILON)
-    loss_sum, _ = a2c_loss(distribution, logits, value, action, advantage, return_, valid, 0.5, 0.01)
+
+    def loss_with(epsilon: float) -> Tensor:
+        outputs = Outputs.of(Categorical(3, epsilon), logits, value, action)
+        return a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.5), 0.01)[0]
+
+    loss_sum = loss_with(EPSILON)
     loss_sum.backward()
     with torch.no_grad():
         assert loss_sum.item() == pytest.approx(expected(), rel=1e-12)
     for x, gradient in zip((logits, value), gradients, strict=True):
         torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-8)
-    without = a2c_loss(Categorical(3), logits, value, action, advantage, return_, valid, 0.5, 0.01)[0]
-    assert abs(without.item() - loss_sum.item()) > 0.1
+    assert abs(loss_with(0.0).item() - loss_sum.item()) > 0.1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.bootstrapping import bootstrap
-from accel_rl.algos.ppo import PPO, PPOSettings, ppo_loss, standardized
+from accel_rl.algos.actor_critic import Outputs
+from accel_rl.algos.batches import bootstrap
+from accel_rl.algos.ppo import PPO, PPOSettings, PPOTargets, ppo_loss, standardized
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.cli import main
 from accel_rl.config.presets import load_preset, preset_names
@@ -44,21 +45,10 @@ class Batch:
         self.return_[~self.valid] = -1e6
 
     def loss(self, value_clip: float | None) -> tuple[Tensor, dict[str, Tensor]]:
-        return ppo_loss(
-            self.distribution,
-            self.parameters,
-            self.value,
-            self.action,
-            self.advantage,
-            self.return_,
-            self.old_value,
-            self.old_log_probability,
-            self.valid,
-            torch.tensor(0.2, dtype=torch.float64),
-            value_clip,
-            0.7,
-            0.03,
-        )
+        outputs = Outputs.of(self.distribution, self.parameters, self.value, self.action)
+        targets = PPOTargets(self.advantage, self.return_, self.old_value, self.old_log_probability)
+        settings = PPOSettings(value_clip=value_clip, value_weight=0.7)
+        return ppo_loss(outputs, targets, self.valid, settings, torch.tensor(0.2, dtype=torch.float64), 0.03)
 
     def expected(self, value_clip: float | None) -> dict[str, float]:
         """The same in loops."""
@@ -126,22 +116,9 @@ def test_gradient_by_hand() -> None:
     ratio = torch.tensor([1.1, 1.5, 1.4, 0.6], dtype=torch.float64)  # counts; clipped; counts (A < 0); clipped
     p = theta.detach().softmax(-1)
     old = (p[state, action] / ratio).log()
-    loss_sum, _ = ppo_loss(
-        Categorical(2),
-        theta[state],
-        table[state],
-        action,
-        advantage,
-        return_,
-        torch.zeros(4),
-        old,
-        torch.ones(4, dtype=torch.bool),
-        torch.tensor(0.2),
-        None,
-        0.5,
-        0.1,
-    )
-    loss_sum.backward()
+    outputs = Outputs.of(Categorical(2), theta[state], table[state], action)
+    targets, valid = PPOTargets(advantage, return_, torch.zeros(4), old), torch.ones(4, dtype=torch.bool)
+    ppo_loss(outputs, targets, valid, PPOSettings(value_weight=0.5), torch.tensor(0.2), 0.1)[0].backward()
     counts = [(0, 0, 1.1 * 2.0), (0, 1, 1.4 * -1.0)]  # state, action, rho A of those that are not clipped
     for s in range(2):
         entropy_s = -sum(float(p[s, b] * p[s, b].log()) for b in range(2))

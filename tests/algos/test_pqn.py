@@ -134,7 +134,7 @@ def test_with_a_core_minibatches_are_whole_sequences() -> None:
     rollout: Rollout = random_rollout(VECTORS, algo.policy, 5, 6, 0, num_truncated=2)
     algo.learn(rollout, update)
     assert [call.batch[0].observation.shape for call in update.calls] == [(5, 2, 5)] * 6
-    assert not any(call.sliceable for call in update.calls)
+    assert all(batch.is_sequences for batch in update.batches)
     assert rollout.recurrent_inputs is not None
     for epoch in range(2):
         states = torch.cat([batch.recurrent_inputs.state for batch in update.batches[3 * epoch : 3 * epoch + 3]])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from accel_rl.algos.a2c import A2C
 from accel_rl.algos.base import RunInfo
-from accel_rl.algos.minibatches import random_orders
+from accel_rl.algos.batches import random_orders
 from accel_rl.algos.ppo import PPO, standardized
 from accel_rl.algos.vtrace import VTrace
 from accel_rl.errors import UsageError

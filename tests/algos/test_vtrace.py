@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.a2c import A2C, A2CSettings, a2c_loss
+from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
+from accel_rl.algos.actor_critic import Outputs
 from accel_rl.algos.returns import discounted_return
-from accel_rl.algos.vtrace import VTrace, VTraceSettings, vtrace_loss
+from accel_rl.algos.vtrace import VTrace, VTraceSettings, VTraceTargets, vtrace_loss
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
@@ -50,23 +51,13 @@ class Batch:
         log_p = self.distribution.log_probability(self.parameters, self.action)
         self.behaviour = log_p + 0.5 * randn(T, B)
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        return vtrace_loss(
-            self.distribution,
-            self.parameters,
-            self.value,
-            self.action,
-            self.reward,
-            self.done,
-            self.valid,
-            self.bootstrap_value,
-            self.behaviour,
-            DISCOUNT,
-            RHO_BAR,
-            C_BAR,
-            0.7,
-            0.03,
-        )
+    def outputs(self) -> Outputs:
+        return Outputs.of(self.distribution, self.parameters, self.value, self.action)
+
+    def loss(self, rho_bar: float = RHO_BAR, c_bar: float = C_BAR) -> tuple[Tensor, dict[str, Tensor]]:
+        settings = VTraceSettings(discount=DISCOUNT, rho_bar=rho_bar, c_bar=c_bar, value_weight=0.7)
+        targets = VTraceTargets(self.reward, self.done, self.bootstrap_value, self.behaviour)
+        return vtrace_loss(self.outputs(), targets, self.valid, settings, 0.03)
 
     def log_p(self, i: tuple[int, ...]) -> float:
         return log_probability(self.kind, self.parameters[i].tolist(), self.action[i].tolist())
@@ -142,8 +133,9 @@ def test_gradient_by_hand() -> None:
     behaviour = torch.stack([(p[0, 0] / 2).log(), (p[1, 1] * 2).log()]).unsqueeze(1)
     reward, last = torch.tensor([[1.0], [-2.0]], dtype=torch.float64), torch.tensor([0.7], dtype=torch.float64)
     yes, no = torch.ones(2, 1, dtype=torch.bool), torch.zeros(2, 1, dtype=torch.bool)
-    args = (theta.unsqueeze(1), table.unsqueeze(1), action, reward, no, yes, last, behaviour, 0.9, 1.0, 1.0, 0.5, 0.0)
-    vtrace_loss(Categorical(2), *args)[0].backward()
+    outputs = Outputs.of(Categorical(2), theta.unsqueeze(1), table.unsqueeze(1), action)
+    settings = VTraceSettings(discount=0.9, value_weight=0.5)
+    vtrace_loss(outputs, VTraceTargets(reward, no, last, behaviour), yes, settings, 0.0)[0].backward()
     error_1 = -2.0 + 0.9 * 0.7 + 0.4
     v_1 = -0.4 + error_1 / 2
     v_0 = 1.0 + 0.9 * v_1
@@ -161,19 +153,18 @@ def test_on_policy_it_is_a2c(kind: str) -> None:
     batch = Batch(kind, 7, 4)
     batch.behaviour = batch.distribution.log_probability(batch.parameters, batch.action)
     return_ = discounted_return(batch.reward, batch.done, batch.bootstrap_value, DISCOUNT)
-    advantage = return_ - batch.value
+    targets = A2CTargets(return_ - batch.value, return_)
     gradients = []
     for is_vtrace in (True, False):
-        parameters, value = (x.detach().clone().requires_grad_() for x in (batch.parameters, batch.value))
-        head = (batch.distribution, parameters, value, batch.action)
+        for name in ("parameters", "value"):
+            setattr(batch, name, getattr(batch, name).detach().clone().requires_grad_())
         if is_vtrace:
-            more = (batch.reward, batch.done, batch.valid, batch.bootstrap_value, batch.behaviour, DISCOUNT, 1.0, 1.0)
-            loss_sum, terms = vtrace_loss(*head, *more, 0.7, 0.03)
+            loss_sum, terms = batch.loss(1.0, 1.0)
             assert terms["ratio"].item() == pytest.approx(batch.valid.sum().item())
         else:
-            loss_sum, _ = a2c_loss(*head, advantage, return_, batch.valid, 0.7, 0.03)
+            loss_sum, _ = a2c_loss(batch.outputs(), targets, batch.valid, A2CSettings(value_weight=0.7), 0.03)
         loss_sum.backward()
-        gradients.append((parameters.grad, value.grad))
+        gradients.append((batch.parameters.grad, batch.value.grad))
     for first, second in zip(*gradients, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-9)
 
@@ -187,8 +178,9 @@ def test_off_policy_vector() -> None:
     behaviour, last = math.log(0.5) - ratio.log(), torch.tensor([0.7], dtype=torch.float64)
     value.requires_grad_()
     logits.requires_grad_()
-    args = (logits, value, action, reward, done, torch.ones_like(done), last, behaviour, 0.99, 1.0, 1.0, 0.5, 0.0)
-    vtrace_loss(Categorical(2), *args)[0].backward()
+    outputs, settings = Outputs.of(Categorical(2), logits, value, action), VTraceSettings(value_weight=0.5)
+    targets = VTraceTargets(reward, done, last, behaviour)
+    vtrace_loss(outputs, targets, torch.ones_like(done), settings, 0.0)[0].backward()
     target = (value - value.grad).detach().flatten()  # 2 * 0.5 (V - v)
     assert target.tolist() == pytest.approx([0.70795, -0.295, -1, 0.5690175, 1.693])
     advantage = logits.grad[:, 0, 0] / -0.5  # -A (1 - p)
@@ -288,7 +280,7 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
             batch, targets, _ = call.batch
             policy_outputs = rollout.policy_outputs["distribution"].log_softmax(-1)
             assert torch.equal(targets.behaviour, policy_outputs.gather(-1, rollout.action.unsqueeze(-1)).squeeze(-1))
-            assert torch.equal(batch.valid, rollout.valid) and not call.sliceable
+            assert torch.equal(batch.valid, rollout.valid) and batch.is_sequences
             assert call.num_samples.item() == rollout.valid.sum().item()
             assert torch.equal(targets.done, rollout.terminated | rollout.truncated)
             gain = torch.zeros(5, 2)

@@ -19,7 +19,6 @@ class Call(NamedTuple):
     batch: tuple[Any, ...]
     num_samples: Tensor
     learning_rate: float
-    sliceable: bool
     reduction: str
 
 
@@ -43,24 +42,16 @@ class RecordingUpdate(Update):
         num_samples: Tensor,
         learning_rate: float,
         *,
-        sliceable: bool = True,
         extra_losses: Sequence[LossPart] = (),
         reduction: str = "mean",
     ) -> dict[str, Tensor]:
         batch = to_device(batch, self.device)
         self.calls.append(
-            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), sliceable, reduction)
+            Call(loss, map_leaves(torch.clone, batch), num_samples.clone(), float(learning_rate), reduction)
         )
         if self.learns:
-            return super().minimize(
-                loss,
-                batch,
-                num_samples,
-                learning_rate,
-                sliceable=sliceable,
-                extra_losses=extra_losses,
-                reduction=reduction,
-            )
+            options: Any = {"extra_losses": extra_losses, "reduction": reduction}
+            return super().minimize(loss, batch, num_samples, learning_rate, **options)
         return means(loss(*batch)[1], num_samples)
 
     def _record_maximum(self, value: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.bootstrapping import bootstrap
+from accel_rl.algos.batches import bootstrap
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.q_network import QNetwork

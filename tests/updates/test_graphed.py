@@ -290,7 +290,7 @@ def test_terms_keep_their_order_and_dtype(how: str) -> None:
 
     for index in range(5):
         x = torch.arange(6.0, device=update.device).view(2, 3) + index
-        stats = update.minimize(loss, (x, 2.0 + index), torch.tensor(1), 0.1, sliceable=False)
+        stats = update.minimize(loss, (x, 2.0 + index), torch.tensor(1), 0.1)
         assert list(stats) == ["third", "each", "loss", "pair", "ninth", "a", "grad_norm"]
         assert [stats[name].dtype for name in ("third", "each", "loss")] == [torch.float64] * 2 + [torch.float32]
         total = 15.0 + 6 * index

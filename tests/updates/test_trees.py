@@ -73,7 +73,7 @@ def test_slices_are_the_whole() -> None:
 
 def test_unequal_numbers_of_samples() -> None:
     """Would catch a batch [T, B] beside one [T * B] that is cut without a word."""
-    with pytest.raises(ValueError, match=r"\[2, 4\] samples in one batch.*sliceable=False"):
+    with pytest.raises(ValueError, match=r"\[2, 4\] samples in one batch.*put sequences \[T, B, \.\.\.\] into"):
         slices((torch.zeros(4), Inner(torch.zeros(2, 2))), 10)
 
 

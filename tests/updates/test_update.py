@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel_rl.rollout import Batch
 from accel_rl.updates import LossPart, Update
 from accel_rl.updates.cuda_graphs import MAX_GRAPHED_CALLS, CudaGraphs
 from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, Optimizer, RMSProp, TorchOptimizer
@@ -112,12 +113,12 @@ def test_what_is_not_sliceable_stays_whole() -> None:
     learner = Learner(slice_elements=1)
     seen = []
 
-    def loss(x: Tensor, start: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        seen.append((x.shape, start.shape))
-        return learner.network(x.flatten(0, 1)).sum(), {}
+    def loss(batch: Batch, start: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        seen.append((batch.observation.shape, start.shape))
+        return learner.network(batch.observation.flatten(0, 1)).sum(), {}
 
-    batch = (torch.zeros(3, 4, 2, 6, 6), torch.zeros(4))
-    stats = learner.update.minimize(loss, batch, torch.tensor(12), 1e-2, sliceable=False)
+    sequences = Batch(torch.zeros(3, 4, 2, 6, 6), torch.zeros(3, 4), torch.ones(3, 4, dtype=torch.bool))
+    stats = learner.update.minimize(loss, (sequences, torch.zeros(4)), torch.tensor(12), 1e-2)
     assert seen == [((3, 4, 2, 6, 6), (4,))]
     assert list(stats) == ["grad_norm"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.algos.minibatches import minibatch, random_orders, whole_batch
+from accel_rl.algos.batches import minibatch, random_orders, whole_batch
 from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import Batch, Rollout
@@ -40,7 +40,7 @@ def collect(**network: Any) -> Rollout:
     return rollout
 
 
-def three_parts(rollout: Rollout, order: Tensor) -> list[tuple[Batch, Numbers]]:
+def three_parts(rollout: Rollout, order: Tensor) -> list[tuple[Batch, Numbers, Tensor]]:
     return [minibatch(rollout, TARGETS, chosen) for chosen in order.chunk(3)]
 
 
@@ -52,9 +52,10 @@ def test_samples_hold_each_step_once() -> None:
     for order in orders:
         assert order.sort().values.tolist() == list(range(T * B))
         parts = three_parts(rollout, order)
-        assert [len(batch.action) for batch, _ in parts] == [10, 10, 10]
-        assert torch.equal(torch.cat([targets.sample for _, targets in parts]), order)
-        for batch, targets in parts:
+        assert [len(batch.action) for batch, *_ in parts] == [10, 10, 10]
+        assert torch.equal(torch.cat([targets.sample for _, targets, _ in parts]), order)
+        for batch, targets, num_samples in parts:
+            assert num_samples == batch.valid.sum()
             assert type(targets) is Numbers and torch.equal(targets.env, targets.sample % B)
             assert batch.recurrent_inputs is None
             for name, whole in (
@@ -75,7 +76,8 @@ def test_sequences_hold_each_environment_once(whole: bool) -> None:
     assert order.sort().values.tolist() == list(range(B))
     parts = [whole_batch(rollout, TARGETS)] if whole else three_parts(rollout, order)
     found = []
-    for batch, targets in parts:
+    for batch, targets, num_samples in parts:
+        assert num_samples == batch.valid.sum()
         envs = targets.env[0]
         assert targets.env.shape == (T, B if whole else 2) and (targets.env == envs).all()
         assert torch.equal(targets.sample, TARGETS.sample[:, envs])
@@ -93,7 +95,8 @@ def test_sequences_hold_each_environment_once(whole: bool) -> None:
 def test_the_whole_batch_is_in_order() -> None:
     """Would catch targets that are flattened otherwise than the steps, and their names lost."""
     rollout = collect()
-    batch, targets = whole_batch(rollout, TARGETS)
+    batch, targets, num_samples = whole_batch(rollout, TARGETS)
+    assert num_samples == rollout.valid.sum()
     assert type(targets) is Numbers and targets.sample.tolist() == list(range(T * B))
     assert torch.equal(batch.observation, rollout.observations(0, T).flatten(0, 1))
     assert torch.equal(batch.action, rollout.action.flatten()) and torch.equal(batch.valid, rollout.valid.flatten())

@@ -1,0 +1,127 @@
+"""What is learned from of a rollout: batches with their targets, and the values of what follows.
+
+Batches are all of it, or minibatches of samples or, for a recurrent policy, of whole sequences.
+"""
+
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from accel_rl.errors import UsageError
+from accel_rl.rollout import Batch, RecurrentInputs, Rollout
+from accel_rl.updates.trees import map_leaves
+
+Targets = TypeVar("Targets", bound=tuple[Tensor, ...])
+"""A NamedTuple of tensors [T, B], one entry for each step of the rollout."""
+
+
+def check_minibatches(count: int, num_envs: int, horizon: int, is_recurrent: bool) -> None:
+    """Raises UsageError unless a learner's rollouts divide into that many minibatches: their samples, or for a
+    recurrent policy their sequences."""
+    if is_recurrent and num_envs % count:
+        raise UsageError(
+            f"a learner's envs={num_envs} sequences do not divide into minibatches={count}; change one of them"
+        )
+    if num_envs * horizon % count:
+        raise UsageError(
+            f"a learner's envs={num_envs} x horizon={horizon} = {num_envs * horizon} samples do not divide into "
+            f"minibatches={count}; change one of them"
+        )
+
+
+def whole_batch(rollout: Rollout, targets: Targets) -> tuple[Batch, Targets, Tensor]:
+    """Returns all steps, samples [T x B, ...], or sequences [T, B, ...] for a recurrent policy; their targets; and how
+    many of them are valid."""
+    if rollout.recurrent_inputs is not None:
+        whole = rollout.sequences()
+    else:
+        whole, targets = rollout.samples(), map_leaves(lambda target: target.flatten(0, 1), targets)
+    return whole, targets, whole.valid.sum()
+
+
+def minibatch(rollout: Rollout, targets: Targets, chosen: Tensor) -> tuple[Batch, Targets, Tensor]:
+    """Returns a part of the rollout, samples [N, ...] from anywhere in it, for a recurrent policy whole sequences
+    [T, b, ...]; their targets; and how many of these steps are valid.
+
+    chosen [N]: numbers of samples, for a recurrent policy of environments [b]: a part of an order that `random_orders`
+    has made.
+    """
+    if rollout.recurrent_inputs is not None:
+        batch, targets = rollout.sequences(chosen), map_leaves(lambda target: target[:, chosen], targets)
+    else:
+        steps, envs = chosen // rollout.num_envs, chosen % rollout.num_envs
+        batch, targets = rollout.samples_at(steps, envs), map_leaves(lambda target: target[steps, envs], targets)
+    return batch, targets, batch.valid.sum()
+
+
+def random_orders(rollout: Rollout, num_epochs: int) -> Tensor:
+    """Returns a permutation for each epoch [epochs, N]: of the T x B samples, valid or not, or of the B sequences.
+
+    Padding behind segments is spread evenly, so that all parts of an order hold as many samples. All go to a GPU at
+    once, without waiting for it."""
+    num_items = rollout.num_envs if rollout.recurrent_inputs is not None else rollout.reward.numel()
+    orders = torch.stack([torch.randperm(num_items) for _ in range(num_epochs)])  # by the CPU's generator everywhere
+    if rollout.num_segments is not None:
+        orders = _spread(orders, orders % rollout.num_envs >= rollout.num_segments)
+    device = rollout.reward.device
+    return orders.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else orders
+
+
+def _spread(orders: Tensor, is_padding: Tensor) -> Tensor:
+    """Returns orders [epochs, N] in which padding stands evenly between the others; both stay in their own order."""
+    place = torch.where(is_padding, is_padding.cumsum(1), (~is_padding).cumsum(1)) - 0.5
+    count = torch.where(is_padding, is_padding.sum(1, keepdim=True), (~is_padding).sum(1, keepdim=True))
+    return orders.gather(1, (place / count).argsort(1))
+
+
+class HasValue(Protocol):
+    """A policy, or a target network, that knows the value of an observation."""
+
+    def step(
+        self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
+    ) -> tuple[Any, Tensor, Tensor | None]:
+        """Returns anything, the value [N], and the next recurrent state or None."""
+
+
+@torch.no_grad()
+def add_final_values(policy: HasValue, rollout: Rollout, discount: float) -> Rollout:
+    """Returns the rollout with the discounted value of each truncated episode's true last observation in its reward.
+
+    The result has no truncated episodes any more (K = 0), so that all of its shapes are those of every rollout, as a
+    CUDA graph needs it. One that is merged from segments has none, and is returned as it is."""
+    steps, envs, inputs = rollout.final_step, rollout.final_env, rollout.recurrent_inputs
+    if not len(steps):
+        return rollout
+    if inputs is not None:
+        inputs = RecurrentInputs(*(rows[steps + 1, envs] for rows in inputs))
+        # The row after a truncated episode belongs to the next game already.
+        inputs = inputs._replace(is_first=torch.zeros_like(inputs.is_first))
+    reward = rollout.reward.clone()
+    reward[steps, envs] += discount * policy.step(rollout.final_observation, inputs)[1]
+    return replace(rollout.without_finals(), reward=reward)
+
+
+@torch.no_grad()
+def bootstrap(policy: HasValue, rollout: Rollout, discount: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the values of what follows the rollout.
+
+    Returns reward [T, B] as `add_final_values` has it, done [T, B], and the value [B] of the observation after step
+    T - 1. Of segments, the rewards hold all values of what follows; each is done at its last step.
+    """
+    if rollout.bootstrap_value is not None:
+        return _bootstrap_segments(rollout, discount * rollout.bootstrap_value)
+    T, inputs = rollout.horizon, rollout.recurrent_inputs
+    last_inputs = inputs and RecurrentInputs(*(rows[T] for rows in inputs))
+    value = policy.step(rollout.observations(T, T + 1)[0], last_inputs)[1]
+    return add_final_values(policy, rollout, discount).reward, rollout.done, value
+
+
+def _bootstrap_segments(rollout: Rollout, following: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds the discounted value [B] of what follows each segment to the reward of its last step, unless that is
+    terminated; returns what `bootstrap` does."""
+    valid = rollout.valid
+    is_last = valid & ~torch.cat([valid[1:], torch.zeros_like(valid[:1])])
+    gain = following.masked_fill(~is_last | rollout.terminated, 0.0)
+    return rollout.reward + gain, rollout.done | is_last, torch.zeros_like(following)
