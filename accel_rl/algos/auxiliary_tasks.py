@@ -22,6 +22,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.auxiliary import PixelControlHead, RewardPredictionHead
+from accel_rl.models.q_network import of_action
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import RecurrentInputs
@@ -145,12 +146,12 @@ class PixelControl(AuxiliaryTask):
         change = pixel_change(batch.rows, self.settings.pixel_control_cell)
         last_value = at_end(q.detach(), batch).amax(1)
         return_ = replayed_return(change, batch, last_value, self.settings.pixel_control_discount)
-        return half_squared_error(_of_action(q[:-1], batch.action), return_, batch.valid)
+        return half_squared_error(of_action(q[:-1], batch.action), return_, batch.valid)
 
     def prepared_loss_sum(self, batch: PreparedSequences) -> Tensor:
         assert batch.action is not None
         q = self._q(self.policy.encode(self.seen(batch.rows, len(batch.target)))[0])
-        return half_squared_error(_of_action(q, batch.action), batch.target, batch.valid)
+        return half_squared_error(of_action(q, batch.action), batch.target, batch.valid)
 
     def _q(self, encoded: Tensor) -> Tensor:
         """Returns Q [T, b, A, h, w] of what the network makes of steps [T, b, F]."""
@@ -214,12 +215,6 @@ def half_squared_error(prediction: Tensor, target: Tensor, valid: Tensor) -> Ten
     """Computes  1/2 sum (target - prediction)^2  over valid steps; prediction, target [L, b, ...], valid [L, b]."""
     more = (1,) * (prediction.dim() - 2)
     return 0.5 * masked_sum((target - prediction).square(), valid.view(*valid.shape, *more))
-
-
-def _of_action(q: Tensor, action: Tensor) -> Tensor:
-    """Returns Q of the actions [L, b] that were taken, [L, b, h, w] of q [L, b, A, h, w]."""
-    index = action.view(*action.shape, 1, 1, 1).expand(*action.shape, 1, *q.shape[3:])
-    return q.gather(2, index).squeeze(2)
 
 
 def reward_class(reward: Tensor) -> Tensor:

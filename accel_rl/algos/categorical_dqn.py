@@ -14,7 +14,7 @@ from accel_rl.algos.returns import project_distribution
 from accel_rl.config.fields import setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
-from accel_rl.models.q_network import QNetwork, of_action
+from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.transitions import TransitionBatch
 
 MIN_PROBABILITY = 1e-6  # in divergences and as a priority
@@ -43,19 +43,15 @@ class CategoricalDQN(DQN):
         support = torch.linspace(settings.v_min, settings.v_max, settings.atoms)
         return QNetwork(self.spec, network, support, settings.dueling, settings.epsilon_eval)
 
-    def loss_of(self, network: QNetwork, target: QNetwork, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns `cross_entropy_loss` of a network against the projected distributions of another."""
-        support = network.support
+    def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
+        """Returns `cross_entropy_loss` to projected distributions; value, following [N, K]: logits."""
+        support = self.policy.support
         assert support is not None
         with torch.no_grad():
-            logits = target(batch.next_observation)  # [N, A, K]
-            chooser = network(batch.next_observation) if self.settings.double else logits
-            best = network.q_values(chooser).argmax(-1)
             target_support = batch.return_.unsqueeze(-1) + batch.bootstrap.unsqueeze(-1) * support  # [N, K]
-            probabilities = of_action(logits, best).softmax(-1)
-            td_target = project_distribution(probabilities, support, target_support)
+            td_target = project_distribution(following.softmax(-1), support, target_support)
             outside = (batch.return_ < self.settings.v_min) | (batch.return_ > self.settings.v_max)
-        log_p = of_action(network(batch.observation), batch.action).log_softmax(-1)
+        log_p = value.log_softmax(-1)
         loss_sum, terms = cross_entropy_loss(log_p, td_target, support, batch.valid, batch.importance)
         return loss_sum, terms | {"return_outside_support": masked_sum(outside.float(), batch.valid)}
 

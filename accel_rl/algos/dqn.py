@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import Algo, MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum, stack_stats
-from accel_rl.algos.exploration import Exploration
+from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, frozen_copy, masked_sum, stack_stats
+from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
 from accel_rl.algos.running_statistics import ReplayStatistics
+from accel_rl.algos.schedules import schedule
 from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
-from accel_rl.models.q_network import QNetwork
+from accel_rl.models.q_network import QNetwork, of_action
 from accel_rl.replay import Replay
 from accel_rl.replay.replay import importance_weights
 from accel_rl.replay.transitions import DrawnRows, TransitionBatch
@@ -44,12 +45,11 @@ class DQNSettings(ReplaySettings):
     secondary_learning_rate: float | None = setting(None, "of that network; null: the same", above=0)
 
 
-class DQN(Algo):
+class DQN(QAlgo):
     """Stores every rollout, and learns from the replay while the environments take the steps of the next one."""
 
     Settings = DQNSettings
     settings: DQNSettings
-    policy: QNetwork
     replay: Replay | None
     statistics: ReplayStatistics | None = None
     secondary: SecondaryNetwork | None = None
@@ -71,8 +71,8 @@ class DQN(Algo):
         return self._plan().batch_size
 
     def validate(self, run: RunInfo) -> None:
+        super().validate(run)
         settings = self.settings
-        settings.check_epsilons()
         sizes = {"batch_size": settings.batch_size}
         if settings.secondary_batch_size:
             SecondaryNetwork.validate(settings)
@@ -83,16 +83,15 @@ class DQN(Algo):
         return ReplayPlan(self.settings, self.spec, self.num_envs, self.local_envs, self.horizon, self.device)
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
+        super().setup(seed, make_update)
         plan = self._plan()
-        self.exploration = Exploration(self.settings, self.local_envs, self.device, seed)
         self.target = frozen_copy(self.policy)
         self.replay, self.saves_replay = plan.make_replay(seed), plan.is_saved
         self.batch_size, self.updates_per_rollout = plan.batch_size, plan.count_updates()
         self.num_learners = plan.num_learners
-        if self.statistics:
-            self.statistics.to(self.device)
         if size := self.settings.secondary_batch_size:
-            self.secondary = SecondaryNetwork(self, size // plan.num_learners, self.replay, seed, make_update)
+            more = (size // plan.num_learners, seed, self.replay.device, make_update)
+            self.secondary = SecondaryNetwork(self.policy, self.draw_batch, self.loss_of, *more)
             self.extra_eval_policies = {"secondary": self.secondary.network}
 
     @property
@@ -101,8 +100,10 @@ class DQN(Algo):
         return self.replay.num_appended * self.num_learners if self.replay else 0
 
     def before_rollout(self, step: int) -> None:
+        super().before_rollout(step)
         self._is_warm = self._is_warm or self.num_stored >= self.settings.warmup_steps
-        self.policy.epsilon = self.exploration.at(step) if self._is_warm else 1.0
+        if not self._is_warm:
+            self.policy.epsilon = 1.0
         self._step = step
 
     def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
@@ -116,8 +117,7 @@ class DQN(Algo):
         stats = self._learn_batches(self._num_due, update)
         self.replay.append(rollout)
         self._num_due = self.updates_per_rollout if self.num_stored >= self.settings.warmup_steps else 0
-        count = (rollout.first_step + self.num_envs * self.horizon) // self.settings.target_interval_steps
-        update.sync_target(self.target, count)
+        count = self.sync_target(rollout.first_step, update)
         if self.secondary:
             self.secondary.sync_target(count)
         return stats
@@ -137,7 +137,9 @@ class DQN(Algo):
         if self.settings.prioritized:
             update.graphed(self.replay.update_priorities, index, priority.to(self.replay.device))
         if self.secondary:
-            stats |= self.secondary.learn(self._step)
+            initial = self.settings.secondary_learning_rate or self.settings.learning_rate
+            rate = schedule(self.settings.learning_rate_schedule, initial, self._step, self.schedule_steps)
+            stats |= self.secondary.learn(self.batch_size, rate)
         return stats
 
     def draw_batch(
@@ -176,37 +178,31 @@ class DQN(Algo):
         return self.loss_of(self.policy, self.target, batch)
 
     def loss_of(self, network: QNetwork, target: QNetwork, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns `huber_loss` of a network against the targets of another."""
+        """Returns `td_loss` of a network against the values of another: with `double`, for the action that is best by
+        the first one, else by the other."""
         with torch.no_grad():
-            values = target(batch.next_observation)  # [N, A]
-            chooser = network(batch.next_observation) if self.settings.double else values
-            next_value = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-            td_target = batch.return_ + batch.bootstrap * next_value
-        value = network(batch.observation).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-        return huber_loss(value, td_target, batch.valid, batch.importance)
+            output = target(batch.next_observation)  # [N, A], or of distributions [N, A, K]
+            chooser = network(batch.next_observation) if self.settings.double else output
+            following = of_action(output, network.q_values(chooser).argmax(-1))
+        return self.td_loss(of_action(network(batch.observation), batch.action), following, batch)
+
+    def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
+        """Returns the loss of what the network gives for the actions taken, against what the target network gives for
+        the best next ones; both as the network's head has them, [N] or [N, K]."""
+        return huber_loss(value, batch.return_ + batch.bootstrap * following, batch.valid, batch.importance)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target.state_dict(),
-            "is_warm": self._is_warm,
-            "secondary": self.secondary and self.secondary.state_dict(),
-            "local": {
-                "exploration": self.exploration.state_dict(),
-                "num_due": self._num_due,
-                **(self.statistics.local_state_dict() if self.statistics else {}),
-            },
-        }
+        state = super().state_dict()
+        state["local"]["num_due"] = self._num_due
+        return state | {"is_warm": self._is_warm, "secondary": self.secondary and self.secondary.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.target.load_state_dict(state["target"])
+        super().load_state_dict(state)
         self._is_warm = state["is_warm"]
         if self.secondary:
             self.secondary.load_state_dict(state["secondary"])
         if local := state.get("local"):
-            self.exploration.load_state_dict(local["exploration"])
             self._num_due = local["num_due"]
-            if self.statistics:
-                self.statistics.load_local_state_dict(local)
 
 
 def huber_loss(
@@ -218,7 +214,7 @@ def huber_loss(
     terms as sums, detached; and each sample's priority min(|d|, 1), at least 1e-6 [N]. Source: Mnih et al. 2015; the
     priority as in Stooke & Abbeel's code.
     """
-    error = (td_target.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    error = td_error(value, td_target, valid)
     losses = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
     loss_sum = masked_sum(losses if importance is None else losses * importance, valid)
     terms = {

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, masked_sum
-from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.exploration import ExplorationSettings
-from accel_rl.algos.online_q_base import OnlineQAlgo
+from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import discounted_return
 from accel_rl.config.fields import setting
-from accel_rl.models.q_network import value_of
+from accel_rl.models.q_network import of_action
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
@@ -51,7 +50,7 @@ class _LastStep(NamedTuple):
     valid: Tensor
 
 
-class OnlineQ(OnlineQAlgo):
+class OnlineQ(QAlgo):
     """One update per rollout, on all of its samples; Sarsa leaves the last step to the next rollout."""
 
     Settings = OnlineQSettings
@@ -63,22 +62,18 @@ class OnlineQ(OnlineQAlgo):
         super().setup(seed, make_update)
         self.target = frozen_copy(self.policy)
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        first_step, stats = rollout.first_step, Stats()
-        rollout = add_final_values(self.target, rollout, self.settings.discount)
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
         if self.settings.target == "one_step_sarsa":
             batch, num_samples, self._last = update.graphed(self._sarsa, rollout, self._last)
         else:
             batch, num_samples = update.graphed(self._q, rollout)
-        if len(batch.action):
-            stats = update.minimize(self.loss, batch, num_samples, self.learning_rate(first_step))
-        next_step = first_step + self.num_envs * self.horizon
-        update.sync_target(self.target, next_step // self.settings.target_interval_steps)
-        return stats
+        if not len(batch.action):
+            return {}
+        return update.minimize(self.loss, batch, num_samples, self.learning_rate(step))
 
     def loss(self, observation: Tensor, action: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
         """Returns `squared_loss` of the policy as it is now; all [N, ...]."""
-        return squared_loss(value_of(self.policy(observation), action), td_target, valid)
+        return squared_loss(of_action(self.policy(observation), action), td_target, valid)
 
     # ---- targets ----
 
@@ -101,7 +96,7 @@ class OnlineQ(OnlineQAlgo):
         T = rollout.horizon
         seen = rollout.observations(0, T)
         values = self.target(seen.flatten(0, 1)).view(T, rollout.num_envs, -1)
-        taken = value_of(values, rollout.action)  # [T, B]
+        taken = of_action(values, rollout.action)  # [T, B]
         steps = _LastStep(seen, rollout.action, rollout.reward, rollout.done, rollout.valid)
         next_last = _LastStep(*(rows[-1].clone() for rows in steps))
         if last is None:
@@ -119,11 +114,10 @@ class OnlineQ(OnlineQAlgo):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["local"]["last"] = self._last and tuple(rows.cpu() for rows in self._last)
-        return state | {"target": self.target.state_dict()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.target.load_state_dict(state["target"])
         if local := state.get("local"):
             self._last = local["last"] and _LastStep(*(rows.to(self.device) for rows in local["last"]))
 
@@ -139,7 +133,6 @@ def squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tenso
     value, td_target, valid [N]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
     Source: Mnih et al. 2016, supplement, Algorithm S1.
     """
-    error = (td_target.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
-    loss_sum = error.square().sum()
+    loss_sum = td_error(value, td_target, valid).square().sum()
     terms = {"loss": loss_sum, "value": masked_sum(value, valid)}
     return loss_sum, {name: term.detach() for name, term in terms.items()}

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from accel_rl.algos.base import AlgoSettings, CoreSettings, RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.batches import add_final_values, bootstrap, check_minibatches, minibatch, random_orders
+from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.exploration import ExplorationSettings
-from accel_rl.algos.online_q_base import OnlineQAlgo
+from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.running_statistics import ActorCriticStatistics
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
-from accel_rl.models.q_network import QNetwork, value_of
+from accel_rl.models.q_network import QNetwork, of_action
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
 
@@ -39,7 +39,7 @@ class PQNTargets(NamedTuple):
     return_: Tensor
 
 
-class PQN(OnlineQAlgo):
+class PQN(QAlgo):
     """Makes several epochs over each rollout, in minibatches: random samples, or whole sequences with a core."""
 
     Settings = PQNSettings
@@ -71,10 +71,8 @@ class PQN(OnlineQAlgo):
         super().validate(run)
         check_minibatches(self.settings.minibatches, self.local_envs, self.horizon, self.policy.state_size > 0)
 
-    def learn(self, rollout: Rollout, update: Update) -> Stats:
-        rate = self.learning_rate(rollout.first_step)
-        rollout = add_final_values(self.policy, rollout, self.settings.discount)
-        orders = random_orders(rollout, self.settings.epochs)
+    def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
+        rate, orders = self.learning_rate(step), random_orders(rollout, self.settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:
@@ -98,7 +96,7 @@ class PQN(OnlineQAlgo):
     def loss(self, batch: Batch, targets: PQNTargets) -> tuple[Tensor, Stats]:
         """Returns `half_squared_loss` of the policy as it is now."""
         q_values = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
-        return half_squared_loss(value_of(q_values, batch.action), targets.return_, batch.valid)
+        return half_squared_loss(of_action(q_values, batch.action), targets.return_, batch.valid)
 
 
 def half_squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[Tensor, Stats]:
@@ -106,7 +104,7 @@ def half_squared_loss(value: Tensor, td_target: Tensor, valid: Tensor) -> tuple[
 
     value, td_target, valid [...]; gradients flow through value only. Returns the sum, and its terms as sums, detached.
     """
-    error = (td_target.detach() - value).masked_fill(~valid, 0.0)  # here: of a nan, the gradient by a sum is nan, too
+    error = td_error(value, td_target, valid)
     loss_sum = error.square().sum() / 2
     terms = {"loss": loss_sum, "value": masked_sum(value, valid), "td_error": masked_sum(error.abs(), valid)}
     return loss_sum, {name: term.detach() for name, term in terms.items()}

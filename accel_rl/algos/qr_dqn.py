@@ -12,7 +12,7 @@ from accel_rl.algos.base import Stats, masked_sum
 from accel_rl.algos.dqn import DQN, MAX_PRIORITY, MIN_PRIORITY, DQNSettings
 from accel_rl.config.fields import setting
 from accel_rl.models.actor_critic import Network
-from accel_rl.models.q_network import QNetwork, of_action
+from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.transitions import TransitionBatch
 
 
@@ -37,15 +37,10 @@ class QRDQN(DQN):
             num_quantiles=settings.quantiles,
         )
 
-    def loss_of(self, network: QNetwork, target: QNetwork, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        """Returns `quantile_huber_loss` of a network against the targets of another."""
-        with torch.no_grad():
-            values = target(batch.next_observation)  # [N, A, K]
-            chooser = network(batch.next_observation) if self.settings.double else values
-            next_values = of_action(values, network.q_values(chooser).argmax(-1))
-            td_target = batch.return_.unsqueeze(-1) + batch.bootstrap.unsqueeze(-1) * next_values
-        quantiles = of_action(network(batch.observation), batch.action)
-        return quantile_huber_loss(quantiles, td_target, batch.valid, batch.importance)
+    def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:
+        """Returns `quantile_huber_loss`; value, following [N, K]: quantiles."""
+        td_target = batch.return_.unsqueeze(-1) + batch.bootstrap.unsqueeze(-1) * following
+        return quantile_huber_loss(value, td_target, batch.valid, batch.importance)
 
 
 def quantile_huber_loss(

@@ -3,36 +3,47 @@
 It shows what the size of the batch does to learning, whatever it does to exploration.
 """
 
+from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from accel_rl.algos.base import MakeUpdate, Stats
-from accel_rl.algos.schedules import schedule
+from accel_rl.algos.base import MakeUpdate, Stats, frozen_copy
 from accel_rl.errors import UsageError
-from accel_rl.replay import Replay
+from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.replay import restore_generator
 from accel_rl.replay.transitions import TransitionBatch
+from accel_rl.updates import Update
 
-if TYPE_CHECKING:
-    from accel_rl.algos.dqn import DQN
+Draw = Callable[[Update, int, torch.Generator], tuple[Tensor, TransitionBatch, Tensor]]
+LossOf = Callable[[QNetwork, QNetwork, TransitionBatch], tuple[Tensor, Stats]]
 
 
 class SecondaryNetwork:
-    """Starts with the parameters of algo's policy, and learns from as many samples, in batches of its own, drawn
-    uniformly by a generator of its own: so the first network learns the same with it as without.
+    """Starts as a copy of the first network, and learns from as many samples, in batches of its own, drawn uniformly by
+    a generator of its own: so the first network learns the same with it as without.
 
-    batch_size: of this learner; seed: this learner's."""
+    draw, loss_of: of the first network, as `DQN.draw_batch` and `DQN.loss_of`. batch_size: of this learner; seed: this
+    learner's; device: of the replay."""
 
-    def __init__(self, algo: "DQN", batch_size: int, replay: Replay, seed: int, make_update: MakeUpdate):
-        self.algo, self.batch_size, self.replay = algo, batch_size, replay
-        self.network, self.target = deepcopy(algo.policy), deepcopy(algo.target)
+    def __init__(
+        self,
+        first: QNetwork,
+        draw: Draw,
+        loss_of: LossOf,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        make_update: MakeUpdate,
+    ):
+        self.network, self.target = deepcopy(first), frozen_copy(first)
+        self._draw, self._loss_of, self.batch_size = draw, loss_of, batch_size
         self.num_behind = 0.0  # samples that it has yet to learn from
         sequence = np.random.SeedSequence(seed, spawn_key=(1,))
-        self.generator = torch.Generator(replay.device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        self.generator = torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
         self.update = make_update(self.network)
 
     @staticmethod
@@ -44,16 +55,14 @@ class SecondaryNetwork:
     def sync_target(self, count: int) -> None:
         self.update.sync_target(self.target, count)
 
-    def learn(self, step: int) -> Stats:
+    def learn(self, num_samples: int, learning_rate: float) -> Stats:
         """Makes up for the samples of one update of the first network; returns the means over its own updates."""
-        self.num_behind += self.algo.batch_size
-        settings, updates = self.algo.settings, list[Stats]()
-        initial = settings.secondary_learning_rate or settings.learning_rate
-        rate = schedule(settings.learning_rate_schedule, initial, step, self.algo.schedule_steps)
+        self.num_behind += num_samples
+        updates: list[Stats] = []
         while self.num_behind >= self.batch_size:
             self.num_behind -= self.batch_size
-            _, batch, num_samples = self.algo.draw_batch(self.update, self.batch_size, self.generator)
-            updates.append(self.update.minimize(self.loss, (batch,), num_samples, rate))
+            _, batch, num_valid = self._draw(self.update, self.batch_size, self.generator)
+            updates.append(self.update.minimize(self.loss, (batch,), num_valid, learning_rate))
             updates[-1].pop("priority")
         names = updates[0] if updates else ()
         if len(updates) == 1:
@@ -61,7 +70,7 @@ class SecondaryNetwork:
         return {f"secondary_{name}": torch.stack([each[name] for each in updates]).mean() for name in names}
 
     def loss(self, batch: TransitionBatch) -> tuple[Tensor, Stats]:
-        return self.algo.loss_of(self.network, self.target, batch)
+        return self._loss_of(self.network, self.target, batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {

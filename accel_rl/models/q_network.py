@@ -210,15 +210,12 @@ def _stream(num_features: int, num_hidden: int, num_outputs: int) -> nn.Sequenti
     return nn.Sequential(*layers, linear(num_hidden or num_features, num_outputs, HEAD_NORM))
 
 
-def value_of(q_values: Tensor, action: Tensor) -> Tensor:
-    """Returns Q(s, a) [...] of the actions [...] taken, of the values of all actions [..., A]."""
-    return q_values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
 def of_action(output: Tensor, action: Tensor) -> Tensor:
-    """Selects the logits or quantiles of actions [N] from those of all, [N, A, K] -> [N, K]. (With an index, a GPU
-    would sort the gradient first.)"""
-    return output.gather(1, action.view(-1, 1, 1).expand(-1, 1, output.shape[-1])).squeeze(1)
+    """Selects what belongs to actions [...] from an output for all actions: [..., A] -> [...], or [..., A, *K] ->
+    [..., *K]. (With an index, a GPU would sort the gradient first.)"""
+    dim, more = action.dim(), output.shape[action.dim() + 1 :]
+    index = action.view(*action.shape, *[1] * (1 + len(more))).expand(*action.shape, 1, *more)
+    return output.gather(dim, index).squeeze(dim)
 
 
 def _num_actions(spec: EnvSpec) -> int:
