@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from accel_rl.stacks import blank, interleaved
+from accel_rl.stacks import blank, blank_young, gather_stacks, interleaved, sliding_stacks
 
 
 class Game(NamedTuple):
@@ -208,7 +208,7 @@ class Rollout:
         if not self.frame_stack:
             return self.observation_rows[start:stop]
         rows = self.observation_rows[start : stop + self.frame_stack - 1]
-        stacks, age = rows.unfold(0, self.frame_stack, 1).movedim(-1, 2), self.age[start:stop]
+        stacks, age = sliding_stacks(rows, self.frame_stack), self.age[start:stop]
         if age.device.type == "cpu" and int(age.min()) >= self.frame_stack - 1:
             return stacks  # a view: nothing to blank
         return blank(stacks, age)
@@ -217,14 +217,6 @@ class Rollout:
         """Returns what the network sees at these rows of these environments [N, *O]; steps, envs [N]."""
         if not self.frame_stack:
             return self.observation_rows[steps, envs]
-        size, age = self.frame_stack, self.age[steps, envs]
-        rows = steps.unsqueeze(1) + torch.arange(size, device=steps.device)  # [N, S]
-        flat = rows * self.observation_rows.shape[1] + envs.unsqueeze(1)
-        # By one index over whole frames: a quarter faster than by two on a CPU.
-        frames = self.observation_rows.flatten(0, 1).index_select(0, flat.flatten())
-        stacks = frames.view(*rows.shape, *frames.shape[1:])
-        if age.device.type != "cpu":
-            return blank(stacks, age)
-        young = (age < size - 1).nonzero().squeeze(1)  # few: only they have anything to blank
-        stacks[young] = blank(stacks[young], age[young])
-        return stacks
+        num_columns = self.observation_rows.shape[1]
+        frames, start = self.observation_rows.flatten(0, 1), steps * num_columns + envs
+        return blank_young(gather_stacks(frames, start, self.frame_stack, num_columns), self.age[steps, envs])

@@ -1,10 +1,32 @@
-"""Stacks of frames: blank what is older than the episode, and interleave the frames for convolutions."""
+"""Stacks of frames: assemble them, blank what is older than the episode, interleave the frames for convolutions."""
 
 import cv2
 import torch
 from torch import Tensor
 
 MOST_INTERLEAVED = 4  # channels; OpenCV has fast kernels for 2 to 4
+
+
+def sliding_stacks(frames: Tensor, size: int) -> Tensor:
+    """Returns a view of all stacks [T - size + 1, B, size, H, W], oldest frame first, of frames [T, B, H, W]."""
+    return frames.unfold(0, size, 1).movedim(-1, 2)
+
+
+def gather_stacks(frames: Tensor, start: Tensor, size: int, stride: int = 1) -> Tensor:
+    """Returns stacks [N, size, ...] of every stride-th of the frames [F, ...] from start [N] on."""
+    rows = start.unsqueeze(1) + stride * torch.arange(size, device=start.device)  # [N, S]
+    # By one index over whole frames: a quarter faster than by two on a CPU.
+    return frames.index_select(0, rows.flatten()).view(*rows.shape, *frames.shape[1:])
+
+
+def blank_young(stacks: Tensor, age: Tensor) -> Tensor:
+    """Returns what `blank` does of stacks [N, S, H, W]; on a CPU in place: only few have anything to blank."""
+    if age.device.type != "cpu":
+        return blank(stacks, age)
+    young = (age < stacks.shape[1] - 1).nonzero().squeeze(1)
+    if len(young):
+        stacks[young] = blank(stacks[young], age[young])
+    return stacks
 
 
 def blank(stacks: Tensor, age: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from accel_rl.models.q_network import of_action
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import RecurrentInputs
+from accel_rl.stacks import sliding_stacks
 
 
 class PreparedSequences(NamedTuple):
@@ -103,7 +104,7 @@ class AuxiliaryTask(ABC):
         shape = self.policy.observation_shape
         if rows.dim() - 2 == len(shape):
             return rows[:count]
-        return rows.unfold(0, shape[0], 1)[:count].movedim(-1, 2)
+        return sliding_stacks(rows, shape[0])[:count]
 
     def encode(self, batch: SequenceBatch) -> list[Tensor]:
         """Returns what the heads see at all L + 1 rows of the sequences, see `ActorCritic.encode`.

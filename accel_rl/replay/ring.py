@@ -17,7 +17,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.replay.transitions import DrawnRows, TransitionBatch
 from accel_rl.rollout import Rollout
-from accel_rl.stacks import blank
+from accel_rl.stacks import blank_young, gather_stacks
 
 MAX_AGE = 255  # rows; ages are stored as bytes, and no more is told apart
 
@@ -241,16 +241,8 @@ class Ring:
         if self.device.type == "cpu":
             stacks = torch.from_numpy(_sliding_windows(self.frames, size)[start.numpy()])
         else:
-            rows = start.unsqueeze(1) + torch.arange(size, device=self.device)
-            frames = self.frames.flatten(0, 1).index_select(0, rows.flatten())
-            stacks = frames.view(len(index), size, *frames.shape[1:])
-        if not self.spec.frame_stack:
-            return stacks.squeeze(1)
-        if self.device.type != "cpu":
-            return blank(stacks, age)
-        young = (age < self.history).nonzero().squeeze(1)  # few: only these have frames to blank
-        stacks[young] = blank(stacks[young], age[young])
-        return stacks
+            stacks = gather_stacks(self.frames.flatten(0, 1), start, size)
+        return blank_young(stacks, age) if self.spec.frame_stack else stacks.squeeze(1)
 
     def _insert_finals(self, observation: Tensor, last: Tensor, truncated: Tensor) -> None:
         """Writes the final frames of truncated episodes into observation [K, *O]; last [K]: index of the last step."""

@@ -17,6 +17,7 @@ from accel_rl.replay.replay import restore_generator, rows_per_env
 from accel_rl.replay.ring import Ring, ring_bytes
 from accel_rl.replay.transitions import DrawnRows
 from accel_rl.rollout import Rollout
+from accel_rl.stacks import sliding_stacks
 
 
 class SequenceBatch(NamedTuple):
@@ -55,8 +56,7 @@ class SequenceBatch(NamedTuple):
         """Returns what the network sees at each row [L + 1, b, *O], stacks oldest first; a view of the frames."""
         if self.age is None:
             return self.frames
-        frame_stack = len(self.frames) - len(self.is_first) + 1
-        return self.frames.unfold(0, frame_stack, 1).movedim(-1, 2)
+        return sliding_stacks(self.frames, len(self.frames) - len(self.is_first) + 1)
 
 
 class WindowBatch(NamedTuple):

@@ -22,7 +22,7 @@ from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Policy, RecurrentInputs
 from accel_rl.samplers.queued.agent_replay import last_observations
 from accel_rl.samplers.queued.slots import Status
-from accel_rl.stacks import blank
+from accel_rl.stacks import blank_young, gather_stacks
 
 logger = logging.getLogger("accel_rl")
 
@@ -117,7 +117,6 @@ class PredictionServer:
         self.copies = PolicyCopies(policy)
         self.counts, self._lock = PredictionCounts(), threading.Lock()
         self._own = threading.local()  # the predictor thread's CUDA stream
-        self._history = max(spec.frame_stack - 1, 0)
         self._num_rows = arrays["observation"].shape[1]
         self._frames = torch.from_numpy(arrays["observation"]).flatten(0, 1)  # of all slots
         num_slots, T = arrays["reward"].shape
@@ -207,15 +206,11 @@ class PredictionServer:
 
     def _observations(self, slot: Array, row: Array) -> Tensor:
         """Returns what the network sees at these rows of these slots [n, *O]."""
-        first = slot * self._num_rows + row
+        first = torch.from_numpy(slot * self._num_rows + row)
         if not self.spec.frame_stack:
-            return self._frames[torch.from_numpy(first)]
-        rows = torch.from_numpy(first[:, None] + np.arange(self._history + 1)).flatten()
-        stacks = self._frames.index_select(0, rows).view(len(slot), self._history + 1, *self._frames.shape[1:])
-        age = self.arrays["age"][slot, row]
-        if len(young := np.flatnonzero(age < self._history)):
-            stacks[young] = blank(stacks[young], torch.from_numpy(age[young]))
-        return stacks
+            return self._frames[first]
+        age = torch.from_numpy(self.arrays["age"][slot, row])
+        return blank_young(gather_stacks(self._frames, first, self.spec.frame_stack), age)
 
     def _recurrent_inputs(self, agents: list[int], slot: Array, row: Array, is_final: Array) -> RecurrentInputs | None:
         if self.state is None:
