@@ -1,4 +1,4 @@
-"""The losses of DQN and Categorical DQN against plain arithmetic, and their targets of hand-made tables."""
+"""The losses of the Q-learning family against plain arithmetic, and their targets of hand-made tables."""
 
 import math
 from typing import Any
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from accel_rl.algos.categorical_dqn import CategoricalDQN, CategoricalDQNSettings, cross_entropy_loss
 from accel_rl.algos.dqn import DQN, DQNSettings, huber_loss
+from accel_rl.algos.online_q import squared_loss
+from accel_rl.algos.pqn import half_squared_loss
 from accel_rl.algos.qr_dqn import QRDQN, QRDQNSettings, quantile_huber_loss
 from accel_rl.replay.transitions import TransitionBatch
 from tests.helpers.dqn import SMALL
@@ -28,39 +30,6 @@ def random_batch(seed: int = 0, *shape: int) -> tuple[Tensor, Tensor]:
 
 def huber(d: float) -> float:
     return d * d / 2 if abs(d) <= 1 else abs(d) - 0.5
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_huber_loss_and_gradient(weighted: bool) -> None:
-    """Would catch a squared error, an error of another sign, a weight left out, or an invalid sample that counts."""
-    valid, weight = random_batch()
-    generator = torch.Generator().manual_seed(1)
-    value, td_target = 2 * torch.randn(2, 12, generator=generator, dtype=torch.float64)
-    td_target[0], td_target[1] = value[0] + 1, value[1] - 1  # where the two forms meet
-    importance = weight if weighted else None
-
-    def expected() -> float:
-        return sum(
-            (weight[i].item() if weighted else 1.0) * huber((td_target[i] - value[i]).item())
-            for i in range(12)
-            if valid[i]
-        )
-
-    total, gradient = expected(), slope(expected, value)
-    value.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = huber_loss(value, td_target, valid, importance)
-    loss_sum.backward()
-    assert 0 < valid.sum() < 12 and loss_sum.item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(value.grad, gradient, rtol=1e-5, atol=1e-5)
-    assert td_target.grad is None and not value.grad[~valid].any()
-    assert torch.autograd.gradcheck(lambda v: huber_loss(v, td_target.detach() + 0.01, valid, importance)[0], value)
-    error = (td_target - value).detach()
-    assert terms["loss"].item() == loss_sum.item()
-    assert terms["value"].item() == pytest.approx(value[valid].sum().item())
-    assert terms["td_error"].item() == pytest.approx(error[valid].abs().sum().item())
-    torch.testing.assert_close(terms["priority"][valid], error[valid].abs().clamp(1e-6, 1))
-    assert not any(term.requires_grad for term in terms.values())
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -115,35 +84,47 @@ def quantile_loss(quantiles: list[float], td_target: list[float]) -> float:
     return total
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_quantile_huber_loss_and_gradient(weighted: bool) -> None:
-    """Would catch quantiles and targets that are exchanged, the weight of the other side, a mean over the quantiles or
-    a sum over the targets, an importance weight left out, or an invalid sample that counts."""
+Q_LOSSES: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
+    "huber": (huber_loss, lambda value, td_target: huber(td_target - value), ()),
+    "quantile": (quantile_huber_loss, quantile_loss, (5,)),
+    "squared": (squared_loss, lambda value, td_target: (td_target - value) ** 2, ()),
+    "half": (half_squared_loss, lambda value, td_target: (td_target - value) ** 2 / 2, ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "weighted"),
+    [("huber", False), ("huber", True), ("quantile", False), ("quantile", True), ("squared", 0), ("half", 0)],
+)
+def test_loss_and_gradient(name: str, weighted: bool) -> None:
+    """Would catch an error of another sign or form, a half too few or too many, a mean, quantiles and targets that are
+    exchanged, a weight left out, a gradient through the target, or an invalid sample that counts, whatever it holds."""
+    loss, of_sample, shape = Q_LOSSES[name]
     valid, weight = random_batch()
-    generator = torch.Generator().manual_seed(1)
-    quantiles, td_target = 2 * torch.randn(2, 12, 5, generator=generator, dtype=torch.float64)
-    importance = weight if weighted else None
+    value, td_target = 2 * torch.randn(2, 12, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    td_target[0], td_target[1] = value[0] + 1, value[1] - 1  # where the two forms of Huber's loss meet
+    td_target[~valid] = torch.nan
+    more = (weight,) if weighted else ()
 
     def expected() -> float:
-        return sum(
-            (weight[i].item() if weighted else 1.0) * quantile_loss(quantiles[i].tolist(), td_target[i].tolist())
-            for i in range(12)
-            if valid[i]
-        )
+        factor = weight.tolist() if weighted else [1.0] * 12
+        return sum(factor[i] * of_sample(value[i].tolist(), td_target[i].tolist()) for i in range(12) if valid[i])
 
-    total, gradient = expected(), slope(expected, quantiles)
-    quantiles.requires_grad_()
+    total, gradient = expected(), slope(expected, value)
+    value.requires_grad_()
     td_target.requires_grad_()
-    loss_sum, terms = quantile_huber_loss(quantiles, td_target, valid, importance)
+    loss_sum, terms = loss(value, td_target, valid, *more)
     loss_sum.backward()
-    assert loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(quantiles.grad, gradient, rtol=1e-5, atol=1e-5)
-    assert td_target.grad is None and not quantiles.grad[~valid].any()
-    distance = (td_target.mean(1) - quantiles.mean(1)).abs().detach()
-    torch.testing.assert_close(terms["priority"][valid], distance[valid].clamp(1e-6, 1))
-    assert terms["td_error"].item() == pytest.approx(distance[valid].sum().item())
-    assert terms["value"].item() == pytest.approx(quantiles.mean(1)[valid].sum().item())
+    assert 0 < valid.sum() < 12 and loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
+    torch.testing.assert_close(value.grad, gradient, rtol=1e-5, atol=1e-5)
+    assert td_target.grad is None and not value.grad[~valid].any()
     assert not any(term.requires_grad for term in terms.values())
+    means = [x.detach()[valid].mean(1) if shape else x.detach()[valid] for x in (value, td_target)]
+    distance = (means[1] - means[0]).abs()
+    assert terms["value"].item() == pytest.approx(means[0].sum().item())
+    assert name == "squared" or terms["td_error"].item() == pytest.approx(distance.sum().item())
+    if "priority" in terms:
+        torch.testing.assert_close(terms["priority"][valid], distance.clamp(1e-6, 1))
 
 
 def test_priorities_are_bounded() -> None:

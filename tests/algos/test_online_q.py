@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.algos.online_q import OnlineQ, OnlineQSettings, QBatch, squared_loss
-from tests.helpers.losses import slope
+from accel_rl.algos.online_q import OnlineQ, OnlineQSettings, QBatch
 from tests.helpers.q_tables import table_trunk
 from tests.helpers.runs import assert_same
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
@@ -158,27 +157,6 @@ def test_the_target_is_synced_when_a_multiple_is_crossed(target: str) -> None:
         pairs = zip(algo.policy.parameters(), algo.target.parameters(), strict=True)
         synced.append(all(torch.equal(mine, frozen) for mine, frozen in pairs))
     assert [12 * (k + 1) for k in range(10) if synced[k]] == [36, 60, 96, 120]
-
-
-def test_squared_loss_and_gradient() -> None:
-    """Would catch a half, a mean, a gradient through the target, and an invalid sample that counts, whatever it
-    holds."""
-    generator = torch.Generator().manual_seed(0)
-    value, td_target = torch.randn(2, 8, generator=generator, dtype=torch.float64)
-    valid = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0]).bool()
-    td_target[~valid] = torch.nan
-
-    def expected() -> float:
-        return sum((td_target[i] - value[i]).item() ** 2 for i in range(8) if valid[i])
-
-    total, gradient = expected(), slope(expected, value)
-    value.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = squared_loss(value, td_target, valid)
-    loss_sum.backward()
-    assert loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(value.grad, gradient, rtol=1e-6, atol=1e-6)
-    assert td_target.grad is None and terms["value"].item() == pytest.approx(value[valid].sum().item())
 
 
 def test_exploration_is_each_environments_own() -> None:

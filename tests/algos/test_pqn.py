@@ -1,13 +1,12 @@
-"""PQN's targets against loops over single environments, its loss by hand, and which steps its minibatches hold."""
+"""PQN's targets against loops over single environments, and which steps its minibatches hold."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from accel_rl.algos.pqn import PQN, PQNSettings, half_squared_loss
+from accel_rl.algos.pqn import PQN, PQNSettings
 from accel_rl.rollout import Rollout
-from tests.helpers.losses import slope
 from tests.helpers.q_tables import table_trunk
 from tests.helpers.random_rollouts import VECTORS, random_rollout
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
@@ -92,26 +91,6 @@ def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) ->
                     step, return_ = samples[tuple(row.tolist())]
                     assert (batch.action[index], batch.valid[index]) == (step["action"], step["valid"])
                     assert targets.return_[index].item() == pytest.approx(return_, rel=1e-4, abs=1e-5)
-
-
-def test_half_squared_loss_and_gradient() -> None:
-    """Would catch a whole square, a mean, a gradient through the target, and an invalid sample that counts."""
-    value, td_target = torch.randn(2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    valid = torch.tensor([1, 1, 0, 1, 0, 1, 1, 0]).bool()
-    td_target[~valid] = torch.nan
-
-    def expected() -> float:
-        return sum(0.5 * (td_target[i] - value[i]).item() ** 2 for i in range(8) if valid[i])
-
-    total, gradient = expected(), slope(expected, value)
-    value.requires_grad_()
-    td_target.requires_grad_()
-    loss_sum, terms = half_squared_loss(value, td_target, valid)
-    loss_sum.backward()
-    assert loss_sum.item() == terms["loss"].item() == pytest.approx(total, rel=1e-12)
-    torch.testing.assert_close(value.grad, gradient, rtol=1e-6, atol=1e-6)
-    assert td_target.grad is None and terms["value"].item() == pytest.approx(value[valid].sum().item())
-    assert terms["td_error"].item() == pytest.approx((td_target - value)[valid].abs().sum().item())
 
 
 def test_the_loss_is_of_the_action_taken() -> None:

@@ -76,6 +76,15 @@ def test_entropy_is_the_samples_mean_of_minus_log_p(kind: str) -> None:
     assert -log_p.mean().item() == pytest.approx(distribution.entropy(parameters).item(), abs=error + 1e-6)
 
 
+def test_categorical_sampling_follows_the_probabilities() -> None:
+    """Would catch an off-by-one in the inverse distribution, or a last action that is never or wrongly chosen."""
+    logits = torch.tensor([0.1, 0.0, 0.6, 0.3]).log().expand(100_001, 4)
+    action = Categorical(4).sample(logits, torch.linspace(0, 1, 100_001))
+    frequency = torch.bincount(action, minlength=4) / len(action)
+    torch.testing.assert_close(frequency, torch.tensor([0.1, 0.0, 0.6, 0.3]), atol=1e-4, rtol=0)
+    assert Categorical(3).sample(torch.zeros(1, 3), torch.ones(1)).item() == 2
+
+
 def test_choices_are_sampled_independently() -> None:
     """Would catch choices with another one's probabilities, or choices that depend on each other."""
     distribution, parameters, _ = make("multi_categorical", (1,), scale=1.0)

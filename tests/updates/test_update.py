@@ -108,6 +108,15 @@ def test_minimize_is_step(make: Callable[[Optimizer], Learner], rule: Optimizer)
     torch.testing.assert_close(actual.values, expected.values, rtol=1e-3, atol=1e-4)
 
 
+def test_the_whole_gradient_is_clipped() -> None:
+    """Would catch clipping per tensor, or after the update."""
+    layer = nn.Linear(3, 2)
+    update = Update(layer, RMSProp(), clip_grad_norm=0.5)
+    norm = update.step((layer(torch.ones(1, 3)) * 100).sum(), torch.tensor(4), 1e-3)
+    assert norm.item() == pytest.approx(25 * 8**0.5, rel=1e-5)
+    assert update.parameters.gradient.norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
 def test_what_is_not_sliceable_stays_whole() -> None:
     """Would catch a recurrent batch [T, B] that is cut along time."""
     learner = Learner(slice_elements=1)
