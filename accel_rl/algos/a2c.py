@@ -86,18 +86,15 @@ class A2C(ActorCriticAlgo):
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, A2CTargets, Tensor]:
         """Returns what an update needs: all steps, their targets, and how many of them are valid."""
-        return whole_batch(rollout, self.compute_targets(rollout))
-
-    def compute_targets(self, rollout: Rollout) -> A2CTargets:
-        """Returns advantages and returns, each [T, B]."""
         settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         if settings.gae_lambda == 1:
             return_ = discounted_return(reward, done, bootstrap_value, settings.discount)
-            return A2CTargets(return_ - value, return_)
-        return A2CTargets(
-            *generalized_advantage(reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda)
+            return whole_batch(rollout, A2CTargets(return_ - value, return_))
+        advantage_and_return = generalized_advantage(
+            reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda
         )
+        return whole_batch(rollout, A2CTargets(*advantage_and_return))
 
     def learning_rate(self, step: int) -> float:
         ratio = self.num_envs * self.horizon / REFERENCE_BATCH

@@ -93,20 +93,15 @@ class PPO(ActorCriticAlgo):
         return stack_stats(stats)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
-        """Returns the rollout, so that all minibatches find it in one place on a GPU, and its targets."""
-        return rollout, self.compute_targets(rollout)
-
-    def compute_targets(self, rollout: Rollout) -> PPOTargets:
-        """Returns the targets of all steps; advantages are as they are, not standardized."""
-        settings, value = self.settings, rollout.policy_outputs["value"]  # [T, B], as it was when acting
+        """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps;
+        advantages are as they are, not standardized."""
+        settings, outputs = self.settings, rollout.policy_outputs  # value and distribution as they were when acting
         reward, done, bootstrap_value = bootstrap(self.policy, rollout, settings.discount)
         advantage, return_ = generalized_advantage(
-            reward, value, done, bootstrap_value, settings.discount, settings.gae_lambda
+            reward, outputs["value"], done, bootstrap_value, settings.discount, settings.gae_lambda
         )
-        old_log_probability = self.policy.distribution.log_probability(
-            rollout.policy_outputs["distribution"], rollout.action
-        )
-        return PPOTargets(advantage, return_, value, old_log_probability)
+        old_log_probability = self.policy.distribution.log_probability(outputs["distribution"], rollout.action)
+        return rollout, PPOTargets(advantage, return_, outputs["value"], old_log_probability)
 
     def _is_too_far(self, epoch: list[Stats], update: Update) -> bool:
         """Tells whether the policy has left the one that acted; waits for the GPU, the price of target_kl."""

@@ -127,12 +127,9 @@ class VTrace(ActorCriticAlgo):
 
     def prepare(self, rollout: Rollout) -> tuple[Batch, VTraceTargets, Tensor]:
         """Returns what an update needs: sequences, their targets, and how many steps are valid."""
-        return rollout.sequences(), self.compute_targets(rollout), rollout.valid.sum()
-
-    def compute_targets(self, rollout: Rollout) -> VTraceTargets:
-        reward, done, bootstrap_value = bootstrap(self.policy, rollout, self.settings.discount)
+        following = bootstrap(self.policy, rollout, self.settings.discount)
         behaviour = self.policy.distribution.log_probability(rollout.policy_outputs["distribution"], rollout.action)
-        return VTraceTargets(reward, done, bootstrap_value, behaviour)
+        return rollout.sequences(), VTraceTargets(*following, behaviour), rollout.valid.sum()
 
     def loss(self, batch: Batch, targets: VTraceTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
         """Returns `vtrace_loss` of the policy as it is now; batch [T, B, ...]."""

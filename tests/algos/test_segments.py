@@ -166,7 +166,7 @@ def test_advantages_are_standardized_over_valid_steps() -> None:
     """Would catch a mean or std that padding is part of."""
     algo = make("ppo", normalize_advantage="rollout")
     rollout = merged(VECTORS, algo.policy, NUM_SEGMENTS + 2, garbage=1e12)
-    advantage = algo.compute_targets(rollout).advantage
+    advantage = algo.prepare(rollout)[1].advantage
     valid = rollout.valid
     found = standardized(advantage, valid, RecordingUpdate(algo.policy))[valid].double()
     expected = advantage[valid].double()
