@@ -178,6 +178,8 @@ class Algo(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned, perhaps without "local"."""
 
+    # ---- what it offers to the run ----
+
     def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
         """Returns what agents of the queued sampler keep for auxiliary tasks, if they do; called after `setup`.
 
