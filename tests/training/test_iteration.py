@@ -55,6 +55,20 @@ def test_vtrace_with_one_batch_acts_as_a2c_does() -> None:
         before = outputs[0].clone()
 
 
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_the_first_rollout_of_a_run_makes_the_running_statistics(normalizes: bool) -> None:
+    """Would catch what is learned with statistics of nothing, a first rollout that is wasted without them, and one that
+    a resumed run wastes."""
+    torch.manual_seed(0)
+    algo = A2C(spec_of(COUNTING), A2CSettings(normalize_observations=normalizes), 10**6, NUM_ENVS, HORIZON)
+    learned = []
+    for step in (0, NUM_ENVS * HORIZON):  # each by an iteration of its own, as after a resume
+        before = algo.policy.policy_head.weight.detach().clone()
+        stats = make_iteration(algo).collect_and_learn(step).stats
+        learned.append(bool(stats) and not torch.equal(algo.policy.policy_head.weight, before))
+    assert learned == [not normalizes, True]
+
+
 class Watching(VTrace):
     """Keeps what the policy says, right after each update, of the observations on which its environments act next."""
 
