@@ -532,6 +532,12 @@ def test_a_real_process_refuses_bad_arguments_as_well() -> None:
     assert result.out == ""
 
 
+def test_the_list_of_commands_is_there_at_once() -> None:
+    """Would catch a command whose arguments import what only its run needs: seconds before any answer."""
+    code = "import sys; from accel_rl import cli; cli._parser([]); sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_too_few_addresses_for_torch_are_one_line(tmp_path: Path) -> None:
     """Would catch a traceback from the middle of an import where the shell or a batch system limits addresses."""
     limited = 'ulimit -v 400000; exec "$0" -m accel_rl train --env CartPole-v1'

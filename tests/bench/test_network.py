@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.bench import network, network_contestants, network_options
+from accel_rl.bench import network, network_contestants, options
 from accel_rl.bench.network_contestants import (
     NETWORKS,
     Case,
@@ -172,7 +172,7 @@ def test_networks_are_those_of_training(name: str, env: str, preset: str) -> Non
     assert spec.action_space == measured.action_space
     settings = load_preset("a2c")["pixels" if spec.is_pixels else "vectors"]
     assert NETWORKS[name].separate_value == settings.get("separate_value", False)
-    assert tuple(NETWORKS) == network_options.NETWORKS
+    assert tuple(NETWORKS) == options.NETWORKS
     assert build_algo(name, "bfloat16").policy.bf16 and not build_algo(name, "float32").policy.bf16
 
 
