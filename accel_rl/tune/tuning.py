@@ -93,10 +93,7 @@ def short_settings(config: Config) -> Settings:
 
     Its schedules stay at their beginning. A replay is as small, and full or warm as early, as its batches allow."""
     run, algo = config.run, config.algo
-    short: Settings = {
-        "steps": 10**12,
-        "decorrelation_steps": min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS),
-    }
+    short: Settings = {"steps": 10**12, "decorrelation_steps": min(run.decorrelation_steps, SHORT_DECORRELATION_STEPS)}
     if hasattr(algo, "replay_size"):
         warmup = max(LEAST_WARMUP_STEPS, algo.batch_size + run.envs * algo.n_step)
         short["warmup_steps"] = min(algo.warmup_steps, warmup)

@@ -24,8 +24,7 @@ def have_gpus(num: int, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "device"),
-    [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("auto", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")],
+    ("name", "device"), [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("auto", "cuda:0"), ("cpu", "cpu"), ("cpu:0", "cpu")]
 )
 def test_devices_have_full_names(name: str, device: str, monkeypatch: Any) -> None:
     """Would catch a name without a number, which torch.cuda.set_device does not take."""
