@@ -498,18 +498,10 @@ def test_bad_arguments_are_refused(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"learnin_rate": 1}, "unknown setting 'learnin_rate'; did you mean learning_rate"),
-        ({"algo": "a2d"}, "did you mean a2c"),
-        ({"envs": 5}, "envs=5 does not split"),
-    ],
-)
-def test_bad_settings_are_refused_in_python(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
     """Would catch a keyword that is ignored, or another exception than the documented one."""
-    with pytest.raises(UsageError, match=message):
-        accel_rl.train(**settings, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="unknown setting 'learnin_rate'; did you mean learning_rate"):
+        accel_rl.train(learnin_rate=1, out=tmp_path / "run")
     assert os.listdir(tmp_path) == []
 
 
