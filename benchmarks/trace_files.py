@@ -1,7 +1,6 @@
 """Prints through which files of the package one sample passes and one update: python benchmarks/trace_files.py algo=ppo
 
-A file counts if its functions run, here or in a simulator process, in one `collect` or `learn` of a warm training.
-"""
+A file counts if its functions run, here or in a simulator process, in one `collect` or `learn` of a warm training."""
 
 import json
 import os
@@ -12,8 +11,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 import accel_rl
 from accel_rl.samplers.worker_launcher import Launcher
@@ -63,19 +60,20 @@ def trace(settings: dict[str, Any]) -> dict[str, list[Path]]:
         of_workers = [json.loads(file.read_text()) for file in Path(folder).iterdir()]
 
     def files(start: int, end: int, *recorded: dict[str, list[int]]) -> list[Path]:
-        names = {Path(name) for each in recorded for name in each if any(start < t < end for t in each[name])}
-        return sorted(name for name in names if name.is_relative_to(PACKAGE))
+        found = {Path(name) for each in recorded for name in each if any(start < t < end for t in each[name])}
+        return sorted(file for file in found if file.is_relative_to(PACKAGE))
 
     return {"sample": files(start, middle, calls, *of_workers), "update": files(middle, end, calls)}
 
 
 def main() -> None:
-    given = {name: yaml.safe_load(value) for name, value in (word.split("=", 1) for word in sys.argv[1:])}
+    given = dict(word.split("=", 1) for word in sys.argv[1:])
     for name, files in trace({"device": "cpu", "envs": 4, "workers": 2} | given).items():
         counts = {str(file.relative_to(PACKAGE)): len(file.read_text().splitlines()) for file in files}
         rest = [count for file, count in counts.items() if not file.startswith("models/")]
-        text = f"one {name}: {len(files)} files ({sum(counts.values()):,}), {len(rest)} ({sum(rest):,}) without models"
-        print(text, *(f"  {counts[file]:5}  {file}" for file in counts), sep="\n")
+        print(f"one {name}: {len(files)} files, {sum(counts.values()):,} lines", end="; ")
+        print(f"without models/: {len(rest)} files, {sum(rest):,} lines")
+        print(*(f"  {count:5}  {file}" for file, count in counts.items()), sep="\n")
 
 
 if __name__ == "__main__":
