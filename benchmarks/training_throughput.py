@@ -51,10 +51,7 @@ from training_contests import CONTESTS, Contest, Settings, driver_settings
 
 VERSION = 2  # of the JSON
 BOUND = "bound"
-BOUNDS: dict[str, Settings] = {
-    BOUND: {"algo": "a2c", "envs": 16, "horizon": 5},
-    "bound-pqn": {"algo": "pqn_16x32"},
-}
+BOUNDS: dict[str, Settings] = {BOUND: {"algo": "a2c", "envs": 16, "horizon": 5}, "bound-pqn": {"algo": "pqn_16x32"}}
 BOUND_BUDGET_S = 30.0
 ON_GPU = {"a2c-gpu": "a2c", "ppo-gpu": "ppo"}  # contest: algorithm
 ON_GPU_ENVS_PER_CPU, ON_GPU_BATCH, ON_GPU_BUDGET_S = 16, 2048, 60.0

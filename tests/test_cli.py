@@ -365,10 +365,6 @@ BAD_ARGUMENTS = [
     ("", "required: COMMAND"),
     ("trian", "invalid choice: 'trian'"),
     ("train --env pogn", "unknown environment 'pogn'; did you mean pong"),
-    ("train --env ALE/Pogn-v5", "did you mean ALE/Pong-v5"),
-    ("train --env CartPole-v7", "did you mean CartPole-v1"),
-    ("train --env nomodule:make", "there is no module 'nomodule'"),
-    ("train --env tests.helpers.toy_envs:Countign", "unknown environment 'Countign'; did you mean Counting"),
     ("train --env tests.helpers.toy_envs:Unsupported", r"nothing to observe that can be learned from \(Text\)"),
     ("train --env tests.helpers.toy_envs:Seedless", r"reset\(\) of Seedless takes no seed"),
     ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
@@ -384,32 +380,24 @@ BAD_ARGUMENTS = [
     ("train --network torch.nn:Linaer", "unknown network 'Linaer'; did you mean Linear"),
     ("train --network math:sqrt", "network math:sqrt does not fit observations"),
     ("train --env CartPole-v1 --reset-mode reserve", "reset_mode=reserve needs states that can be copied"),
-    (
-        "train --reset-mode never",
-        "unknown reset_mode 'never'; did you mean reserve?",
-    ),
+    ("train --reset-mode never", "unknown reset_mode 'never'; did you mean reserve?"),
     ("train --envs 5", "envs=5 does not split into 2 groups; use an even number, or --sampler serial"),
     ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),
     ("train --workers 3 --envs 8", "use 2 or 4 workers, or 6 or 12 envs"),
     ("train --workers 0", "workers=0 must be at least 1"),
-    ("train --envs-per-worker 0", "envs_per_worker=0 must be at least 1"),
     ("train --envs-per-worker 5", "envs=16 is not a multiple of envs_per_worker=5"),
     ("train --envs-per-worker 4 --workers 2", "workers=2 and envs_per_worker=4 contradict each other"),
     ("train --cpus 0-", "cpus='0-' must be a list of logical CPUs as in 0-7,16-23"),
     ("train --cpus ''", "cpus='' must be a list of logical CPUs"),
     ("train --cpus 99999", "of these, 99999 do not; .* exist on this machine"),
-    ("train --horizon 0", "horizon=0 must be at least 1"),
     ("train --learning-rate -1", "learning_rate=-1.0 must be greater than 0"),
     ("train --learning-rate fast", "learning_rate='fast' must be of type float"),
     ("train --learning-rate nan", "learning_rate='nan' must be of type float"),
     ("train --discount 2", "discount=2.0 must be at most 1"),
     ("train --steps 0", "steps=0 must be at least 1"),
-    ("train --steps many", "steps='many' must be of type int"),
     ("train --steps 10.5", "steps=10.5 must be of type int"),
     ("train --steps", "--steps: expected one argument"),
     ("train --config", "--config: expected one argument"),
-    ("train --resume", "--resume: expected one argument"),
-    ("train --out", "--out: expected one argument"),
     ("train --device cuda:99", "device='cuda:99', but there is no such GPU here; use --device cpu"),
     ("train --device tpu", "must be auto, cpu or cuda:<number>"),
     ("train --optimizer foo", "optimizer 'foo' is unknown; choose from rmsprop"),
@@ -510,18 +498,10 @@ def test_bad_arguments_are_refused(
     assert sorted(os.listdir(tmp_path)) == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"learnin_rate": 1}, "unknown setting 'learnin_rate'; did you mean learning_rate"),
-        ({"algo": "a2d"}, "did you mean a2c"),
-        ({"envs": 5}, "envs=5 does not split"),
-    ],
-)
-def test_bad_settings_are_refused_in_python(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
     """Would catch a keyword that is ignored, or another exception than the documented one."""
-    with pytest.raises(UsageError, match=message):
-        accel_rl.train(**settings, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="unknown setting 'learnin_rate'; did you mean learning_rate"):
+        accel_rl.train(learnin_rate=1, out=tmp_path / "run")
     assert os.listdir(tmp_path) == []
 
 
@@ -530,6 +510,14 @@ def test_a_real_process_refuses_bad_arguments_as_well() -> None:
     result = run("list", "games")
     result.assert_one_line(2)
     assert result.out == ""
+
+
+def test_the_list_of_commands_is_there_at_once() -> None:
+    """Would catch a command whose arguments import what only its run needs: seconds before any answer."""
+    code = (
+        "import sys; from accel_rl import cli; cli._parser([]); sys.exit(not {'torch', 'yaml'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_too_few_addresses_for_torch_are_one_line(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
 def check_format(format: str) -> None:
     """Raises UsageError if there is no such format, or if the package that it takes is missing."""
     if format not in SUFFIXES:
-        raise unknown("format", format, [*SUFFIXES, "safetensors"], "(there are onnx, torchscript, safetensors)")
+        raise unknown("format", format, SUFFIXES, "(there are onnx, torchscript)")
     if format == "onnx":
         try:
             import onnx  # noqa: F401

@@ -235,10 +235,7 @@ def compare(paths: Sequence[Path]) -> list[Comparison]:
 
 def format_table(comparisons: Sequence[Comparison]) -> str:
     """Returns a table in Markdown, a row for each setting."""
-    lines = [
-        "| setting | games | runs | interquartile mean | median | mean |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| setting | games | runs | interquartile mean | median | mean |", "|---|---|---|---|---|---|"]
     for setting, scores, *intervals in comparisons:
         cells = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in intervals]
         lines.append(f"| {setting} | {len(scores)} | {len(pooled(scores))} | {' | '.join(cells)} |")

@@ -1,5 +1,5 @@
-"""The benchmarks `accel-rl bench sampling` and `network`: contestants take turns in one run, since only ratios count.
+"""The benchmarks of `accel-rl bench`: contestants take turns in one run, since only ratios count.
 
-timing.py holds the turns and their statistics, sampling.py and network.py the benchmarks. Importing the package imports
-no torch. What only developers run stands in the repository's folder benchmarks/.
+timing.py holds the turns and their statistics, sampling.py, network.py and emulator.py the benchmarks. Importing the
+package imports no torch. What only developers run stands in the repository's folder benchmarks/.
 """

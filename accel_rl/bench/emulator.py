@@ -28,10 +28,10 @@ import numpy as np
 from accel_rl.bench.bare import bare_steps
 from accel_rl.bench.contestants import SamplerContestant
 from accel_rl.bench.emulator_contestants import python_us_per_step, raw_builders
-from accel_rl.bench.emulator_options import EmulatorOptions
 from accel_rl.bench.emulator_starts import run_starts
 from accel_rl.bench.emulator_table import contest_row, show_contest, show_python, show_starts, show_summary, summarize
 from accel_rl.bench.limit import SimulationLimit
+from accel_rl.bench.options import EmulatorOptions
 from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
 from accel_rl.bench.peers import own_builders, peer_builders
 from accel_rl.bench.timing import Contestant, Repeated, Schedule, compare

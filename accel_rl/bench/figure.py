@@ -8,10 +8,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from accel_rl.analysis.plot import COLORS
 
-LINES = {
-    "process": ("--", "one bare process"),
-    "hyperthreads": (":", "one bare process per hyperthread"),
-}
+LINES = {"process": ("--", "one bare process"), "hyperthreads": (":", "one bare process per hyperthread")}
 
 
 def draw_sampling(result: dict[str, Any], out: Path) -> None:

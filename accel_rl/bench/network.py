@@ -29,7 +29,7 @@ from accel_rl.bench.network_contestants import (
     count_flops,
     peak_works,
 )
-from accel_rl.bench.network_options import NetworkOptions
+from accel_rl.bench.options import NetworkOptions
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Schedule, Turns, alternate, ratio
 from accel_rl.hardware.allocator import keep_freed_memory

@@ -1,73 +1,172 @@
-"""The options of `accel-rl bench sampling`. The command line imports this module for every command: it stays light."""
+"""The options of `accel-rl bench`. The command line imports this module for every command: it stays light."""
 
 import argparse
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from accel_rl.errors import UsageError
+from accel_rl.errors import UsageError, unknown
+from accel_rl.hardware.topology import available_cpus
+
+NETWORKS = ("a3c", "nature", "cule", "mlp")
+PARTS = ("raw", "steps", "vector", "sampler", "python", "starts")
+DEFAULT_PARTS = PARTS[:-1]
+
+
+def _option(default: Any, help_text: str, **argument: Any) -> Any:
+    """Returns the field of an option: its default, its help, and what else `add_argument` takes."""
+    return field(default=default, metadata={"help": help_text, **argument})
+
+
+def _count(default: int | None, help_text: str) -> Any:
+    return _option(default, help_text, type=int, metavar="N")
+
+
+def _file(help_text: str) -> Any:
+    return _option(None, help_text, type=Path, metavar="FILE")
+
+
+def _seconds(default: float, help_text: str) -> Any:
+    return _option(default, help_text, type=float, metavar="S")
+
+
+def _switch(help_text: str) -> Any:
+    return _option(False, help_text, action="store_true")
+
+
+def add_options(parser: argparse.ArgumentParser, options: type) -> None:
+    """Adds one argument for each field of the options of a benchmark."""
+    for each in fields(options):
+        parser.add_argument(f"--{each.name.replace('_', '-')}", default=each.default, **each.metadata)
+
+
+def _check(options: Any, *counts: str) -> None:
+    """Raises UsageError for a number that is not positive."""
+    for name in counts:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value} must be at least 1")
+    if not 0 < options.seconds < float("inf"):
+        raise UsageError(f"seconds={options.seconds} must be greater than 0")
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options; HELP says what each one is and what None stands for. Raises UsageError for a value out of range."""
+    """Options of `accel-rl bench sampling`. Raises UsageError for a value out of range."""
 
-    env: str = "pong"
-    env_preset: str = "stooke"
-    simulator: str = "auto"
-    cores: int | None = None
-    envs_per_core: int = 8
-    workers: int | None = None
-    horizon: int = 64
-    seconds: float = 1.0
-    rounds: int | None = None
-    device: str | None = None
-    peers: bool = True
-    table: bool = True
-    full: bool = False
-    json: Path | None = None
-    figure: Path | None = None
+    env: str = _option("pong", "Atari game (pong)", metavar="ENV")
+    env_preset: str = _option("stooke", "frames and episodes: stooke, dqn84 or v5 (stooke)", metavar="PRESET")
+    simulator: str = _option(
+        "auto", "native, ale, or auto: native for games that it plays exactly (auto)", metavar="SIMULATOR"
+    )
+    cores: int | None = _count(None, "use only the first N of this process's cores (all)")
+    envs_per_core: int = _count(8, "environments per core in the comparison (8)")
+    workers: int | None = _count(
+        None, "simulator processes, where the environments divide evenly (one per logical CPU)"
+    )
+    horizon: int = _count(64, "steps per rollout without a barrier (64)")
+    seconds: float = _seconds(1.0, "length of a turn, in seconds (1.0)")
+    rounds: int | None = _count(None, "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)")
+    device: str | None = _option(
+        None,
+        "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or else cpu)",
+        metavar="DEVICE",
+    )
+    peers: bool = _option(
+        True,
+        "also measure EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
+        action=argparse.BooleanOptionalAction,
+    )
+    table: bool = _option(True, "also measure Table 1 and Figure 2", action=argparse.BooleanOptionalAction)
+    full: bool = _switch(
+        "more rounds, and in the figure one curve each for 1, 2, 4, ... cores instead of one for all cores"
+    )
+    json: Path | None = _file("write all figures to FILE")
+    figure: Path | None = _file("draw the figure into FILE (results/sampling.png)")
 
     def __post_init__(self) -> None:
-        for name in ("cores", "envs_per_core", "workers", "horizon", "rounds"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value} must be at least 1")
-        if not 0 < self.seconds < float("inf"):
-            raise UsageError(f"seconds={self.seconds} must be greater than 0")
+        _check(self, "cores", "envs_per_core", "workers", "horizon", "rounds")
 
 
-HELP: dict[str, str] = {
-    "env": "Atari game",
-    "env_preset": "frames and episodes: stooke, dqn84 or v5",
-    "simulator": "native, ale, or auto: native for games that it plays exactly",
-    "cores": "use only the first N of this process's cores (all)",
-    "envs_per_core": "environments per core in the comparison",
-    "workers": "simulator processes, where the environments divide evenly (one per logical CPU)",
-    "horizon": "steps per rollout without a barrier",
-    "seconds": "length of a turn, in seconds",
-    "rounds": "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)",
-    "device": "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or else cpu)",
-    "peers": "also measure EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
-    "table": "also measure Table 1 and Figure 2",
-    "full": "more rounds, and in the figure one curve each for 1, 2, 4, ... cores instead of one for all cores",
-    "json": "write all figures to FILE",
-    "figure": "draw the figure into FILE (results/sampling.png)",
-}
-TYPES: dict[str, Any] = {"seconds": float, "json": Path, "figure": Path}
-TYPES |= dict.fromkeys(("env", "env_preset", "simulator", "device"), str)
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Options of `accel-rl bench network`. Raises UsageError for a value out of range."""
+
+    network: Sequence[str] = _option(
+        ("a3c", "nature", "mlp"),
+        "networks: a3c (on frames of 104x80), nature, cule (both 84x84), mlp (CartPole) (a3c nature mlp)",
+        nargs="+",
+        metavar="NAME",
+    )
+    batches: Sequence[int] | None = _option(
+        None,
+        "batch sizes, of acting and of learning (acting: 4 8 16 32 64; learning: 32 80 256 512; mlp: acting, 8)",
+        nargs="+",
+        type=int,
+        metavar="N",
+    )
+    threads: Sequence[int] | None = _option(
+        None,
+        "numbers of PyTorch's threads (1 2 4 ... up to the logical CPUs of this process, and to 16)",
+        nargs="+",
+        type=int,
+        metavar="N",
+    )
+    rounds: int | None = _count(None, "rounds (as many as fit into 35 seconds, and at least 5)")
+    seconds: float = _seconds(0.02, "length of a turn, in seconds (0.02)")
+    json: Path | None = _file("write all figures to FILE")
+
+    def __post_init__(self) -> None:
+        if wrong := sorted(set(self.network) - set(NETWORKS)):
+            raise UsageError(f"network={wrong[0]} is unknown; choose from {', '.join(NETWORKS)}")
+        for batch in self.batches or ():
+            if batch < 1:
+                raise UsageError(f"batches={batch} must be at least 1")
+        num_cpus = len(available_cpus())
+        for threads in self.threads or ():
+            if not 1 <= threads <= num_cpus:
+                raise UsageError(
+                    f"threads={threads} must be from 1 to {num_cpus}, the logical CPUs that this process may use"
+                )
+        _check(self, "rounds")
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds one argument for each field of SamplingOptions."""
-    for field in fields(SamplingOptions):
-        flag = f"--{field.name.replace('_', '-')}"
-        default: Any = field.default
-        help_text = HELP[field.name] + (f" ({default})" if default is not None and field.type is not bool else "")
-        if field.type is bool:
-            action: Any = argparse.BooleanOptionalAction if default else "store_true"
-            parser.add_argument(flag, action=action, default=default, help=help_text)
-        else:
-            kind = TYPES.get(field.name, int)
-            metavar = {int: "N", float: "S", str: field.name.rsplit("_", 1)[-1].upper(), Path: "FILE"}[kind]
-            parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=help_text)
+@dataclass(frozen=True)
+class EmulatorOptions:
+    """Options of `accel-rl bench emulator`. Raises UsageError for a value out of range."""
+
+    games: Sequence[str] | None = _option(
+        None, "games, named as in ale-py (ten on one core; three of them on all cores)", nargs="+", metavar="GAME"
+    )
+    parts: Sequence[str] | None = _option(
+        None,
+        "what to measure: raw (frames), steps (of an agent), vector (environments), sampler, python (time per "
+        "step), starts (the default leaves these out)",
+        nargs="+",
+        metavar="PART",
+    )
+    num_envs: int = _count(32, "environments of `vector` (32)")
+    cores: int | None = _count(None, "use only the first N of this process's cores (all)")
+    seconds: float = _seconds(
+        0.1, "length of a turn on one core, in seconds; on all cores it is three times as long (0.1)"
+    )
+    rounds: int | None = _count(
+        None, "rounds of each comparison (as many as fit into 4 minutes in all, or 20 with --full)"
+    )
+    full: bool = _switch(
+        "20 rounds, `vector` also at half size, and the starts: how long they take, and how much memory"
+    )
+    json: Path | None = _file("write all figures to FILE")
+    figure: Path | None = _file("draw the figure into FILE (results/emulator.png)")
+
+    def __post_init__(self) -> None:
+        _check(self, "num_envs", "cores", "rounds")
+        for part in self.parts or ():
+            if part not in PARTS:
+                raise unknown("part", part, PARTS)
+
+    @property
+    def chosen_parts(self) -> Sequence[str]:
+        """Returns the parts that are measured."""
+        return self.parts or (PARTS if self.full else DEFAULT_PARTS)

@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.bench.bare import NUM_DRAWN
 from accel_rl.bench.timing import Contestant, Shares
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.atari import AtariOptions, game_name, games, make_options
 from accel_rl.envs.spec import Array
-from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import available_cpus, physical_cores
-
-NUM_DRAWN = 1000  # batches of actions that are drawn in advance; then they repeat
 
 Builder = Callable[[], Contestant]
 
@@ -61,17 +59,6 @@ def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
     return (105, 80) if options.frame_shape == (104, 80) else options.frame_shape
 
 
-def _options(env: EnvConfig) -> AtariOptions:
-    return make_options(env.preset, env.options)
-
-
-def _game(env: EnvConfig) -> str:
-    game = game_name(env.env_id)
-    if game is None:
-        raise UsageError(f"env={env.env_id} is not an Atari game; `accel-rl list envs` lists them")
-    return game
-
-
 def _thread_affinity_offset() -> int:
     """Returns the offset for pinned threads, or -1 for threads that may run wherever this process may.
 
@@ -98,13 +85,13 @@ class EnvPool:
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int):
         import envpool
 
-        options = _options(env)
+        options = make_options(env.preset, env.options)
         height, width = peer_frame_shape(options)
         self.name = name
         self.shares: Shares = {}
         self._batch_size, self._num_batches = batch_size, num_envs // batch_size
         self._pool: Any = envpool.make(
-            games()[_game(env)].removeprefix("ALE/"),
+            games()[str(game_name(env.env_id))].removeprefix("ALE/"),
             env_type="gymnasium",
             num_envs=num_envs,
             batch_size=batch_size,
@@ -156,13 +143,13 @@ class AtariVector:
     was faster than the other one."""
 
     def __init__(self, name: str, env: EnvConfig, num_envs: int, batch_size: int, module: str = "ale_py.vector_env"):
-        options = _options(env)
+        options = make_options(env.preset, env.options)
         height, width = peer_frame_shape(options)
         self.name = name
         self.shares: Shares = {}
         self._batch_size, self._num_batches = batch_size, num_envs // batch_size
         self._envs: Any = importlib.import_module(module).AtariVectorEnv(
-            _game(env),
+            game_name(env.env_id),
             num_envs,
             batch_size=batch_size,
             num_threads=_num_threads(),

@@ -52,13 +52,7 @@ from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import UsageError
-from accel_rl.hardware.placement import (
-    LEAST_CORES_TO_RESERVE_ONE,
-    default_workers,
-    divides_evenly,
-    make_plan,
-    pinned,
-)
+from accel_rl.hardware.placement import LEAST_CORES_TO_RESERVE_ONE, default_workers, divides_evenly, make_plan, pinned
 from accel_rl.hardware.topology import Cpus, read_topology
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers.base import SamplerConfig

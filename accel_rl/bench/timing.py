@@ -128,11 +128,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
     drawn = np.random.default_rng(0).choice(ratios, (NUM_RESAMPLINGS, len(ratios)))
     medians = np.sort(np.median(drawn, axis=1))
     outside = NUM_RESAMPLINGS // 40
-    return {
-        "median": statistics.median(ratios),
-        "low": float(medians[outside]),
-        "high": float(medians[-outside - 1]),
-    }
+    return {"median": statistics.median(ratios), "low": float(medians[outside]), "high": float(medians[-outside - 1])}
 
 
 def two_resource_bound(simulation: Sequence[float], network: Sequence[float]) -> list[float]:

@@ -13,8 +13,7 @@ class LearnerSettings:
     """Settings that only matter with several learners, or with a central store of parameters."""
 
     devices: str | None = setting(
-        None,
-        "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)",
+        None, "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)"
     )
     learners_per_gpu: int = setting(1, "learners that share each of these GPUs", least=1)
     update: str = setting(
@@ -28,9 +27,7 @@ class LearnerSettings:
         "chunks", "central_store: a lock for each chunk, or none, as in the A3C paper", choices=("chunks", "none")
     )
     rule_state: str = setting(
-        "shared",
-        "central_store: learners share the optimizer's state, or each has its own",
-        choices=("shared", "own"),
+        "shared", "central_store: learners share the optimizer's state, or each has its own", choices=("shared", "own")
     )
     updates_per_exchange: int | None = setting(
         None, "central_store: multi-step asynchronous Adam, with this many local updates between two exchanges", least=1

@@ -1,13 +1,21 @@
 """The command `accel-rl doctor`: a report on this machine, or its GPU beside its CPU, and a verdict."""
 
-import argparse
+from typing import Any
 
 from accel_rl.errors import UsageError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", action="store_true", help="compare what the GPU does with the CPU, in two minutes")
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+def add_doctor(commands: Any) -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="report on this machine and what to mend, or check that its GPU does what the CPU does",
+        description="Reports in about 15 seconds what this machine is, how fast it trains, what a run would use, and "
+        "what should be mended by which command; the status is 1 if training fails. With --gpu: compares every GPU "
+        "path with the CPU, within two minutes, and ends with a verdict.",
+    )
+    command.add_argument("--gpu", action="store_true", help="compare what the GPU does with the CPU, in two minutes")
+    command.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    command.set_defaults(run=lambda options: run(options.gpu, options.json))
 
 
 def run(gpu: bool, json: bool) -> None:

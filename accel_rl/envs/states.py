@@ -33,11 +33,7 @@ def capture(env: Env) -> State:
     if _is_mujoco(inner):
         data = zlib.compress(pickle.dumps(inner.data), 1)  # from 700 KB to 35 KB
         attributes = {name: value for name, value in vars(inner).items() if name not in _MUJOCO_OBJECTS}
-        return {
-            "mujoco": data,
-            "attributes": pickle.dumps(attributes),
-            "wrappers": pickle.dumps(_wrapper_states(env)),
-        }
+        return {"mujoco": data, "attributes": pickle.dumps(attributes), "wrappers": pickle.dumps(_wrapper_states(env))}
     try:
         return {"pickle": pickle.dumps(env)}
     except Exception:  # pickling may raise anything; many of gymnasium's wrappers hold a lambda

@@ -19,7 +19,7 @@ from accel_rl.training.trust import check_owner
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 4
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
-# What the checkpoint of a run holds; its replays, and policies that earlier versions wrote, hold something else.
+# What the checkpoint of a run holds; its replays hold something else.
 PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")
 # Files in a run's folder.
 CHECKPOINT, PREVIOUS, REPLAYS = "checkpoint.pt", "checkpoint.previous.pt", "replay-*.pt*"

@@ -8,7 +8,6 @@ executed when it is read.
 
 import json
 import math
-import shlex
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,20 +19,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from accel_rl.config.sources import read_yaml
 from accel_rl.envs import space_json
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.training import checkpoint
 from accel_rl.training.atomic import write_file
-from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.log import command
 
 FORMAT_NAME, FORMAT_VERSION = "accel_rl policy", 1
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
 DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
-OLD_BEST = "best.pt"  # a pickle, which earlier versions wrote
 EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # unless they are put elsewhere
 MOST_BYTES = 2**26  # of a description
 
@@ -90,7 +84,7 @@ def write_description(folder: Path, text: str) -> None:
 def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     """Returns the settings and the spec of a run, whose values are not checked yet.
 
-    Raises UsageError if the folder has no such file, or for a file that is damaged, foreign, or of a newer version."""
+    Raises UsageError if the folder has no such file, or for a file that is damaged, foreign, or of another format."""
     path = folder / DESCRIPTION
     if not path.is_file():
         raise _missing(folder, DESCRIPTION)
@@ -106,10 +100,6 @@ def read_description(folder: Path) -> tuple[dict[str, Any], EnvSpec]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     _check_format(path, document.get("format") if isinstance(document, dict) else None)
-    if _CHECKSUM not in content:
-        raise UsageError(
-            f"{path} has no checksum: `accel-rl export {folder} --format safetensors --trust` writes it anew"
-        )
     if content != _close(content.rpartition(_CHECKSUM)[0]):
         raise UsageError(f"{path} is damaged, or was changed by hand: it does not match its checksum")
     settings, spec = document.get("settings"), document.get("spec")
@@ -255,44 +245,12 @@ def _other(path: Path) -> str:
     return "; use the last checkpoint's policy instead (omit --best)" if use_last else ""
 
 
-# ---- runs of earlier versions ----
-
-
 def _missing(folder: Path, name: str) -> UsageError:
-    """Returns the error for a folder without this file, with the way out."""
+    """Returns the error for a folder without this file."""
     if (folder / name).exists():
         return UsageError(f"{folder / name} is no regular file")
-    if (folder / (OLD_BEST if name == BEST else CHECKPOINT)).is_file() or (
-        name == DESCRIPTION and (folder / OLD_BEST).is_file()
-    ):
-        convert = f"{command()} export {shlex.quote(str(folder))} --format safetensors --trust"
-        return UsageError(
-            f"{folder} has its policy only in a pickle, as earlier versions wrote it: {convert} converts it; that can "
-            "run code, so do it only if you know who made the file"
-        )
     if name == DESCRIPTION:
         return UsageError(f"{folder} holds no run (no {DESCRIPTION})")
     if name == BEST:
         return UsageError(f"there is no {folder / BEST}: no evaluation has been kept; omit --best")
     return UsageError(f"there is no {folder / LAST} yet: a run's first checkpoint writes it")
-
-
-def convert(run_dir: Path) -> list[Path]:
-    """Writes the policy files of a run that has only pickles; returns their paths.
-
-    Unpickles checkpoint.pt and best.pt, which can run code: call it only for files that you trust. A best.safetensors
-    that is there stays, since it is newer than best.pt. Raises UsageError if the folder has neither pickle or they
-    cannot be read, RunError if the disk refuses."""
-    folder = Path(run_dir)
-    states = [
-        (name, checkpoint.load(folder / old, trust=True, parts=("spec", "policy", "best_score")))
-        for old, name in ((CHECKPOINT, LAST), (OLD_BEST, BEST))
-        if (folder / old).is_file() and not (name == BEST and (folder / BEST).is_file())
-    ]
-    if not states:
-        raise UsageError(f"{folder} holds no run to convert (neither {CHECKPOINT} nor {OLD_BEST})")
-    settings = read_yaml(folder / "config.yaml", "settings")
-    write_description(folder, describe(settings, states[0][1]["spec"]))
-    for name, state in states:
-        save(folder / name, state["policy"], state.get("steps"), state["best_score"] if name == BEST else None)
-    return [folder / DESCRIPTION, *(folder / name for name, _ in states)]

@@ -87,7 +87,6 @@ def _clear(folder: Path) -> None:
         policy_file.DESCRIPTION,
         policy_file.LAST,
         policy_file.BEST,
-        policy_file.OLD_BEST,
         *policy_file.EXPORTED,
         finite_guard.MARKER_FILE,
         "summary.json",
@@ -120,8 +119,8 @@ def reopen(
     if wanted.run.simulator == "auto" and wanted.env.simulator == "native" and _is_of_ale(state):
         wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # nothing need be converted
     values = wanted.as_dict()
-    if values.keys() - saved.keys():  # a run of an earlier version, which had the defaults of settings made since
-        saved = resolve(base, spec=state["spec"]).as_dict() | saved
+    if lacking := sorted(values.keys() - saved.keys()):
+        raise UsageError(f"{folder / 'config.yaml'} lacks {', '.join(lacking)}: start a new run with --config")
     if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")

@@ -1,6 +1,5 @@
-"""The options of `accel-rl tune`. The command line imports this module for every command: it stays light."""
+"""The options of `accel-rl tune`."""
 
-import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,24 +32,3 @@ class TuneOptions:
                 f"minutes={self.minutes:g} is too short for turns of {self.seconds:g} s: use --minutes "
                 f"{math.ceil(LEAST_TURNS * self.seconds / 6) / 10:g} or more"
             )
-
-
-def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds one argument for each field of TuneOptions."""
-    default = TuneOptions()
-    minutes = f"how long it may take, about (default: {default.minutes:g})"
-    parser.add_argument("--minutes", type=float, default=default.minutes, metavar="X", help=minutes)
-    seconds = f"length of a turn (default: {default.seconds:g})"
-    parser.add_argument("--seconds", type=float, default=default.seconds, metavar="SECONDS", help=seconds)
-    parser.add_argument(
-        "--full-grid", action="store_true", help="try every combination, however long it takes, instead of a search"
-    )
-    parser.add_argument(
-        "--tune-envs",
-        action="store_true",
-        help="also try half, twice and four times the environments, which changes the batch and so what is learned",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.yaml", help="the settings file (default: tuned-<algo>-<env>.yaml)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")

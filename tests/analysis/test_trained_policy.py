@@ -10,7 +10,7 @@ import torch
 import accel_rl
 from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.distributed.launch import train
-from accel_rl.envs import EnvConfig, make_env
+from accel_rl.envs import make_env
 from accel_rl.errors import UsageError
 from accel_rl.training.build import build_sampler
 from accel_rl.training.resolve import resolve
@@ -124,28 +124,3 @@ def test_impossible_hyperparameters_are_refused(options: dict[str, object], tmp_
     """Would catch an optimizer that fails only at the first update."""
     with pytest.raises(UsageError, match=r"deca|epsilon"):
         train("a2c", "CartPole-v1", out=tmp_path / "run", **{**TINY, "optimizer_options": options})
-
-
-def test_a_users_algorithm_has_its_own_defaults() -> None:
-    """Would catch defaults of a user's class that do not reach the run."""
-    config = resolve({"algo": "docs.reinforce:Reinforce", "env": "CartPole-v1"})
-    assert config.run.horizon == 256
-    assert resolve({"algo": "docs.reinforce:Reinforce", "env": "CartPole-v1", "horizon": 8}).run.horizon == 8
-
-
-def test_a_preset_may_set_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a preset whose env_preset is written to config.yaml while training uses another one."""
-    import accel_rl.config.presets as presets
-    import accel_rl.training.resolve as resolving
-
-    preset = {**presets.load_preset("a2c"), "env_preset": "v5", "frame_skip": 2}
-    for module in (presets, resolving):
-        monkeypatch.setattr(module, "load_preset", lambda name, kind="preset": preset)
-    env: EnvConfig = resolve({"env": "pong"}).env
-    assert (env.options["frame_skip"], env.options["repeat_action_probability"]) == (2, 0.25)
-
-
-def test_images_too_small_for_the_network_are_refused() -> None:
-    """Would catch a traceback from inside a convolution."""
-    with pytest.raises(UsageError, match="too large for pictures of 16x16; omit --network"):
-        train("a2c", "pong", frame_shape=(16, 16), network="a3c", **TINY)

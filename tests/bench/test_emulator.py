@@ -133,29 +133,6 @@ def test_picture_of_one_part(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
-BAD = {
-    "--games pongg": "unknown game 'pongg'; did you mean pong",
-    "--games ALE/Pong-v5": "unknown game 'ALE/Pong-v5'",
-    "--parts raww": "unknown part 'raww'; did you mean raw",
-    "--rounds 0": "rounds=0 must be at least 1",
-    "--cores 99999": "cores=99999 must be from 1 to ",
-    "--num-envs 3": "envs=3 does not split into 2 groups",
-    "--seconds nan": "seconds=nan must be greater than 0",
-    "--figure picture.bmp": "figure=picture.bmp must end in .png",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD)
-def test_bad_options_are_one_clear_line(
-    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would catch a traceback, or an error that comes only after minutes of work."""
-    monkeypatch.setattr(emulator, "compare", lambda *_: pytest.fail("work has begun"))
-    assert main(["bench", "emulator", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert BAD[arguments] in error and error.count("\n") == 1
-
-
 def test_without_numba(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch an error that comes only when the native simulator's turn has come."""
     real = importlib.metadata.version

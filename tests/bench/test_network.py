@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_rl.bench import network, network_contestants, network_options
+from accel_rl.bench import network, network_contestants, options
 from accel_rl.bench.network_contestants import (
     NETWORKS,
     Case,
@@ -26,7 +26,6 @@ from accel_rl.cli import main
 from accel_rl.config.presets import load_preset
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.probe import probe_spec
-from accel_rl.hardware.topology import available_cpus
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import make_optimizer
 
@@ -172,7 +171,7 @@ def test_networks_are_those_of_training(name: str, env: str, preset: str) -> Non
     assert spec.action_space == measured.action_space
     settings = load_preset("a2c")["pixels" if spec.is_pixels else "vectors"]
     assert NETWORKS[name].separate_value == settings.get("separate_value", False)
-    assert tuple(NETWORKS) == network_options.NETWORKS
+    assert tuple(NETWORKS) == options.NETWORKS
     assert build_algo(name, "bfloat16").policy.bf16 and not build_algo(name, "float32").policy.bf16
 
 
@@ -238,27 +237,3 @@ def test_default_threads() -> None:
     """Would catch numbers that this process has no logical CPUs for, and hours on a large machine."""
     assert [network.default_threads(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
     assert network.default_threads(192) == [1, 2, 4, 8, 16]
-
-
-BAD = {
-    "--network a3c dqn": "network=dqn is unknown; choose from a3c, nature, cule, mlp",
-    "--network": "--network: expected at least one argument",
-    "--batches 8 0": "batches=0 must be at least 1",
-    "--batches eight": "invalid int value: 'eight'",
-    "--threads 99999": f"threads=99999 must be from 1 to {len(available_cpus())}, the logical CPUs",
-    "--threads 0": "threads=0 must be from 1 to",
-    "--rounds 0": "rounds=0 must be at least 1",
-    "--seconds nan": "seconds=nan must be greater than 0",
-    "--batchs 8": "unknown argument '--batchs'; did you mean --batches",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD)
-def test_bad_options_are_one_clear_line(
-    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would catch a traceback, or an error that comes only after a minute of work."""
-    monkeypatch.setattr(network, "measure", lambda *_: pytest.fail("work has begun"))
-    assert main(["bench", "network", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert BAD[arguments] in error and error.count("\n") == 1

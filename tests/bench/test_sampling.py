@@ -1,11 +1,9 @@
 """The benchmark of sampling: its rows, shares and options, and the schema of its JSON, from a tiny real run."""
 
-import copy
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +28,7 @@ RATIO = {"median": float, "low": float, "high": float}
 SCHEMA = {
     "benchmark": str,
     "version": int,
-    "machine": {
-        "cpu": str,
-        "cores": int,
-        "logical_cpus": int,
-        "gpus": [str],
-        "python": str,
-        "packages": {ANY: str},
-    },
+    "machine": {"cpu": str, "cores": int, "logical_cpus": int, "gpus": [str], "python": str, "packages": {ANY: str}},
     "options": {
         "env": str,
         "env_preset": str,
@@ -81,17 +72,6 @@ def check(value: Any, schema: Any, where: str = "result") -> None:
         assert isinstance(value, schema), where
 
 
-def paths(value: Any, schema: Any) -> Iterator[list[Any]]:
-    """Yields the keys that lead to each field that must exist."""
-    if isinstance(schema, dict):
-        for name, item in value.items():
-            yield from ([name, *path] for path in paths(item, schema.get(name, schema.get(ANY))))
-            if name in schema:
-                yield [name]
-    elif isinstance(schema, list) and value:
-        yield from ([0, *path] for path in paths(value[0], schema[0]))
-
-
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns the JSON for one core and two simulators, as the command line writes it. The game is one of those
@@ -118,20 +98,6 @@ def test_json_obeys_its_schema(result: Any) -> None:
         assert contestant["steps_per_second"] > 0
         assert all(-0.01 <= share <= 1.01 for share in contestant["shares"].values())
     assert {point["kind"] for point in result["figure_2"]} >= {"sampler", "process"}
-
-
-def test_schema_misses_no_field(result: Any) -> None:
-    """Would catch a check that lets a missing field pass."""
-    every = list(paths(result, SCHEMA))
-    assert ["machine", "cpu"] in every and ["table_1", 0, "sync_over_async", "low"] in every
-    for path in every:
-        broken = copy.deepcopy(result)
-        parent = broken
-        for name in path[:-1]:
-            parent = parent[name]
-        del parent[path[-1]]
-        with pytest.raises(AssertionError):
-            check(broken, SCHEMA)
 
 
 def test_table_rows_and_figure_points() -> None:
@@ -179,34 +145,6 @@ def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path
     points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]
     draw_sampling({**result, "figure_2": points}, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-BAD = {
-    "--envs-per-core 0": "envs_per_core=0 must be at least 1",
-    "--seconds -1": "seconds=-1.0 must be greater than 0",
-    "--seconds nan": "seconds=nan must be greater than 0",
-    "--rounds many": "invalid int value: 'many'",
-    "--cores 99999": "cores=99999 must be from 1 to ",
-    "--env CartPole-v1": "env=CartPole-v1 is not an Atari game",
-    "--env-preset nosuch": "unknown env preset 'nosuch'",
-    "--simulator stella": "unknown simulator 'stella'",
-    "--device tpu": "device=tpu does not exist on this machine; use cpu",
-    "--cores 1 --envs-per-core 3": "envs=3 does not split into 2 groups",
-    "--cores 1 --workers 3": "workers=3",
-    "--figure picture.bmp": "figure=picture.bmp must end in .png",
-    "--secnds 2": "unknown argument '--secnds'; did you mean --seconds",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD)
-def test_bad_options_are_one_clear_line(
-    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would catch a traceback, or an error that comes only after minutes of work."""
-    monkeypatch.setattr(sampling, "resizing_share", lambda *_: pytest.fail("work has begun"))
-    assert main(["bench", "sampling", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert BAD[arguments] in error and error.count("\n") == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no pinning")

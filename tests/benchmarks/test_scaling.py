@@ -145,12 +145,7 @@ def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"device": "cuda:0"}, "device=cuda:0 must be auto, cpu or cuda"),
         ({"learners": (0,), "device": "cpu"}, "learners=0 must be from 1 to"),
-        (
-            {"learners": (100_000,), "device": "cpu"},
-            "learners=100000 must be from 1 to .*, the number of logical CPUs",
-        ),
-        ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
-        ({"rounds": 0}, "rounds=0 must be at least 1"),
+        ({"learners": (100_000,), "device": "cpu"}, "learners=100000 must be from 1 to .*, the number of logical CPUs"),
     ],
 )
 def test_bad_options(bad: dict[str, Any], message: str) -> None:

@@ -108,7 +108,6 @@ def test_a_grid_needs_another_point_than_the_pick(monkeypatch: pytest.MonkeyPatc
     [
         ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
         ({"precisions": ("bf16",)}, "unknown precision 'bf16'"),
-        ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
         ({"learning_threads": (0, 1)}, r"learning_threads=\(0, 1\) must be at least 1 each"),
         ({"workers": (3,)}, "workers=3 do not divide the 16 environments of a2c; omit one"),
     ],

@@ -18,22 +18,12 @@ from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
 from accel_rl.training.build import build_algo, check
 from accel_rl.training.resolve import Config, find_algo, resolve, setting_names
-from tests.helpers.runs import rows
+from tests.helpers.runs import TINY_RUN, rows
 from tests.helpers.samplers import TOYS, spec_of
 
 KINDS = ("pixels", "vectors")
-SMALL: dict[str, Any] = {
-    "device": "cpu",
-    "envs": 4,
-    "workers": 2,
-    "horizon": 4,
-    "steps": 64,
-    "decorrelation_steps": 2,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
-}
+SMALL: dict[str, Any] = {**TINY_RUN, "horizon": 4, "steps": 64, "decorrelation_steps": 2}
+del SMALL["env"]
 SMALL_BATCHES = {"epochs": 2, "minibatches": 2, "batches": 2, "batch_steps": 4, "core_size": 8}
 SMALL_BATCHES |= {"warmup_steps": 24, "batch_size": 8, "replay_size": 400, "training_intensity": 2}
 SMALL_BATCHES |= {"target_interval_steps": 16, "n_step": 2, "auxiliary_replay_steps": 4}

@@ -39,8 +39,7 @@ def test_the_environment_is_the_one_that_config_yaml_describes(preset: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("preset", "num_parameters"),
-    [("a3c_cpu16", 677_943), ("async_n_step_q", 677_686), ("async_one_step_q", 677_686)],
+    ("preset", "num_parameters"), [("a3c_cpu16", 677_943), ("async_n_step_q", 677_686), ("async_one_step_q", 677_686)]
 )
 def test_presets_of_the_a3c_paper_train_its_network_on_its_frames(preset: str, num_parameters: int) -> None:
     """Would catch 104x80 frames, and with them another network. 84x84: 16 filters 8x8, 32 of 4x4, 256 units, 6 actions:

@@ -11,11 +11,7 @@ from tests.helpers.simulators import MAKE
 
 # What the presets mean, written out once more: [height, width], no-ops, stickiness, a lost life ends the episode and
 # start buttons are pressed.
-PRESETS = {
-    "stooke": ((104, 80), 30, 0.0, True),
-    "dqn84": ((84, 84), 30, 0.0, True),
-    "v5": ((84, 84), 0, 0.25, False),
-}
+PRESETS = {"stooke": ((104, 80), 30, 0.0, True), "dqn84": ((84, 84), 30, 0.0, True), "v5": ((84, 84), 0, 0.25, False)}
 GAMES = {
     "pong": 210,  # rows of the screen
     "breakout": 210,

@@ -84,17 +84,17 @@ def assert_same(found, expected):
             assert np.array_equal(found[name][mask], array[mask]), name
 
 
-def assert_column(found, column, games=None, final=None, **expected):
+def assert_column(found, column, rows, reward, ends, valid, reset, games=None, final=None):
     """Compares one environment's column with what is written here by hand.
 
-    observation: [game, step] of each row. terminated, truncated, valid, reset: a string with x for True.
+    rows: game and step of each row, a digit each. ends: T for terminated, t for truncated. valid, reset: x for True.
     games: {t: (score, length)}. final: {t: final observation}.
     """
-    observation = expected.pop("observation")
-    assert found["observation"][:, column].tolist() == [list(row) for row in observation]
-    assert found["reward"][:, column].tolist() == expected.pop("reward")
-    for name, marks in expected.items():
-        assert "".join("x" if value else "." for value in found[name][:, column]) == marks, name
+    assert found["observation"][:, column].tolist() == [[int(game), int(step)] for game, step in rows.split()]
+    assert found["reward"][:, column].tolist() == reward
+    marks = {"terminated": (ends, "T"), "truncated": (ends, "t"), "valid": (valid, "x"), "reset": (reset, "x")}
+    for name, (text, mark) in marks.items():
+        assert found[name][:, column].tolist() == [each == mark for each in text], name
     lengths, scores = found["game_length"][:, column], found["game_score"][:, column]
     assert {t: (scores[t], lengths[t]) for t in np.nonzero(lengths)[0]} == (games or {})
     truncated = np.nonzero(found["truncated"][:, column])[0]
@@ -106,98 +106,26 @@ def test_immediate_resets():
     batch = Batch("Counting", horizon=4, num_envs=2, options={"lengths": [3, -2]}).start()
     actions = np.array([[0, 1]] * 4)
     found = batch.rollout(actions)
-    rows = {
-        "observation": [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)],
-        "terminated": "..x.",
-        "truncated": "....",
-        "valid": "xxxx",
-        "reset": "x..x.",
-    }
+    rows = {"rows": "00 01 02 10 11", "ends": "..T.", "valid": "xxxx", "reset": "x..x."}
     assert_column(found, 0, **rows, reward=[1, 2, 3, 1], games={2: (6, 3)})
     assert_column(found, 1, **rows, reward=[11, 12, 13, 11], games={2: (36, 3)})
     found = batch.rollout(actions)
-    rows = {
-        "observation": [(1, 1), (2, 0), (2, 1), (2, 2), (3, 0)],
-        "terminated": "...x",
-        "truncated": "x...",
-        "valid": "xxxx",
-        "reset": ".x..x",
-        "final": {0: [1, 2]},
-    }
+    rows = {"rows": "11 20 21 22 30", "ends": "t..T", "valid": "xxxx", "reset": ".x..x", "final": {0: [1, 2]}}
     assert_column(found, 0, **rows, reward=[2, 1, 2, 3], games={0: (3, 2), 3: (6, 3)})
     assert_column(found, 1, **rows, reward=[12, 11, 12, 13], games={0: (23, 2), 3: (36, 3)})
-    assert_column(
-        batch.rollout(actions),
-        0,
-        observation=[(3, 0), (3, 1), (4, 0), (4, 1), (4, 2)],
-        reward=[1, 2, 1, 2],
-        terminated="....",
-        truncated=".x..",
-        valid="xxxx",
-        reset="x.x..",
-        games={1: (3, 2)},
-        final={1: [3, 2]},
-    )
+    found, games = batch.rollout(actions), {1: (3, 2)}
+    assert_column(found, 0, "30 31 40 41 42", [1, 2, 1, 2], ".t..", "xxxx", "x.x..", games, final={1: [3, 2]})
 
 
 def test_wait_resets():
     """Catches samples after the end of a game that count, and a next game that is not at row 0 of the next rollout."""
     batch = Batch("Counting", horizon=4, options={"lengths": [3, -2, 4, 5]}, reset_mode="wait").start()
-    assert_column(
-        batch.rollout(),
-        0,
-        observation=[(0, 0), (0, 1), (0, 2), (0, 3), (0, 3)],
-        reward=[1, 2, 3, 0],
-        terminated="..x.",
-        truncated="....",
-        valid="xxx.",
-        reset="x....",
-        games={2: (6, 3)},
-    )
-    assert_column(
-        batch.rollout(),
-        0,
-        observation=[(1, 0), (1, 1), (1, 2), (1, 2), (1, 2)],
-        reward=[1, 2, 0, 0],
-        terminated="....",
-        truncated=".x..",
-        valid="xx..",
-        reset="x....",
-        games={1: (3, 2)},
-        final={1: [1, 2]},
-    )
-    assert_column(  # ends with the rollout
-        batch.rollout(),
-        0,
-        observation=[(2, 0), (2, 1), (2, 2), (2, 3), (2, 4)],
-        reward=[1, 2, 3, 4],
-        terminated="...x",
-        truncated="....",
-        valid="xxxx",
-        reset="x....",
-        games={3: (10, 4)},
-    )
-    assert_column(  # ends after it
-        batch.rollout(),
-        0,
-        observation=[(3, 0), (3, 1), (3, 2), (3, 3), (3, 4)],
-        reward=[1, 2, 3, 4],
-        terminated="....",
-        truncated="....",
-        valid="xxxx",
-        reset="x....",
-    )
-    assert_column(
-        batch.rollout(),
-        0,
-        observation=[(3, 4), (3, 5), (3, 5), (3, 5), (3, 5)],
-        reward=[5, 0, 0, 0],
-        terminated="x...",
-        truncated="....",
-        valid="x...",
-        reset=".....",
-        games={0: (15, 5)},
-    )
+    assert_column(batch.rollout(), 0, "00 01 02 03 03", [1, 2, 3, 0], "..T.", "xxx.", "x....", games={2: (6, 3)})
+    found, games = batch.rollout(), {1: (3, 2)}
+    assert_column(found, 0, "10 11 12 12 12", [1, 2, 0, 0], ".t..", "xx..", "x....", games, final={1: [1, 2]})
+    assert_column(batch.rollout(), 0, "20 21 22 23 24", [1, 2, 3, 4], "...T", "xxxx", "x....", games={3: (10, 4)})
+    assert_column(batch.rollout(), 0, "30 31 32 33 34", [1, 2, 3, 4], "....", "xxxx", "x....")
+    assert_column(batch.rollout(), 0, "34 35 35 35 35", [5, 0, 0, 0], "T...", "x...", ".....", games={0: (15, 5)})
 
 
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
@@ -339,16 +267,7 @@ def test_restart_on_error():
     """Catches a lost step that counts, a score of two halves of games, and a new environment that starts too early."""
     batch = Batch("Broken", num_envs=1, options={"at_step": 2, "lengths": [5]}, restart_on_error=True).start()
     for num_restarts in (1, 2):
-        assert_column(
-            batch.rollout(),
-            0,
-            observation=[(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)],
-            reward=[1, 0, 0, 0],
-            terminated="....",
-            truncated="....",
-            valid="x...",
-            reset="x....",
-        )
+        assert_column(batch.rollout(), 0, "00 01 01 01 01", [1, 0, 0, 0], "....", "x...", "x....")
         assert batch.arrays["restarts"].tolist() == [num_restarts]
 
 
@@ -357,30 +276,14 @@ def test_restart_of_one_environment(tmp_path):
     options = {"at_step": 2, "lengths": [3], "once": str(tmp_path / "once")}
     batch = Batch("Broken", horizon=6, num_envs=2, options=options, restart_on_error=True).start()
     found = batch.rollout()
-    assert_column(
-        found,
-        0,
-        observation=[(0, 0), (0, 1), *[(0, 1)] * 5],
-        reward=[1, 0, 0, 0, 0, 0],
-        terminated="......",
-        truncated="......",
-        valid="x.....",
-        reset="x......",
-    )
+    assert_column(found, 0, "00 01 01 01 01 01 01", [1, 0, 0, 0, 0, 0], "......", "x.....", "x......")
     assert_column(batch.rollout(), 0, **TWO_GAMES)
     assert_column(found, 1, **TWO_GAMES)
     assert batch.arrays["restarts"].tolist() == [1, 0]
 
 
-TWO_GAMES = {
-    "observation": [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)],
-    "reward": [1, 2, 3, 1, 2, 3],
-    "terminated": "..x..x",
-    "truncated": "......",
-    "valid": "xxxxxx",
-    "reset": "x..x..x",
-    "games": {2: (6, 3), 5: (6, 3)},
-}
+TWO_GAMES = {"rows": "00 01 02 10 11 12 20", "reward": [1, 2, 3, 1, 2, 3], "ends": "..T..T"}
+TWO_GAMES |= {"valid": "xxxxxx", "reset": "x..x..x", "games": {2: (6, 3), 5: (6, 3)}}
 
 
 @pytest.mark.parametrize("how", ["nan_observation", "nan_reward", "wrong_shape"])
@@ -400,19 +303,9 @@ def test_restart_of_an_environment_that_can_not_be_reset(reset_mode, tmp_path):
     failed reset left of an observation."""
     options = {"at_step": 0, "at_game": 1, "lengths": [3], "how": "nan_observation", "once": str(tmp_path / "once")}
     batch = Batch("Broken", options=options, restart_on_error=True, reset_mode=reset_mode).start()
-    ended = (0, 2) if reset_mode == "immediate" else (0, 3)  # of what came after the game, nothing counts
+    ended = "02" if reset_mode == "immediate" else "03"  # of what came after the game, nothing counts
     found = batch.rollout()
-    assert_column(
-        found,
-        0,
-        observation=[(0, 0), (0, 1), (0, 2), ended, ended],
-        reward=[1, 2, 3, 0],
-        terminated="..x.",
-        truncated="....",
-        valid="xxx.",
-        reset="x....",
-        games={2: (6, 3)},
-    )
+    assert_column(found, 0, f"00 01 02 {ended} {ended}", [1, 2, 3, 0], "..T.", "xxx.", "x....", games={2: (6, 3)})
     assert batch.arrays["restarts"].tolist() == [1]
     assert found["final_observation"][2, 0].tolist() == [0, 3]
     found = batch.rollout()
@@ -459,16 +352,7 @@ def test_environments_that_stand_still():
     batch = Batch("Counting", num_envs=2, options={"lengths": [2]}).start()
     batch.rollout()
     stand_still(select_envs(batch.arrays, slice(1, 2)), 1)
-    assert_column(
-        batch.arrays,
-        1,
-        observation=[(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)],
-        reward=[1, 0, 0, 0],
-        terminated="....",
-        truncated="....",
-        valid="x...",
-        reset="x....",
-    )
+    assert_column(batch.arrays, 1, "00 01 01 01 01", [1, 0, 0, 0], "....", "x...", "x....")
     assert batch.arrays["age"][:, 1].tolist() == [0, 1, 2, 3, 4]
     assert batch.arrays["valid"][:, 0].all() and batch.arrays["observation"][:, 0, 0].tolist() == [0, 0, 1, 1, 2]
 

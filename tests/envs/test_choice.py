@@ -64,10 +64,7 @@ def test_auto_is_native_in_all_games_of_the_table() -> None:
     """Would catch a game that the table lacks, or names otherwise."""
     assert len(games()) == 104
     for game in games():
-        assert choose_simulator(EnvConfig(game)) == (
-            "native",
-            f"{game} is exact by emulator/exactness.csv",
-        )
+        assert choose_simulator(EnvConfig(game)) == ("native", f"{game} is exact by emulator/exactness.csv")
     assert is_native(EnvConfig("ALE/Pong-v5")) and not is_native(EnvConfig("CartPole-v1"))
 
 

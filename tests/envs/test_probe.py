@@ -40,10 +40,7 @@ def nothing_left_behind():
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("Picture", {"height": 210, "width": 160}), ("Nested", {})],
-)
+@pytest.mark.parametrize(("name", "options"), [("Picture", {"height": 210, "width": 160}), ("Nested", {})])
 def test_same_as_in_this_process(name, options):
     """Catches a spec that is lost on its way, as the bounds of large pictures were: they overfilled a pipe."""
     config = EnvConfig(f"{TOYS}:{name}", options=options)

@@ -11,17 +11,15 @@ from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
 from accel_rl.errors import RunError
 from accel_rl.training import checkpoint
-from tests.helpers.runs import assert_same, rows, rows_without_time
+from tests.helpers.runs import TINY_RUN, assert_same, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 
 NESTED: dict[str, Any] = {
+    **TINY_RUN,
     "algo": "a2c",
     "env": f"{TOYS}:Nested",
     "env_options": {"lengths": [5, -4]},
-    "device": "cpu",
     "envs": 8,
-    "workers": 2,
-    "horizon": 5,
     "seed": 5,
     "schedule_steps": 1200,
     "learning_rate": 3e-3,
@@ -29,10 +27,6 @@ NESTED: dict[str, Any] = {
     "eval_greedy": True,
     "decorrelation_steps": 9,
     "log_interval_steps": 200,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
 }
 
 

@@ -9,15 +9,7 @@ import pytest
 
 from accel_rl.emulator import state as words
 from accel_rl.envs import atari, native
-from accel_rl.envs.atari import (
-    NO_STATES,
-    PRESETS,
-    RESET_REMEMBERS,
-    games,
-    make_options,
-    start_states,
-    why_no_reserve,
-)
+from accel_rl.envs.atari import NO_STATES, PRESETS, RESET_REMEMBERS, games, make_options, start_states, why_no_reserve
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.native import GENERATOR, NativeSimulator
 from accel_rl.envs.spec import EnvConfig

@@ -41,12 +41,7 @@ PLANS: dict[str, tuple[dict[str, Any], int, list[int], str]] = {
         [0, 1, 2, 13, 8],
         "4 cores with 1 or 2 threads",
     ),
-    "a node out of bounds": (
-        {**TWO_NODES, "allowed": "4-7"},
-        8,
-        [4, 5, 6, 7],
-        "4-7 (of 16): 4 cores with 1 thread",
-    ),
+    "a node out of bounds": ({**TWO_NODES, "allowed": "4-7"}, 8, [4, 5, 6, 7], "4-7 (of 16): 4 cores with 1 thread"),
     "some offline": ({"cores": ["0", "2,6", "3"]}, 8, [0, 2, 3, 6], "0,2-3,6 (of 4)"),
     "quota": ({"cores": EIGHT, "quota": 1.5}, 16, [0, 1], "quota 1.5"),
     "quota of nearly nothing": ({"cores": EIGHT, "quota": 0.2}, 16, [0], "quota 0.2"),

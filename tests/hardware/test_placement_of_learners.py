@@ -176,11 +176,7 @@ def test_a_single_learner_has_the_whole_machine(topology: Any) -> None:
 @pytest.mark.parametrize(
     ("has", "num", "message"),
     [
-        (
-            PAIR,
-            3,
-            r"learners=3 need a logical CPU each, but there are 2 \(of 0-1\); use no more than 2 learners, or",
-        ),
+        (PAIR, 3, r"learners=3 need a logical CPU each, but there are 2 \(of 0-1\); use no more than 2 learners, or"),
         ({**SIXTEEN, "quota": 2}, 4, r"here are 2 \(of 0-15 with a quota of 2\); use no more than 2 learners"),
         ({**SIXTEEN, "allowed": "5"}, 2, r"here are 1 \(of 5\); use no more than 1 learner, or --share-processors"),
     ],

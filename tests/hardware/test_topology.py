@@ -48,10 +48,7 @@ V1 = "3:cpuset:/a\n2:cpu,cpuacct:/a/b\n0::/"
         ({"self": "0::/a", "b/cpu.max": "100000 100000"}, None),  # somebody else's
         ({"self": V1, "cpu,cpuacct/a/b/cpu.cfs_quota_us": "50000", "cpu,cpuacct/a/b/cpu.cfs_period_us": "100000"}, 0.5),
         ({"self": V1, "cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"}, 3.0),
-        (
-            {"self": V1, "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"},
-            2.0,
-        ),  # docker
+        ({"self": V1, "cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),  # docker
         ({"self": V1, "cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         ({"self": V1, "unified/cpu.max": "100000 100000"}, 1.0),
         ({"self": "0::/", "cpu.max": "what is this"}, None),

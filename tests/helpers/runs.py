@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from accel_rl.training import checkpoint
 
-_TINY: dict[str, Any] = {
+TINY: dict[str, Any] = {
     "env": "CartPole-v1",
     "envs": 4,
     "horizon": 5,
@@ -21,9 +21,9 @@ _TINY: dict[str, Any] = {
     "learning_threads": 1,
 }
 # Settings that tests' runs start from: {**TINY_RUN, "algo": "ppo", "steps": 40}.
-TINY_RUN: dict[str, Any] = {**_TINY, "device": "cpu", "workers": 2}
-TINY_SERIAL_RUN: dict[str, Any] = {**_TINY, "device": "cpu", "sampler": "serial"}
-TINY_LEARNERS_RUN: dict[str, Any] = {**_TINY, "devices": "cpu,cpu", "sampler": "serial"}
+TINY_RUN: dict[str, Any] = {**TINY, "device": "cpu", "workers": 2}
+TINY_SERIAL_RUN: dict[str, Any] = {**TINY, "device": "cpu", "sampler": "serial"}
+TINY_LEARNERS_RUN: dict[str, Any] = {**TINY, "devices": "cpu,cpu", "sampler": "serial"}
 
 
 def rows(run: Path) -> list[dict[str, str]]:

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import accel_rl
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint, policy_file
+from accel_rl.training import checkpoint
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
 from tests.helpers.runs import assert_same, assert_same_run
 
@@ -174,8 +175,12 @@ def test_a_checkpoint_that_lacks_a_part_is_one_line(finished: Path, tmp_path: Pa
     message = r"checkpoint\.pt is damaged: it lacks spec; the checkpoint before it, of step 80, is intact"
     with pytest.raises(UsageError, match=message):
         accel_rl.train(resume=run, steps=200)
-    with pytest.raises(UsageError, match=message):
-        policy_file.convert(run)
+    checkpoint.save(run / CHECKPOINT, state)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    del settings["horizon"]
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(UsageError, match=r"config\.yaml lacks horizon: start a new run with --config"):
+        accel_rl.train(resume=run, steps=200)
 
 
 # ---- the checkpoint before the last one ----

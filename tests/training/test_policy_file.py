@@ -26,7 +26,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, policy_file
 from accel_rl.training.policy_file import BEST, DESCRIPTION, LAST
-from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_policy
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_same
 
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "a2c", "eval_interval_steps": 100, "eval_episodes": 1}
 
@@ -447,52 +447,6 @@ def test_the_hint_at_the_end_of_a_run_asks_for_trust_where_it_is_needed(tmp_path
     words += ["--envs", "4", "--no-tensorboard", "--eval-interval-steps", "0"]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
     assert capfd.readouterr().out.rstrip().endswith("video.mp4 --trust")
-
-
-# ---- runs of earlier versions ----
-
-
-def make_old(run: Path) -> dict[str, Any]:
-    """Leaves in a run's folder what earlier versions left there; returns its checkpoint."""
-    state = checkpoint.load(run / "checkpoint.pt")
-    best = {name: state[name] for name in ("policy", "spec", "best_score")}
-    checkpoint.save(run / "best.pt", best)
-    for name in (DESCRIPTION, LAST, BEST):
-        (run / name).unlink()
-    return state
-
-
-def test_old_runs_are_converted(run: Path, finished: Path) -> None:
-    """Would catch a message without the way out, or a conversion that loses anything."""
-    state = make_old(run)
-    for best in (False, True):
-        message = r"only in a pickle.* export .*run --format safetensors --trust converts it"
-        with pytest.raises(UsageError, match=message):
-            accel_rl.load(run, best=best)
-    assert policy_file.convert(run) == [run / DESCRIPTION, run / LAST, run / BEST]
-    assert (run / DESCRIPTION).read_text() == (finished / DESCRIPTION).read_text()
-    for best in (False, True):
-        assert_same(dict(accel_rl.load(run, best=best).policy.state_dict()), dict(state["policy"]))
-    with safe_open(run / BEST, framework="pt") as file:
-        assert float(file.metadata()["score"]) == state["best_score"]
-    assert policy_file.convert(run) == [run / DESCRIPTION, run / LAST]  # what a resumed run has written since is better
-    (run / BEST).unlink()
-    (run / "checkpoint.pt").unlink()
-    assert policy_file.convert(run) == [run / DESCRIPTION, run / BEST]
-    (run / "best.pt").unlink()
-    with pytest.raises(UsageError, match="holds no run to convert"):
-        policy_file.convert(run)
-
-
-def test_an_old_run_that_is_resumed_gets_its_policy_files(run: Path, finished: Path, tmp_path: Path) -> None:
-    """Would catch a best policy that a resumed run overwrites by a worse one, or a run that stays an old one."""
-    make_old(run)
-    again = Path(shutil.copytree(finished, tmp_path / "again"))
-    for folder in (run, again):
-        accel_rl.train(resume=folder, steps=400)
-    assert_same_policy(run, again, LAST)
-    assert json.loads((run / DESCRIPTION).read_text())["settings"]["steps"] == 400
-    assert accel_rl.load(run).config.run.steps == 400
 
 
 def test_a_run_without_its_first_checkpoint_has_no_policy_yet(run: Path) -> None:

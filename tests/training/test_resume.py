@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import accel_rl
 from accel_rl.errors import UsageError
@@ -261,17 +260,3 @@ def test_lost_environments_stay_counted(tmp_path: Path) -> None:
     os.unlink(tmp_path / "once")
     accel_rl.train(resume=run, steps=200)
     assert [row["rollout/env_restarts"] for row in rows(run)] == ["1", "1"]
-
-
-def test_a_run_of_an_earlier_version_has_the_defaults_of_newer_settings(tmp_path: Path) -> None:
-    """Would catch runs that no newer version can resume, and a setting that such a run may be given in silence."""
-    run = accel_rl.train(**CARTPOLE, sampler="serial", steps=40, out=tmp_path / "run")
-    file = run / "config.yaml"
-    settings = yaml.safe_load(file.read_text())
-    new = [name for name in settings if name.startswith(("auxiliary", "pixel_control_"))]
-    assert len(new) > 5
-    file.write_text(yaml.safe_dump({name: value for name, value in settings.items() if name not in new}))
-    with pytest.raises(UsageError, match="--auxiliary would change the run"):
-        accel_rl.train(resume=run, steps=80, auxiliary="value_replay")
-    accel_rl.train(resume=run, steps=80)
-    assert yaml.safe_load(file.read_text()) == settings | {"steps": 80}

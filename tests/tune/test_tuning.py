@@ -13,9 +13,9 @@ from accel_rl.cli import main
 from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training import resolve as resolving
 from accel_rl.training.resolve import resolve
-from accel_rl.tune import command
-from accel_rl.tune.command import settings_to_write, short_settings
+from accel_rl.tune import tuning
 from accel_rl.tune.points import Point, make_space
+from accel_rl.tune.tuning import settings_to_write, short_settings
 from tests.helpers.processes import Command
 
 TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
@@ -43,7 +43,7 @@ class Simulated:
 def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of two logical CPUs on which training is simulated; returns the current folder."""
     monkeypatch.setattr(resolving, "read_topology", lambda *_: TWO)
-    monkeypatch.setattr(command, "_build", Simulated)
+    monkeypatch.setattr(tuning, "_build", Simulated)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     Simulated.open = []

@@ -1,0 +1,119 @@
+"""The commands about what a run has left: `accel-rl eval`, `record`, `export` and `plot`.
+
+The command line imports this module for every command: it stays light."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from accel_rl.errors import UsageError
+
+
+def add_eval(commands: Any) -> None:
+    command = commands.add_parser(
+        "eval",
+        help="score a trained agent",
+        description="Plays whole games and prints their mean score and length as JSON.",
+    )
+    _add_run_dir(command)
+    command.add_argument("--episodes", type=int, default=10, metavar="N", help="games to play (default: 10)")
+    command.add_argument("--seed", type=int, metavar="S", help="seed of the games (default: the run's)")
+    command.set_defaults(run=_eval)
+
+
+def add_record(commands: Any) -> None:
+    command = commands.add_parser(
+        "record", help="make a video of a trained agent", description="Plays one game and records it."
+    )
+    _add_run_dir(command)
+    command.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video to write")
+    command.set_defaults(run=_record)
+
+
+def add_export(commands: Any) -> None:
+    command = commands.add_parser(
+        "export",
+        help="write a trained agent's policy to a file that acts without accel-rl",
+        description="Writes a policy as ONNX or TorchScript: observations in, greedy actions out, on any batch. Checks "
+        "that the file acts as the policy does.",
+    )
+    _add_run_dir(command)
+    command.add_argument("--format", required=True, metavar="FORMAT", help="onnx or torchscript")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="the file to write (default: in RUN_DIR, policy.onnx or the like)"
+    )
+    command.set_defaults(run=_export)
+
+
+def add_plot(commands: Any) -> None:
+    command = commands.add_parser(
+        "plot",
+        help="draw learning curves",
+        description="Draws the learning curves of runs; runs that differ only in their seed become one curve.",
+    )
+    command.add_argument("run_dirs", type=Path, nargs="+", metavar="RUN_DIR", help="a run's folder")
+    command.add_argument(
+        "--scores",
+        action="store_true",
+        help="draw and print human-normalized scores of Atari runs instead, by setting, over all of their games; a "
+        "RUN_DIR may be a file of scores, too",
+    )
+    command.add_argument("--out", type=Path, required=True, metavar="FILE.png", help="the picture to write")
+    command.set_defaults(run=_plot)
+
+
+def _add_run_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run's folder")
+    command.add_argument("--best", action="store_true", help="the best evaluated policy instead of the last one")
+    command.add_argument(
+        "--trust", action="store_true", help="run code from outside this package that the policy's files name"
+    )
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from accel_rl.analysis.trained_policy import load
+
+    if options.episodes < 1:
+        raise UsageError(f"episodes={options.episodes} must be at least 1")
+    evaluation = load(options.run_dir, options.best, options.trust).evaluate(options.episodes, options.seed)
+    if evaluation.episodes < options.episodes:
+        cut = options.episodes - evaluation.episodes
+        print(f"accel-rl: {cut} of {options.episodes} games were cut at their step limit", file=sys.stderr)
+    print(json.dumps(asdict(evaluation)))
+
+
+def _record(options: argparse.Namespace) -> None:
+    from accel_rl.analysis.trained_policy import load
+    from accel_rl.analysis.video import record_video
+
+    agent = load(options.run_dir, options.best, options.trust)
+    game = record_video(agent.make_env(), agent.player(), options.out)
+    print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from accel_rl.analysis.export import SUFFIXES, check_format, export
+    from accel_rl.analysis.trained_policy import load
+
+    check_format(options.format)
+    name = ("best" if options.best else "policy") + SUFFIXES[options.format]
+    agent = load(options.run_dir, options.best, options.trust)
+    exported = export(agent, options.out or options.run_dir / name, options.format)
+    print(exported)
+
+
+def _plot(options: argparse.Namespace) -> None:
+    if options.scores:
+        from accel_rl.analysis.scores import compare, format_table, plot_scores
+
+        comparisons = compare(options.run_dirs)
+        plot_scores(comparisons, options.out)
+        print(format_table(comparisons))
+    else:
+        from accel_rl.analysis.plot import plot_runs
+
+        plot_runs(options.run_dirs, options.out)
+    print(options.out)
