@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel_rl.errors import UsageError
+from accel_rl.processes.spawning import child_environment
 
 if TYPE_CHECKING:
     from accel_rl.emulator.compiled import EntryFunction
@@ -145,12 +146,10 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
     _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (about 20 s) ...")
     start = time.perf_counter()
     module, name = function.__wrapped__.__module__, function.__name__
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with tempfile.TemporaryFile() as answer:
-        command = [sys.executable, "-m", COMPILATION, str(answer.fileno()), module, name, *types]
-        process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[answer.fileno()], env=environment
-        )
+        fd, env = answer.fileno(), child_environment()
+        command = [sys.executable, "-m", COMPILATION, str(fd), module, name, *types]
+        process = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[fd], env=env)
         answer.seek(0)
         data = answer.read()
     if process.returncode or not data:

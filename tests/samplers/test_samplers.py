@@ -15,7 +15,8 @@ import torch
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError
 from accel_rl.hardware.placement import divides_evenly, serves_both_groups
-from accel_rl.samplers import AlternatingSampler, SerialSampler, worker_launcher
+from accel_rl.processes import spawning
+from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
@@ -340,7 +341,7 @@ class Always:
 
 def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a worker that imports torch, runs on another logical CPU than its own, or outgrows its memory."""
-    monkeypatch.setattr(worker_launcher, "subprocess", subprocess)  # not forked from this process, which has torch
+    monkeypatch.setattr(spawning, "subprocess", subprocess)  # not forked from this process, which has torch
     sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(8, 5, 2))
     try:
         sampler.collect()
@@ -356,7 +357,7 @@ def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.worker_launcher"]
+    "module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers.worker", "accel_rl.samplers.queued.agent"]
 )
 def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
     """Would catch an import that costs every worker seconds and hundreds of megabytes."""
