@@ -47,7 +47,7 @@ class WorkerPool:
         spin: bool = False,
     ):
         self._timeout_s, self._build_timeout_s, self._spin = timeout_s, build_timeout_s, spin
-        self._batch, self._train, self._evaluation = batch, train, evaluation
+        self._batch, self.train, self._evaluation = batch, train, evaluation
         self._active = train
         self._members = train.members()  # of each group, without those lost in this rollout
         self._lost: dict[int, WorkerSetup] = {}
@@ -163,7 +163,7 @@ class WorkerPool:
 
     def close_evaluation(self) -> None:
         """Closes the evaluation's environments; rollouts are those of training again."""
-        self._active, self._evaluation_role = self._train, None
+        self._active, self._evaluation_role = self.train, None
         self.request("close_evaluation", [self._turn] * len(self.processes))
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class WorkerPool:
         for group in self._semaphores:
             for each in group.all():
                 each.close()
-        for memory in (self._train.memory, self._evaluation.memory, self.status.memory):
+        for memory in (self.train.memory, self._evaluation.memory, self.status.memory):
             memory.close()
 
     # ---- waiting ----
@@ -270,7 +270,7 @@ class WorkerPool:
         """Kills a worker that has failed; in a rollout, its environments take no further step."""
         self._lost[worker] = self._pool.children[worker].setup
         self._pool.remove(worker)
-        for arrays in (self._train, self._evaluation):
+        for arrays in (self.train, self._evaluation):
             arrays.arrays["restarts"][arrays.envs_of(worker)] += 1
         self._pool.report_loss(reason)
         self._register_connections()

@@ -138,8 +138,8 @@ def test_a_token_too_many_is_noticed() -> None:
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     try:
         sampler.collect()
-        # As if a worker had been answered too often.
-        sampler.pool._semaphores[0].actions_ready[sampler.pool._turn[0]].release()
+        # As if a worker had been answered too often: it has waited four times, for two semaphores in turn.
+        sampler.pool.processes[0].setup.semaphores[0].actions_ready[0].release()
         with pytest.raises(RunError, match="out of step"):
             [sampler.collect() for _ in range(3)]
     finally:
@@ -411,7 +411,7 @@ def test_an_announcement_too_many_ends_the_run() -> None:
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     try:
         sampler.collect()
-        sampler.pool._semaphores[1].obs_ready.release()
+        sampler.pool.processes[0].setup.semaphores[1].obs_ready.release()
         with pytest.raises(RunError, match="1 announcements left over"):
             sampler.pool.end()
     finally:

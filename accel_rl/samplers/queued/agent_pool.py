@@ -52,16 +52,16 @@ class AgentPool:
         self.predictions, self.trainings = IndexQueue(), IndexQueue()
         self.auxiliary = {task: IndexQueue() for task in predicted_tasks(replay)}
         self.replies = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
-        self._free = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
-        for free in self._free:
+        self.free = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
+        for free in self.free:
             free.release(slots_per_agent)
-        self._starting: set[int] = set()  # launched, and not built and started yet
+        self.starting: set[int] = set()  # launched, and does not play yet
         self.num_wanted = num_agents
         self._signs = SignsOfLife(self.arrays["status"][:, Status.HEARTBEAT])
         self._waited_s, self._waited_ns = 0.0, 0  # so far, and the sum over agents that this accounts for
         queues = (self.predictions, self.trainings, *self.auxiliary.values())
         fds = [self.memory.fd, *(fd for queue in queues for fd in queue.fds)]
-        fds += [fd for semaphore in (*self.replies, *self._free) for fd in semaphore.fds]
+        fds += [fd for semaphore in (*self.replies, *self.free) for fd in semaphore.fds]
         server = simulator_server("accel_rl.samplers.queued.agent:main", batch, sorted({*fds}))
         self._pool = ProcessPool("agent", server, self._place)
         try:
@@ -92,7 +92,7 @@ class AgentPool:
         for agent in self.processes:
             self.processes[agent].send(states and states[agent])
         restarted = self._collect_replies("done", self.processes)
-        self._starting.clear()
+        self.starting.clear()
         return [agent for agent, is_new in restarted.items() if is_new]
 
     def get_states(self, check: Callable[[], None]) -> tuple[dict[int, Any], dict[int, RunError]]:
@@ -116,7 +116,7 @@ class AgentPool:
     def release_slot(self, slot: int) -> None:
         """Gives a slot, whose segment has been copied, back to its agent."""
         self.arrays["state"][slot] = SlotState.FREE
-        self._free[slot // self.slots_per_agent].release()
+        self.free[slot // self.slots_per_agent].release()
 
     def restore_slots(self, states: dict[int, int]) -> None:
         """Before `start`: sets the states of slots; all others are free."""
@@ -127,11 +127,6 @@ class AgentPool:
             self._reset_semaphores(agent)
 
     # ---- their number ----
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether an agent has been launched that does not play yet."""
-        return bool(self._starting)
 
     @property
     def num_agents(self) -> int:
@@ -167,12 +162,12 @@ class AgentPool:
             auxiliary=self.auxiliary,
             replay=self._replay,
             replies=self.replies[agent],
-            free=self._free[agent],
+            free=self.free[agent],
             generation=int(status[Status.GENERATION]),
             starts=starts,
         )
         self._pool.launch(agent, setup)
-        self._starting.add(agent)
+        self.starting.add(agent)
         self._signs.restart(agent)
 
     # ---- watching ----
@@ -196,7 +191,7 @@ class AgentPool:
         """Takes in and returns an agent's next message; removes one that has retired. Raises its error if it failed."""
         kind, content = self._pool.receive(agent)
         if kind == "started":
-            self._starting.discard(agent)
+            self.starting.discard(agent)
         elif kind == "retired":
             self.arrays["restarts"][agent] += 1  # the agent that has its number next plays other games
             self._pool.remove(agent)
@@ -215,7 +210,7 @@ class AgentPool:
         return [agent_of[fd] for fd, _ in make_poller(*agent_of).poll(0)]
 
     def _limit(self, agent: int) -> tuple[float, str]:
-        if agent in self._starting:
+        if agent in self.starting:
             return self._build_timeout_s, "--env-build-timeout-s"
         return self._timeout_s, "--env-timeout-s"
 
@@ -225,7 +220,7 @@ class AgentPool:
 
         What it had handed over is still learned from; its unfinished segment is lost. One that was to retire has."""
         self.processes[agent].kill()
-        if not self._batch.restart_on_error or agent in self._starting:
+        if not self._batch.restart_on_error or agent in self.starting:
             raise error
         self._pool.report_loss(str(error).rstrip())
         with paused() as queued:
@@ -240,10 +235,10 @@ class AgentPool:
 
     def _reset_semaphores(self, agent: int) -> None:
         """Gives the semaphores of an agent that does not live the values that a new one expects."""
-        for semaphore in (self.replies[agent], self._free[agent]):
+        for semaphore in (self.replies[agent], self.free[agent]):
             semaphore.drain()
         if num_free := len(free_slots(self.arrays["state"], agent, self.slots_per_agent)):
-            self._free[agent].release(num_free)
+            self.free[agent].release(num_free)
 
     def _collect_replies(
         self, expected: str, agents: Iterable[int], check: Callable[[], None] = lambda: None
@@ -265,7 +260,7 @@ class AgentPool:
     def _place(self, agent: int) -> str:
         """Returns which environment an agent plays, and which action it was stepping it with."""
         place = f"environment {self._batch.first_env + agent} (run seed {self._batch.seed}, {self._batch.env.env_id})"
-        if agent in self._starting:
+        if agent in self.starting:
             return place
         slot, row = self.arrays["status"][agent, [Status.SLOT, Status.ROW]]
         return f"{place} at action {self.arrays['action'][slot, min(row, self.horizon - 1)]}"
@@ -283,6 +278,6 @@ class AgentPool:
         self._pool.close(EXIT_PATIENCE_S)
         for queue in (self.predictions, self.trainings, *self.auxiliary.values()):
             queue.close()
-        for semaphore in (*self.replies, *self._free):
+        for semaphore in (*self.replies, *self.free):
             semaphore.close()
         self.memory.close()

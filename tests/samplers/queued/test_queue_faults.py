@@ -132,7 +132,7 @@ def test_an_environment_that_breaks_at_once_is_not_replaced_for_ever(tmp_path: P
     try:
         sampler.collect()
         needed.unlink()
-        os.kill(sampler._pool.processes[1].pid, signal.SIGKILL)
+        os.kill(sampler.pool.processes[1].pid, signal.SIGKILL)
         message = r"agent 1: environment 1 .* failed while it was built or reset:(.|\n)*needed"
         with pytest.raises(RunError, match=message):
             collect_for_ever(sampler)
