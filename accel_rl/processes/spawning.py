@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def child_environment() -> dict[str, str]:
@@ -39,6 +40,33 @@ def spawn_connected(
         return spawn(module, theirs.fileno(), *arguments, fds=[theirs.fileno(), *fds], **options), ours
     finally:
         theirs.close()
+
+
+class Answer(NamedTuple):
+    """What is left of a process: its exit status, its answer, and what it said on stderr if that was a pipe."""
+
+    status: int
+    data: bytes
+    said: bytes
+
+
+def ask_process(
+    module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
+) -> Answer:
+    """Runs `python -m module FD arguments ...` to its end, which reads the request from stdin and writes its answer to
+    the file FD: a pipe would be full before a large one is written.
+
+    Raises subprocess.TimeoutExpired. Whatever is raised, no process is left."""
+    with tempfile.TemporaryFile() as answer:
+        fd = answer.fileno()
+        with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:
+            try:
+                _, said = process.communicate(request, timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        answer.seek(0)
+        return Answer(process.returncode, answer.read(), said or b"")
 
 
 def describe_exit(status: int | None) -> str:

@@ -60,7 +60,7 @@ class ForkedProcess:
     def __exit__(self, *_: object) -> None:
         self.wait()
 
-    def communicate(self, data: bytes, timeout: float) -> None:
+    def communicate(self, data: bytes, timeout: float) -> tuple[None, None]:
         """Writes to its stdin and waits for its end. Raises subprocess.TimeoutExpired."""
         with os.fdopen(self.stdin, "wb") as stdin:
             stdin.write(data)
@@ -69,6 +69,7 @@ class ForkedProcess:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("", timeout)
             time.sleep(0.001)
+        return None, None
 
     def poll(self) -> int | None:
         """Returns the exit status, minus the signal that killed it; None while it lives."""
@@ -122,7 +123,7 @@ def forking(word: str, main: Callable[[], None]) -> Any:
     def popen(command: Sequence[str], **options: Any) -> Any:
         return ForkedProcess(main, command, **options) if word in command else subprocess.Popen(command, **options)
 
-    return type("subprocess", (), {"Popen": staticmethod(popen)})
+    return type("subprocess", (), {"Popen": staticmethod(popen), "PIPE": subprocess.PIPE})
 
 
 FORKING_LAUNCHER = forking(SIMULATORS, fork_server.main)
