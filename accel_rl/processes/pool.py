@@ -53,7 +53,7 @@ class ProcessPool:
         watch: Callable[[list[int]], None],
         interval_s: float,
     ) -> dict[int, Any]:
-        """Returns the content of each child's message of the expected kind, once it is there; none of a removed child.
+        """Returns the content of each child's message of the expected kind, in their order; none of a removed child.
 
         receive: takes in a child's message. watch: called at least every interval_s with the children that are waited
         for; raises when there is no point in waiting."""
@@ -65,7 +65,7 @@ class ProcessPool:
                 if kind == expected:
                     replies[controls[control]] = content  # type: ignore[index]
             watch([index for index in late if index not in replies])
-        return replies
+        return {index: replies[index] for index in indices if index in replies}
 
     def remove(self, index: int) -> None:
         """Kills a child, if it still lives."""
