@@ -77,7 +77,7 @@ class ProcessPool:
         self.num_replaced += 1
         logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
 
-    def silence(self, index: int, limit_s: float, flag: str) -> RunError:
+    def hang_error(self, index: int, limit_s: float, flag: str) -> RunError:
         """Returns the error of a child that has shown no sign of life for so long."""
         return RunError(f"{self.describe(index)} has not answered for {limit_s:g} s ({flag})")
 

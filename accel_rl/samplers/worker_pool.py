@@ -224,7 +224,7 @@ class WorkerPool:
 
         def watch(late: list[int]) -> None:
             for worker in self._find_hung(late, self._build_timeout_s):
-                raise self._pool.silence(worker, self._build_timeout_s, "--env-build-timeout-s")
+                raise self._pool.hang_error(worker, self._build_timeout_s, "--env-build-timeout-s")
 
         workers = sorted(self._pool.children)
         replies = self._pool.collect("done", workers, receive, watch, POLL_INTERVAL_S)
@@ -233,7 +233,7 @@ class WorkerPool:
     # ---- workers that fail ----
 
     def _handle_hang(self, late: list[int]) -> None:
-        errors = [self._pool.silence(worker, self._timeout_s, "--env-timeout-s") for worker in late]
+        errors = [self._pool.hang_error(worker, self._timeout_s, "--env-timeout-s") for worker in late]
         if not self._batch.restart_on_error:
             raise errors[0]
         for worker in late:  # all of them, before the semaphores are looked at

@@ -185,7 +185,7 @@ class AgentPool:
         if self.num_agents < self.num_wanted:
             self.set_number(self.num_wanted)
         for agent in self._find_hung():
-            self.replace(agent, self._pool.silence(agent, *self._limit(agent)), paused)
+            self.replace(agent, self._pool.hang_error(agent, *self._limit(agent)), paused)
 
     def _receive(self, agent: int) -> Message:
         """Takes in and returns an agent's next message; removes one that has retired. Raises its error if it failed."""
@@ -251,7 +251,7 @@ class AgentPool:
             for agent in late:
                 limit, flag = self._limit(agent)
                 if time.monotonic() > start + limit:
-                    raise self._pool.silence(agent, limit, flag)
+                    raise self._pool.hang_error(agent, limit, flag)
 
         replies = self._pool.collect(expected, agents, self._receive, watch, POLL_S)
         self._signs.restart()
