@@ -164,8 +164,12 @@ def main() -> None:
     end_with_parent(parent)
     faulthandler.enable()
     sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)  # the parent's, without what Python puts first
-    with _one_blas_thread():
-        work = _load(program)
+    before = os.environ.get(BLAS_THREADS)
+    os.environ[BLAS_THREADS] = "1"  # else NumPy would start threads; learners compute with torch
+    work = _load(program)
+    del os.environ[BLAS_THREADS]
+    if before is not None:
+        os.environ[BLAS_THREADS] = before
     connection = _serve(control, prepare, fds)
     if connection is not None:
         work(connection)
@@ -258,20 +262,6 @@ def assert_safe_to_fork() -> None:
         raise RuntimeError(f"children cannot be forked: importing what they need has started {threads - 1} threads")
     if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
         raise RuntimeError("children cannot be forked: importing what they need has initialized CUDA")
-
-
-@contextlib.contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Keeps NumPy's OpenBLAS from starting threads when it is loaded. (Learners compute with torch, and set its number
-    of threads later.)"""
-    before = os.environ.get(BLAS_THREADS)
-    os.environ[BLAS_THREADS] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[BLAS_THREADS]
-        if before is not None:
-            os.environ[BLAS_THREADS] = before
 
 
 def _load(name: str) -> Any:
