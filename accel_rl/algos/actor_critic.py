@@ -70,9 +70,6 @@ class ActorCriticAlgo(Algo):
         return tasks_class(self.spec, settings, self.local_envs, self.segment, self.policy.state_size > 0)
 
     def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
-        """Returns what agents of the queued sampler keep for the auxiliary tasks, if they do; call it after `setup`.
-
-        num_agents: how many there are at the start."""
         return self.auxiliary.replay_config(num_agents) if isinstance(self.auxiliary, AgentTasks) else None
 
     @property

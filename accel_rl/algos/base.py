@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.config.fields import setting
+from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
@@ -176,6 +177,12 @@ class Algo(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned, perhaps without "local"."""
+
+    def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
+        """Returns what agents of the queued sampler keep for auxiliary tasks, if they do; called after `setup`.
+
+        num_agents: how many there are at the start."""
+        return None
 
     # ---- what it offers to subclasses ----
 

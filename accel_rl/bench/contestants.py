@@ -16,7 +16,7 @@ from accel_rl.hardware.topology import Cpus, available_cpus
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import Policy, PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 
 PROBED_ENVS = 4  # of `resizing_share`: what a call costs counts less where it steps several
 
@@ -97,7 +97,7 @@ class SamplerContestant:
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
             served: list[float] = []
-            rollout = self._sampler.collect(on_step=lambda t, served=served: served.append(time.perf_counter()))  # type: ignore[misc]
+            rollout = self._sampler.collect(StepHook(lambda t, served=served: served.append(time.perf_counter())))  # type: ignore[misc]
             durations = np.diff(served)
             has_reset = rollout.reset[1 : len(served)].any(1).numpy()
             every += durations.tolist()

@@ -22,7 +22,7 @@ from accel_rl.doctor.gpus import find_driver, why_no_gpu
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.rollout import Rollout
-from accel_rl.samplers.base import OnStep
+from accel_rl.samplers.base import NO_HOOK, StepHook
 from accel_rl.training import checkpoint
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.iteration import Iteration
@@ -169,8 +169,8 @@ def record(settings: Settings, device: str | torch.device) -> list[Recorded]:
                     recent[t] = to_device(sampler.recent(t, algo.window_steps, envs), "cpu")
 
             algo.before_rollout(step)
-            hook = (on_step, 1, step, algo.envs_to_update) if algo.window_steps else (None, 1, step)
-            found.append((to_device(sampler.collect(*hook), "cpu"), recent))
+            hook = StepHook(on_step, 1, algo.envs_to_update) if algo.window_steps else NO_HOOK
+            found.append((to_device(sampler.collect(hook, step), "cpu"), recent))
             step += found[-1][0].reward.numel()
     finally:
         sampler.close()
@@ -203,11 +203,10 @@ class Playback:
         self.device, self.seconds = device, dict[str, float]()
         self._coming, self._recent = list(recorded), dict[int, Rollout]()
 
-    def collect(self, on_step: OnStep | None = None, every: int = 1, *_: Any) -> Rollout:
+    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         rollout, self._recent = self._coming.pop(0)
-        for t in range(0, rollout.horizon, every):
-            if on_step:
-                on_step(t)
+        for t in range(0, rollout.horizon, hook.every) if hook.on_step else ():
+            hook.run(t)
         return to_device(rollout, self.device)
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:

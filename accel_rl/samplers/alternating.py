@@ -15,16 +15,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import (
-    EVALUATION_HORIZON,
-    NO_HOOK,
-    EnvsToUpdate,
-    GamesToPlay,
-    OnStep,
-    SamplerConfig,
-    StepHook,
-    noise_generator,
-)
+from accel_rl.samplers.base import EVALUATION_HORIZON, NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.env_arrays import EnvArrays
 from accel_rl.samplers.gpu_action_server import make_server
 from accel_rl.samplers.worker_pool import WorkerPool
@@ -92,19 +83,13 @@ class AlternatingSampler:
     def num_restarts(self) -> int:
         return int(self._server.arrays["restarts"].sum())
 
-    def collect(
-        self,
-        on_step: OnStep | None = None,
-        every: int = 1,
-        first_step: int | None = None,
-        envs_to_update: EnvsToUpdate | None = None,
-    ) -> Rollout:
+    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         if not self._started:
             self.pool.request("start")
             self._started = True
         if first_step is not None:
             self._server.steps_done = first_step
-        rollout = self._collect(self._server, self.policy, hook=StepHook(on_step, every, envs_to_update))
+        rollout = self._collect(self._server, self.policy, hook=hook)
         if self.device.type == "cuda":
             self.seconds["gpu"] = self._server.gpu_s
         return rollout

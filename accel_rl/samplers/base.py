@@ -22,7 +22,13 @@ EnvsToUpdate = Callable[[int], slice | None]
 
 @dataclass(frozen=True)
 class StepHook:
-    """What runs between the steps of a rollout, and which groups wait for it: the arguments of Sampler.collect."""
+    """What runs between the steps of a rollout, and which groups wait for it.
+
+    on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have been given their actions of step t and
+    before either is given those of step t + 1. Where envs_to_update(t) names environments, the groups that hold any of
+    them are given their actions of step t only after on_step(t), while a group that holds none simulates. So t alone
+    decides which policy chose an action, not the order in which groups become ready. envs_to_update is asked once for
+    each of these t, in order."""
 
     on_step: OnStep | None = None
     every: int = 1
@@ -115,20 +121,8 @@ class Sampler(Protocol):
     def num_restarts(self) -> int:
         """How many training environments have been replaced by new ones so far (restart_on_error)."""
 
-    def collect(
-        self,
-        on_step: OnStep | None = None,
-        every: int = 1,
-        first_step: int | None = None,
-        envs_to_update: EnvsToUpdate | None = None,
-    ) -> Rollout:
-        """Returns the next rollout.
-
-        on_step(t) runs for t = 0, every, 2 * every, ..., once both groups have been given their actions of step t and
-        before either is given those of step t + 1. Where envs_to_update(t) names environments, the groups that hold any
-        of them are given their actions of step t only after on_step(t), while a group that holds none simulates. So t
-        alone decides which policy chose an action, not the order in which groups become ready. envs_to_update is asked
-        once for each of these t, in order.
+    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
+        """Returns the next rollout; hook: what runs between its steps.
 
         first_step: the run's agent steps so far, where other learners may have done more or fewer than this one (None:
         as many)."""

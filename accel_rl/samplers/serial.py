@@ -11,16 +11,7 @@ from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_l
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import (
-    EVALUATION_HORIZON,
-    NO_HOOK,
-    EnvsToUpdate,
-    GamesToPlay,
-    OnStep,
-    SamplerConfig,
-    StepHook,
-    noise_generator,
-)
+from accel_rl.samplers.base import EVALUATION_HORIZON, NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.gpu_action_server import make_server
 
 
@@ -67,19 +58,13 @@ class SerialSampler:
     def num_restarts(self) -> int:
         return int(self._server.arrays["restarts"].sum())
 
-    def collect(
-        self,
-        on_step: OnStep | None = None,
-        every: int = 1,
-        first_step: int | None = None,
-        envs_to_update: EnvsToUpdate | None = None,
-    ) -> Rollout:
+    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         if not self._started:
             self._envs.start()
             self._started = True
         if first_step is not None:
             self._server.steps_done = first_step
-        return self._collect(self._server, self._envs, self.policy, hook=StepHook(on_step, every, envs_to_update))
+        return self._collect(self._server, self._envs, self.policy, hook=hook)
 
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_rl.algos.actor_critic import ActorCriticAlgo
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
@@ -19,13 +18,9 @@ from accel_rl.hardware.placement import divides_evenly, learning_threads_for
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
-from accel_rl.samplers.alternating import AlternatingSampler
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
-from accel_rl.samplers.queued.sampler import QueuedSampler
-from accel_rl.samplers.serial import SerialSampler
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.policy_file import check_state, describe
-from accel_rl.training.queued_run import check_queues, queue_config
 from accel_rl.training.resolve import Config
 from accel_rl.updates import CentralStore, Exchange, StoreExchange, Update, shared_state
 from accel_rl.updates.all_reduce import AllReduce
@@ -54,8 +49,7 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     algo = build_algo(config)
     check_state(algo.policy.state_dict())
     describe(config.as_dict(), config.spec)
-    if config.run.sampler == "queued":
-        check_queues(config, algo)
+    config.sampler_kind.check(config, algo)
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()
@@ -65,8 +59,8 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
 
 
 def _choose_learning_threads(config: Config, algo: Algo) -> Config:
-    is_chosen = config.run.learning_threads is not None or config.run.sampler == "queued"
-    if is_chosen or any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules()):
+    is_planned = config.sampler_kind.threads(config.run, config.plan.topology)[1] is not None
+    if is_planned or any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules()):
         return config
     num_weights = sum(parameter.numel() for parameter in algo.policy.parameters())
     num_threads = learning_threads_for(FLOPS_PER_WEIGHT * num_weights * algo.samples_per_update)
@@ -86,10 +80,7 @@ def build_algo(config: Config) -> Algo:
     network = find_network(config.run.network, config.run.layer_norm)
     torch.manual_seed(config.run.seed)
     try:
-        num_envs = config.local_envs if config.is_central else config.run.envs
-        local_envs = config.local_envs
-        if config.run.sampler == "queued":  # an environment stands for a column: of a segment of full length
-            num_envs = local_envs = -(-config.min_training_batch // config.run.horizon)
+        num_envs, local_envs = config.sampler_kind.columns(config)
         algo = config.algo_class(
             config.spec, config.algo, config.schedule_steps, num_envs, config.run.horizon, network, local_envs
         )
@@ -97,7 +88,7 @@ def build_algo(config: Config) -> Algo:
         name = config.run.network or "by default (`--network` names another one)"
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
-    algo.learns_from_segments = config.run.sampler == "queued"
+    algo.learns_from_segments = config.sampler_kind.merges_segments
     algo.policy.to(torch.device(config.device))
     if algo.learns_on_step:
         expect_changes(algo.policy)
@@ -191,20 +182,15 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
 
 def build_training_sampler(config: Config, algo: Algo) -> Sampler:
     """Makes the sampler whose rollouts hold what the algorithm learns from."""
-    replay = algo.agent_replay_config(config.run.envs) if isinstance(algo, ActorCriticAlgo) else None
     changes = {"window": algo.window_steps, "terminal_frames": algo.needs_terminal_frames}
-    return build_sampler(config, algo.policy, replay, **changes)
+    return build_sampler(config, algo.policy, algo.agent_replay_config(config.run.envs), **changes)
 
 
 def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None = None, **changes: Any) -> Sampler:
     """Makes the run's sampler. replay: of the queued sampler's agents. changes: fields of SamplerConfig that differ
     from the run's."""
     settings = replace(sampler_config(config), **changes)
-    if config.run.sampler == "queued":
-        queues = queue_config(config)
-        return QueuedSampler(config.spec, batch_config(config), policy, settings, config.device, queues, replay)
-    sampler_class = AlternatingSampler if config.run.sampler == "alternating" else SerialSampler
-    return sampler_class(config.spec, batch_config(config), policy, settings, config.device)
+    return config.sampler_kind.build(config, batch_config(config), policy, settings, replay)
 
 
 def sampler_config(config: Config) -> SamplerConfig:

@@ -13,7 +13,6 @@ from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
 from accel_rl.training.log import logger
-from accel_rl.training.queued_run import max_agents
 from accel_rl.training.resolve import Config
 
 
@@ -25,7 +24,7 @@ def log_description(config: Config, policy: nn.Module) -> None:
         run.algo,
         run.env,
         count(run.envs, "environment"),
-        _simulated_in(config),
+        config.sampler_kind.simulated_in(config),
         ", ".join(config.devices),
     )
     game = game_name(config.env.env_id)
@@ -56,24 +55,9 @@ def log_description(config: Config, policy: nn.Module) -> None:
             logger.info("network     layer %s (%s) computes as in PyTorch: its weights are not prepared", name, kind)
 
 
-def _simulated_in(config: Config) -> str:
-    if config.run.sampler == "queued":
-        return count(config.run.envs, "agent")
-    num_workers = config.workers * config.rank_info.size
-    return count(num_workers, "worker") if num_workers else "this process"
-
-
 def describe_placement(config: Config) -> list[str]:
     """Returns lines of text on where the parts of a run are."""
-    return show_plans(config.devices, config.plans, _queues(config) if config.run.sampler == "queued" else None)
-
-
-def _queues(config: Config) -> str:
-    queues, text = config.queues, count(config.run.envs, "agent")
-    text = f"agents      {text}, {count(queues.predictors, 'predictor')}, {count(queues.trainers, 'trainer')}"
-    if queues.dynamic_adjustment:
-        text += f", adjusted every {queues.adjustment_interval_s:g} s (up to {max_agents(config)} agents)"
-    return f"{text}; batches of at least {config.min_training_batch} steps"
+    return show_plans(config.devices, config.plans, config.sampler_kind.show_simulators(config))
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:

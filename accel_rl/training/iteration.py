@@ -10,7 +10,7 @@ from accel_rl.algos.base import Algo, Stats
 from accel_rl.hardware.placement import Plan
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.rollout import Rollout
-from accel_rl.samplers.base import Sampler
+from accel_rl.samplers.base import NO_HOOK, Sampler, StepHook
 from accel_rl.updates import Update
 
 
@@ -65,8 +65,8 @@ class Iteration:
         torch.set_num_threads(self.plan.sampling_threads)
         algo.before_rollout(step)
         every = 1 if algo.learns_on_step and not algo.learns_from_segments else self.pull_horizon
-        envs_to_update = algo.envs_to_update if algo.window_steps else None
-        rollout = self.sampler.collect(on_step if every else None, every or 1, step, envs_to_update)
+        hook = StepHook(on_step, every, algo.envs_to_update if algo.window_steps else None) if every else NO_HOOK
+        rollout = self.sampler.collect(hook, step)
         if self.pull_horizon:
             update.pull()
         timed(algo.learn, self._normalize(rollout))

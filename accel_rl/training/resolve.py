@@ -22,8 +22,9 @@ from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
 from accel_rl.hardware.instructions import has_bf16
-from accel_rl.hardware.placement import MAX_LEARNING_THREADS, Plan, make_plans
+from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
+from accel_rl.training.sampler_kinds import SAMPLER_KINDS, Serial
 
 Values = dict[str, Any]
 ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
@@ -68,6 +69,11 @@ class Config:
         return len(self.plan.worker_cpus)
 
     @property
+    def sampler_kind(self) -> Serial:
+        """How the run's sampler is planned, built and described."""
+        return SAMPLER_KINDS[self.run.sampler]
+
+    @property
     def min_training_batch(self) -> int:
         """Steps of a batch that the queued sampler merges, at least."""
         return self.queues.min_training_batch or self.run.envs * self.run.horizon
@@ -87,7 +93,8 @@ class Config:
         atari = self.env.options if game_name(self.env.env_id) else {}
         values = {**asdict(self.run), **asdict(self.learners), **asdict(self.queues), **asdict(self.algo), **atari}
         # With several learners, only what was asked for: the number that is chosen may differ between machines.
-        workers = _requested_workers(self.run) if self.rank_info.size > 1 else self.workers or self.run.workers
+        asked = self.sampler_kind.requested_workers(self.run)
+        workers = (asked if self.rank_info.size > 1 else self.workers) or self.run.workers
         values |= {"workers": workers, "envs_per_worker": None}
         if self.rank_info.size > 1 and (self.learners.devices or self.device != "cpu"):
             values["device"] = "auto"  # each learner has its own
@@ -118,8 +125,9 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         below["normalize_observations"] = False
     if not _takes_preset_network(spec):
         below["network"] = None
-    if overlay(below, chosen).get("sampler") == "queued":
-        below["normalize_returns"] = False
+    sampler = overlay(below, chosen).get("sampler", RunSettings.sampler)
+    if sampler in SAMPLER_KINDS:
+        below |= SAMPLER_KINDS[sampler].preset_changes
     if chosen.get("deterministic"):
         below["dynamic_adjustment"] = False
     values = overlay(below, chosen) | {"algo": algo_name, "env": env.env_id}
@@ -290,7 +298,8 @@ def _plans(
     run: RunSettings, learners: LearnerSettings, rank_info: RankInfo, devices: tuple[str, ...]
 ) -> tuple[Plan, ...]:
     """Returns which logical CPUs and how many threads each learner on this machine uses."""
-    workers = _requested_workers(run) if run.sampler == "alternating" else 0
+    kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
+    workers = kind.requested_workers(run)
     if workers and workers % rank_info.size:
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
@@ -298,10 +307,7 @@ def _plans(
     # Learners that see one GPU each, which they all call cuda:0, don't know where the others' are: then all must be
     # taken to be anywhere, or the learners would divide the machine in different ways.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
-    topology, sampling_threads, learning_threads = read_topology(run.cpus), run.sampling_threads, run.learning_threads
-    if run.sampler == "queued":  # agents, predictors and the learner are all at work at the same time
-        sampling_threads = sampling_threads or 1
-        learning_threads = learning_threads or min(max(1, topology.num_busy // 2), MAX_LEARNING_THREADS)
+    sampling_threads, learning_threads = kind.threads(run, topology)
     return make_plans(
         topology,
         run.envs // rank_info.size,
@@ -323,18 +329,3 @@ def _queues(queues: QueueSettings, num_agents: int, plan: Plan) -> QueueSettings
         by_default = min(ADJUSTED_AGENTS, max(4 * num_agents, 16 * plan.topology.num_busy))
         most = max(num_agents, by_default)
     return replace(queues, max_agents=most)
-
-
-def _requested_workers(run: RunSettings) -> int | None:
-    """Returns the number of workers that workers or envs_per_worker asks for; None if neither is set."""
-    if run.envs_per_worker is None:
-        return run.workers
-    workers, rest = divmod(run.envs, run.envs_per_worker)
-    if rest:
-        raise UsageError(f"envs={run.envs} is not a multiple of envs_per_worker={run.envs_per_worker}; change one")
-    if run.workers not in (None, workers):
-        raise UsageError(
-            f"workers={run.workers} and envs_per_worker={run.envs_per_worker} contradict each other for "
-            f"envs={run.envs}; set one of them, or workers={workers}"
-        )
-    return workers

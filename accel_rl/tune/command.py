@@ -18,7 +18,7 @@ from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import as_file_name
 from accel_rl.tune.contestant import Training
 from accel_rl.tune.options import TuneOptions
-from accel_rl.tune.points import Point, Space, make_space, settings_of_search
+from accel_rl.tune.points import Point, Space, make_space
 from accel_rl.tune.search import Build, Found, Search
 from accel_rl.tune.summary import comments, introduction, rate_of_pick, table, write_settings
 
@@ -67,7 +67,7 @@ def plan_search(config: Config, chosen: Settings, options: TuneOptions) -> Space
 
 def search(config: Config, chosen: Settings, space: Space, options: TuneOptions) -> Found:
     """Searches with trainings."""
-    build = builder({**chosen, **settings_of_search(config), **short_settings(config)}, config.spec)
+    build = builder({**chosen, **config.sampler_kind.fixed_for_tuning(config), **short_settings(config)}, config.spec)
     return Search(space, build, options.seconds, options.minutes * 60).run(options.full_grid)
 
 
@@ -120,7 +120,7 @@ def settings_to_write(config: Config, chosen: Settings, pick: Point) -> Settings
     """Returns the user's settings, as the values that they stand for, and those of the pick."""
     values = config.as_dict() | {"workers": config.run.workers, "envs_per_worker": config.run.envs_per_worker}
     names = ["algo", "env", *(name for name in chosen if name not in ("algo", "env"))]
-    return {**{name: values[name] for name in names}, **settings_of_search(config), **pick.settings}
+    return {**{name: values[name] for name in names}, **config.sampler_kind.fixed_for_tuning(config), **pick.settings}
 
 
 def _find_path(config: Config, options: TuneOptions) -> Path:

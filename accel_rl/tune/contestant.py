@@ -34,7 +34,7 @@ class Training:
         pull_horizon = config.learners.pull_horizon
         self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan, pull_horizon)
         self._turn = Repeated(name, self.iterate)
-        self._steps_in_queues = _steps_in_queues(config) if config.run.sampler == "queued" else 0
+        self._steps_in_queues = config.sampler_kind.steps_held(config)
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns agent steps/s."""
@@ -65,9 +65,3 @@ class Training:
         """Ends its processes and lets go of its memory."""
         self._close()
         del self.algo, self._update, self._sampler, self._iteration, self._turn, self._close
-
-
-def _steps_in_queues(config: Config) -> int:
-    """Returns how many steps the queued sampler holds, at most, while nobody learns from them."""
-    queues, run = config.queues, config.run
-    return queues.training_queue * run.envs * run.horizon + (queues.trainers + 1) * config.min_training_batch

@@ -4,15 +4,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from accel_rl.errors import UsageError
-from accel_rl.hardware.placement import divides_evenly
 from accel_rl.training.resolve import Config
-
-MOST_PER_CPU = {"workers": 2, "agents": 16}
-MOST_QUEUE_THREADS = 8  # of predictors, and of trainers
-ENVS_FACTORS = (0.5, 1, 2, 4)  # of the algorithm's own number
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) 
     config: the run, resolved. fixed: settings that the user has chosen, which stay as they are. tune_envs: searches the
     number of environments of samplers whose batch depends on it. Raises UsageError if nothing is left to search."""
     own = _own_values(config)
-    allowed = _queued(config) if config.run.sampler == "queued" else _in_step(config, tune_envs)
+    allowed = config.sampler_kind.tunable(config, tune_envs)
     is_fixed = {*fixed, *({"workers"} if "envs_per_worker" in fixed else ())}
     if tune_envs and "envs" in fixed:
         raise UsageError(
@@ -97,14 +91,6 @@ def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) 
     return Space(Point(tuple((name, own[name]) for name in axes)), axes)
 
 
-def settings_of_search(config: Config) -> dict[str, Any]:
-    """Returns settings that keep points comparable, and stay in the tuned run: with the queued sampler, the present
-    batch, whatever the number of agents, and counts that do not change while running."""
-    if config.run.sampler != "queued":
-        return {}
-    return {"min_training_batch": config.min_training_batch, "dynamic_adjustment": False}
-
-
 def _own_values(config: Config) -> dict[str, int]:
     """Returns what the run uses by default."""
     return {
@@ -115,30 +101,6 @@ def _own_values(config: Config) -> dict[str, int]:
         "predictors": config.queues.predictors,
         "trainers": config.queues.trainers,
     }
-
-
-def _in_step(config: Config, tune_envs: bool) -> dict[str, list[int]]:
-    """Returns the allowed values for the alternating and the serial sampler.
-
-    Workers: as the environments divide, so that a worker serves both groups or one of them."""
-    num_cpus, envs = config.plan.topology.num_busy, config.run.envs
-    allowed: dict[str, list[int]] = {}
-    if tune_envs:
-        allowed["envs"] = [int(envs * factor) for factor in ENVS_FACTORS if envs * factor >= 2]
-    if config.run.sampler == "alternating":
-        most = MOST_PER_CPU["workers"] * num_cpus
-        largest = max(allowed.get("envs", [envs]))
-        allowed["workers"] = [n for n in range(1, most + 1) if divides_evenly(largest, n)]
-    if config.device == "cpu":  # with a GPU there is almost nothing for threads to do
-        allowed["learning_threads"] = allowed["sampling_threads"] = list(range(1, num_cpus + 1))
-    return allowed
-
-
-def _queued(config: Config) -> dict[str, list[int]]:
-    """Returns the allowed values for the queued sampler, whose agents are its environments."""
-    threads = list(range(1, MOST_QUEUE_THREADS + 1))
-    agents = list(range(1, MOST_PER_CPU["agents"] * config.plan.topology.num_busy + 1))
-    return {"envs": agents, "predictors": threads, "trainers": threads}
 
 
 def _axis(allowed: list[int], own: int) -> Axis:

@@ -22,19 +22,14 @@ def introduction(config: Config, space: Space) -> Iterator[str]:
     yield f"default    {space.start}"
     for name, axis in space.axes.items():
         yield f"to try     {name} {' '.join(map(str, axis.coarse))}"
-    if run.sampler == "queued":
-        yield "envs are the agents; the batch that is learned from stays as it is"
-    elif "envs" in space.axes:
-        yield "envs also changes the batch, and so what is learned: compare scores, too, before you use another number"
-    else:
-        yield f"envs       {run.envs} in every point, since another number changes what is learned (--tune-envs)"
+    yield config.sampler_kind.note_on_envs(config, "envs" in space.axes)
 
 
 def table(config: Config, space: Space, found: Found) -> Iterator[str]:
     """Yields lines: each point with its median rate and its ratio to the default, the fastest first; what was left out;
     the final and its result."""
     width = max(len(str(point)) for point in (*found.trials, *found.skipped))
-    grouped = config.run.sampler == "alternating"
+    grouped = config.sampler_kind.shows_groups
     groups = " groups" if grouped else ""
     yield f"\n{'point':{width}}{groups}  steps/s  rounds   / default, with 95 % intervals"
     ranked = sorted(found.trials.items(), key=lambda item: -item[1].ratio["median"])

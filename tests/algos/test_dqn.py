@@ -15,7 +15,7 @@ from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.replay.transitions import TransitionBatch
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 from tests.helpers.dqn import COUNTING, SMALL, make_run
 from tests.helpers.q_tables import play
 from tests.helpers.runs import assert_same
@@ -105,7 +105,7 @@ def test_a_loop_without_on_step_learns_as_often() -> None:
     for rollout in range(6):
         algo.before_rollout(12 * rollout)
         on_step = (lambda t: algo.on_step(t, None, update) if t else None) if rollout == 4 else None
-        stats = algo.learn(sampler.collect(on_step), update)
+        stats = algo.learn(sampler.collect(StepHook(on_step)), update)
         assert len(stats.get("loss", ())) == (2 if rollout == 4 else 6 * (rollout > 1))
         num_calls.append(len(update.calls))
     assert num_calls == [0, 0, 6, 12, 18, 24]

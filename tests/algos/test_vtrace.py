@@ -21,7 +21,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import Categorical
 from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import make_optimizer
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
@@ -309,7 +309,7 @@ def test_learn_takes_the_behaviour_that_acted(core: str) -> None:
                 for parameter in algo.policy.parameters():
                     parameter.add_(0.05 * torch.randn_like(parameter))
 
-        rollout = sampler.collect(on_step)
+        rollout = sampler.collect(StepHook(on_step))
         assert algo.learn(rollout, learned) == {}
         step += 3
     assert len(learned.calls) == 10
@@ -334,7 +334,7 @@ def test_one_batch_is_a2c() -> None:
             one.on_step(0, samplers[0].recent(0, 5, slice(0, 4)), updates[0])
 
     samplers[0].collect()
-    samplers[0].collect(on_step)
+    samplers[0].collect(StepHook(on_step))
     two.learn(samplers[1].collect(), updates[1])
     assert not torch.equal(updates[0].parameters.values, before)
     torch.testing.assert_close(updates[0].parameters.values, updates[1].parameters.values, rtol=1e-5, atol=1e-7)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.q_network import QNetwork
+from accel_rl.samplers.base import StepHook
 
 
 class OneHot(nn.Module):
@@ -55,7 +56,7 @@ def play(algo: Any, sampler: Any, update: Any, num_rollouts: int, step: int = 0)
     stats = []
     for _ in range(num_rollouts):
         algo.before_rollout(step)
-        rollout = sampler.collect(lambda t: stats.append(algo.on_step(t, None, update)))
+        rollout = sampler.collect(StepHook(lambda t: stats.append(algo.on_step(t, None, update))))
         stats.append(algo.learn(rollout, update))
         step += rollout.reward.numel()
     return [each for each in stats if each]

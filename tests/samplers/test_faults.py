@@ -24,7 +24,7 @@ from accel_rl.algos.a2c import A2C
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import GamesToPlay, SamplerConfig
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.training import checkpoint
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import rows
@@ -388,7 +388,7 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
                     time.sleep(0.001)
 
     try:
-        rollout = sampler.collect(on_step, envs_to_update=lambda t: held)
+        rollout = sampler.collect(StepHook(on_step, envs_to_update=lambda t: held))
         assert_rollout(rollout, "immediate")
         assert_no_token_left(sampler)
         assert rollout.valid[:3].all() and not rollout.valid[4:].any()

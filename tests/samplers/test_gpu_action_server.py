@@ -16,7 +16,7 @@ from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs, TerminalFrames
 from accel_rl.samplers import AlternatingSampler, SerialSampler, gpu_action_server
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
@@ -166,7 +166,7 @@ def test_frames_go_up_once(device: torch.device) -> None:
         before = 0
         for index in range(4):
             finals.clear()
-            finals.append(len(sampler.collect(on_step).final_step))
+            finals.append(len(sampler.collect(StepHook(on_step)).final_step))
             moved, before = sampler.bytes_moved - before, sampler.bytes_moved
             frames = T * B * frame + (B * frame if index == 0 else 0)  # the very first row has not been there before
             packed, actions = (T + 1) * B * 16, T * B * 8
@@ -257,7 +257,7 @@ def collect_and_learn(sampler: Any) -> list[Any]:
             sampler.policy.version.add_((recent.reward * recent.valid).sum().to(sampler.policy.version.device))
         seen.append(recent)
 
-    rollout = sampler.collect(on_step, envs_to_update=held)
+    rollout = sampler.collect(StepHook(on_step, envs_to_update=held))
     return [to_cpu(each) for each in (rollout, *seen)]
 
 
@@ -394,7 +394,7 @@ def test_a_step_is_two_uploads_a_graph_and_a_download(device: torch.device, monk
                     call(group, t)
 
             monkeypatch.setattr(server, name, counted)
-        sampler.collect(lambda t: None, 3)  # hooks at steps 0 and 3
+        sampler.collect(StepHook(lambda t: None, 3))  # hooks at steps 0 and 3
         again = counts["aten::copy_"] - (T + T + 1 + T) * G  # frames, the rest of each row, actions
         assert 0 <= again <= G  # frames of row 0, where an environment has waited for the pause
         del counts["aten::copy_"]

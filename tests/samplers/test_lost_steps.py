@@ -12,7 +12,7 @@ from accel_rl.algos.returns import discounted_return, generalized_advantage, vtr
 from accel_rl.envs import EnvConfig
 from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler, serial
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind
 
@@ -103,7 +103,7 @@ def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
         recent.append(copy(sampler.recent(t, min(window, len(recent)), slice(0, 4))))
 
     try:
-        rollouts = [copy(sampler.collect(on_step)) for _ in range(6)]
+        rollouts = [copy(sampler.collect(StepHook(on_step))) for _ in range(6)]
         assert sum(map(assert_learned_right, rollouts)) == (0 if at_step == 5 else sampler.num_restarts)
         assert sum(map(assert_learned_right, recent[1:])) > 0
         assert sampler.num_restarts > 0 and sum(int((~rollout.valid).sum()) for rollout in rollouts) > 0
@@ -169,7 +169,7 @@ def test_lost_steps_are_the_same_on_a_gpu(horizon: int, window: int, monkeypatch
             def on_step(t: int, sampler: Any = sampler, rollouts: list[Rollout] = rollouts) -> None:
                 rollouts.append(on_cpu(sampler.recent(t, window, slice(1, 4))))
 
-            rollouts.append(on_cpu(sampler.collect(on_step)))
+            rollouts.append(on_cpu(sampler.collect(StepHook(on_step))))
             state = sampler.get_state()["server"]
             assert torch.equal(state["rows"]["truncated"], sampler._server._rows["truncated"][horizon:])
         num_finals += int((seen[0][-1].truncated[:-1] & ~seen[0][-1].valid[1:]).sum())

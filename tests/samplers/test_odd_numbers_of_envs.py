@@ -13,7 +13,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import GamesToPlay, SamplerConfig
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.samplers.gpu_action_server import GpuActionServer
 from accel_rl.training.build import evaluation_envs
 from tests.helpers.samplers import TOYS, Greedy, assert_equal, columns_of, copy, make, spec_of
@@ -85,7 +85,7 @@ def test_one_environment_continues_exactly(reset_mode: str) -> None:
     for index in range(3):
         seen: list[list[Any]] = [[], []]
         rollouts = [
-            sampler.collect(lambda t, s=sampler, into=into: into.append(copy(s.recent(t, 7, slice(0, 1)))))
+            sampler.collect(StepHook(lambda t, s=sampler, into=into: into.append(copy(s.recent(t, 7, slice(0, 1))))))
             for sampler, into in zip(samplers, seen, strict=True)
         ]
         assert_equal(*rollouts, f"rollout {index}")

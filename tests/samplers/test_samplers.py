@@ -17,7 +17,7 @@ from accel_rl.errors import RunError
 from accel_rl.hardware.placement import divides_evenly, serves_both_groups
 from accel_rl.processes import spawning
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import GamesToPlay, SamplerConfig
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
 
@@ -254,7 +254,7 @@ def test_on_step_runs_when_both_groups_have_their_actions() -> None:
         sampler = make(sampler_class, COUNTING, SamplerConfig(4, 5, 2), policy)
         try:
             seen: list[tuple[int, int]] = []
-            sampler.collect(lambda t, seen=seen, policy=policy: seen.append((t, len(policy.observations))))
+            sampler.collect(StepHook(lambda t, seen=seen, policy=policy: seen.append((t, len(policy.observations)))))
             assert [t for t, _ in seen] == list(range(5))
             assert all(served >= 2 * (t + 1) for t, served in seen)
         finally:

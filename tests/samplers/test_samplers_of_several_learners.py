@@ -13,7 +13,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import RunError, UsageError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import GamesToPlay, SamplerConfig, noise_generator
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook, noise_generator
 from tests.helpers.samplers import TOYS, Echo, Greedy, assert_equal, columns_of, copy, make
 
 pytestmark = pytest.mark.multiprocess
@@ -84,7 +84,9 @@ def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
     def collect(sampler: Any, first_step: int | None = None) -> list[int]:
         """The rollout's first step, and that of the two steps before each of its steps."""
         seen: list[int] = []
-        rollout = sampler.collect(lambda t: seen.append(sampler.recent(t, 2, slice(0, 2)).first_step), 1, first_step)
+        rollout = sampler.collect(
+            StepHook(lambda t: seen.append(sampler.recent(t, 2, slice(0, 2)).first_step)), first_step
+        )
         return [rollout.first_step, *seen]
 
     try:
@@ -109,7 +111,7 @@ def test_an_environment_without_a_state_is_named(sampler_class: Any) -> None:
         samplers[0].collect()
         assert samplers[1].set_state(samplers[0].get_state()) == [8, 9, 10, 11]
         seen: list[torch.Tensor] = []
-        samplers[1].collect(lambda t: seen.append(samplers[1].recent(t, 1, slice(0, 4)).truncated.clone()))
+        samplers[1].collect(StepHook(lambda t: seen.append(samplers[1].recent(t, 1, slice(0, 4)).truncated.clone())))
         assert seen[0].all() and not seen[1].any()
     finally:
         for sampler in samplers:
@@ -158,7 +160,9 @@ def test_on_step_at_some_steps_only(every: int, sampler_class: Any) -> None:
     try:
         seen: list[tuple[int, int]] = []
         for index in range(2):
-            sampler.collect(lambda t, index=index: seen.append((t, len(policy.observations) - 14 * index)), every)
+            sampler.collect(
+                StepHook(lambda t, index=index: seen.append((t, len(policy.observations) - 14 * index)), every)
+            )
         assert seen == 2 * [(t, 2 * (t + 1)) for t in range(0, 7, every)]
     finally:
         sampler.close()
@@ -179,7 +183,7 @@ def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
                 process.suspend()
 
     try:
-        sampler.collect(on_step, every=4)
+        sampler.collect(StepHook(on_step, every=4))
         assert seen == [(0, 2), (4, 10)]
     finally:
         for process in policy.suspended:

@@ -81,7 +81,7 @@ def test_the_step_alone_decides_which_policy_chose_an_action(
                 called.append(t)
                 policy.version += 1
 
-            rollouts.append(sampler.collect(on_step, every, None, lambda t: named[t % len(named)]))
+            rollouts.append(sampler.collect(StepHook(on_step, every, lambda t: named[t % len(named)])))
             assert called == [*range(0, horizon, every)]
         expected = expected_versions(horizon, every, named, index * len(called))
         for kind, rollout in zip(KINDS, rollouts, strict=True):
@@ -102,7 +102,7 @@ def test_the_learner_sees_the_row_that_it_holds(kind: str) -> None:
                 envs = named[t % len(named)]
                 seen.append((t, envs, copy(sampler.recent(t, 2, envs))))
 
-            rollout = sampler.collect(on_step, envs_to_update=lambda t: named[t % len(named)])
+            rollout = sampler.collect(StepHook(on_step, envs_to_update=lambda t: named[t % len(named)]))
             assert [t for t, *_ in seen] == [*range(5)]
             for t, envs, recent in seen:
                 assert torch.equal(recent.observation_rows[-1], rollout.observation_rows[t, envs])
@@ -131,7 +131,7 @@ def test_a_group_that_is_not_learned_from_simulates_during_the_update(envs: slic
         rows.append((announced(free), announced(1 - free)))
 
     try:
-        sampler.collect(on_step, envs_to_update=lambda t: envs)
+        sampler.collect(StepHook(on_step, envs_to_update=lambda t: envs))
         assert rows == [(t + 2, t + 1) for t in range(4)]
     finally:
         sampler.close()

@@ -8,7 +8,7 @@ import torch
 from accel_rl.envs import EnvConfig
 from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 from tests.helpers.samplers import TOYS, assert_equal, copy, make, make_kind
 
 pytestmark = pytest.mark.multiprocess
@@ -93,7 +93,7 @@ def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvCon
         def on_step(t: int) -> None:
             assert sampler.recent(t, 3, slice(0, 2)).terminal_frames is None
 
-        return copy(sampler.collect(on_step))  # type: ignore[no-any-return]
+        return copy(sampler.collect(StepHook(on_step)))  # type: ignore[no-any-return]
 
     try:
         for index in range(4):

@@ -15,7 +15,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, StepHook
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind, spec_of
 
 pytestmark = pytest.mark.multiprocess
@@ -56,7 +56,7 @@ class Watcher:
                 envs = envs or ENVS[(step + index) % len(ENVS)]
                 self.seen.append((step, size, envs, copy(self.sampler.recent(t, size, envs))))
 
-        self.rollouts.append(copy(self.sampler.collect(on_step, envs_to_update=held if self.holds else None)))
+        self.rollouts.append(copy(self.sampler.collect(StepHook(on_step, envs_to_update=held if self.holds else None))))
         return self.rollouts[-1]
 
     def check(self) -> None:
@@ -189,7 +189,7 @@ def test_on_step_holds_the_faster_group_back() -> None:
                 threading.Timer(0.3, worker.resume).start()
 
     try:
-        sampler.collect(on_step)
+        sampler.collect(StepHook(on_step))
         assert seen == [(t, 2 * (t + 1)) for t in range(6)]
     finally:
         sampler.close()

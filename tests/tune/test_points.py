@@ -9,7 +9,8 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import divides_evenly, make_plan
 from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training.resolve import Config, resolve
-from accel_rl.tune.points import Axis, Point, Space, make_space, settings_of_search
+from accel_rl.training.sampler_kinds import SAMPLER_KINDS
+from accel_rl.tune.points import Axis, Point, Space, make_space
 
 ONE = CpuTopology(((0,),), (0,), 1)
 TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
@@ -92,9 +93,11 @@ def test_the_queued_sampler() -> None:
     assert [*space.axes] == ["envs", "predictors", "trainers"]
     assert space.start.settings == {"envs": 8, "predictors": 2, "trainers": 2}
     assert coarse(space) == {"envs": (1, 2, 4, 8, 16, 32), "predictors": (1, 2, 4, 8), "trainers": (1, 2, 4, 8)}
-    assert settings_of_search(config) == {"min_training_batch": 40, "dynamic_adjustment": False}
-    assert settings_of_search(on(TWO, "queued", min_training_batch=17))["min_training_batch"] == 17
-    assert settings_of_search(on(TWO)) == {}
+    assert SAMPLER_KINDS["queued"].fixed_for_tuning(config) == {"min_training_batch": 40, "dynamic_adjustment": False}
+    assert (
+        SAMPLER_KINDS["queued"].fixed_for_tuning(on(TWO, "queued", min_training_batch=17))["min_training_batch"] == 17
+    )
+    assert SAMPLER_KINDS["alternating"].fixed_for_tuning(on(TWO)) == {}
 
 
 def test_other_numbers_of_environments_only_where_asked_for() -> None:

@@ -24,7 +24,7 @@ from accel_rl.hardware.placement import default_workers
 from accel_rl.hardware.topology import read_topology
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.alternating import AlternatingSampler
-from accel_rl.samplers.base import EnvsToUpdate, GamesToPlay, OnStep, SamplerConfig, noise_generator
+from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.queued.adjustment import Adjuster, Counts
 from accel_rl.samplers.queued.agent_pool import AgentPool
 from accel_rl.samplers.queued.agent_replay import auxiliary_layout
@@ -126,18 +126,12 @@ class QueuedSampler:
     def num_restarts(self) -> int:
         return int(self.pool.arrays["restarts"].sum())
 
-    def collect(
-        self,
-        on_step: OnStep | None = None,
-        every: int = 1,
-        first_step: int | None = None,
-        envs_to_update: EnvsToUpdate | None = None,
-    ) -> Rollout:
+    def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         """Returns the next batch, as a rollout with a column for each segment (see `Rollout`).
 
-        Predictors act with the policy's present parameters from now on. Raises UsageError for an on_step: there are no
+        Predictors act with the policy's present parameters from now on. Raises UsageError for a hook: there are no
         steps that all environments take together."""
-        if on_step or envs_to_update:
+        if hook.on_step:
             raise UsageError("sampler=queued has no steps between which to learn; use --sampler alternating")
         self._steps_done = self._steps_done if first_step is None else first_step
         self._start()

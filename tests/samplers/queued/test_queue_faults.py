@@ -18,7 +18,7 @@ import yaml
 import accel_rl
 from accel_rl.cli import main
 from accel_rl.errors import RunError
-from accel_rl.samplers.base import GamesToPlay
+from accel_rl.samplers.base import GamesToPlay, StepHook
 from accel_rl.samplers.queued.batches import SegmentBatch
 from tests.helpers.queued import Book, Telling, make_queued, numbered
 from tests.helpers.runs import rows
@@ -200,7 +200,7 @@ def test_hooks_are_refused() -> None:
     sampler = make_queued()
     try:
         with pytest.raises(ValueError, match="use --sampler alternating"):
-            sampler.collect(lambda t: None)
+            sampler.collect(StepHook(lambda t: None))
         with pytest.raises(ValueError, match="use --sampler alternating"):
             sampler.recent(0, 1, slice(None))
     finally:
