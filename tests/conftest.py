@@ -91,9 +91,9 @@ def probe_once() -> Iterator[None]:
 def forked_launchers() -> Iterator[None]:
     """Forks the processes that start simulators from the tests' own one (tests/helpers/forks.py). Those of learners and
     of commands (tests/helpers/processes.py) are started as users' are."""
-    from accel_rl.samplers import worker_launcher  # here, as collecting tests does not need it
+    from accel_rl.processes import spawning  # here, as collecting tests does not need it
     from tests.helpers.forks import FORKING_LAUNCHER
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_launcher, "subprocess", FORKING_LAUNCHER)
+        patch.setattr(spawning, "subprocess", FORKING_LAUNCHER)
         yield

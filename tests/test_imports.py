@@ -26,6 +26,7 @@ FLOORS = (
     ("stacks",),
     ("envs",),
     ("emulator",),
+    ("processes",),
     ("config",),
     ("hardware",),
     ("errors", "version"),

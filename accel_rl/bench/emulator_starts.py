@@ -1,6 +1,5 @@
 """Measures how long the emulator takes to start, beside importing torch, and how much memory it needs."""
 
-import os
 import statistics
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from typing import Any
 
 from accel_rl.bench.timing import ratio
 from accel_rl.emulator.state import STATE_WORDS
+from accel_rl.processes.spawning import child_environment
 
 NUM_STARTS = 5
 IMPORT_TORCH = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
@@ -50,6 +50,5 @@ def run_starts() -> dict[str, Any]:
 
 def _measure(code: str, cache: str) -> list[float]:
     """Runs a program in a new process with this folder for caches; returns the numbers that it prints."""
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = {**os.environ, "PYTHONPATH": paths, "XDG_CACHE_HOME": cache}
+    environment = {**child_environment(), "XDG_CACHE_HOME": cache}
     return [float(word) for word in subprocess.check_output([sys.executable, "-c", code], env=environment).split()]

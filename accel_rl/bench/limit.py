@@ -8,15 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from accel_rl.bench.bare import bare_steps
 from accel_rl.bench.timing import Shares
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError
-from accel_rl.hardware.signals import leave_signals_to_parent
 from accel_rl.hardware.topology import available_cpus, physical_cores
+from accel_rl.processes.child import leave_signals_to_parent
+from accel_rl.processes.spawning import spawn_connected
 
 
 class SimulationLimit:
@@ -37,13 +38,9 @@ class SimulationLimit:
         self.name, self.shares = name, shares or {}
         cpus = [core[0] for core in physical_cores(available_cpus())] if cpus is None else cpus
         self._workers: list[tuple[subprocess.Popen[bytes], Connection[Any, Any]]] = []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         for index, cpu in enumerate(cpus):
-            ours, theirs = Pipe()
             share = num_envs // len(cpus) + (index < num_envs % len(cpus))
-            command = [sys.executable, "-m", "accel_rl.bench.limit", str(theirs.fileno()), str(cpu)]
-            popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-            theirs.close()
+            popen, ours = spawn_connected("accel_rl.bench.limit", cpu)
             ours.send((env, share))
             self._workers.append((popen, ours))
         self._receive_rates()

@@ -1,10 +1,6 @@
 """One learner of a run: what a single learner does, and the process of its own that it has where there are several."""
 
 import contextlib
-import faulthandler
-import os
-import pickle
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -105,17 +101,16 @@ class SupervisedStop:
 
 
 def main(fd: int) -> None:
-    """Runs a learner's process, which learner_launcher has forked: trains to the end of the run.
+    """Runs a learner's process, which has been forked for it: trains to the end of the run.
 
     fd: of its connection to the supervisor."""
     run_learner(fd, _train)
 
 
 def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -> None:
-    """Receives a LearnerSetup through the connection fd, calls work, reports how that ended, and exits."""
-    faulthandler.enable()
+    """Receives a LearnerSetup through the connection fd, calls work, and reports how that ended."""
     supervisor: Connection[Any, Any] = Connection(fd)
-    setup: LearnerSetup = pickle.loads(supervisor.recv_bytes())
+    setup: LearnerSetup = supervisor.recv()
     handlers = open_log(setup.folder, setup.show, setup.config.rank_info.rank)
     try:
         work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
@@ -127,9 +122,6 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
         supervisor.send((kind, traceback.format_exc().rstrip()))
     finally:
         close_log(handlers)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # taking torch down piece by piece would take seconds
 
 
 def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:

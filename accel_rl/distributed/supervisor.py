@@ -3,7 +3,7 @@
 It passes on the request to stop, and ends all learners when one has failed."""
 
 import contextlib
-import pickle
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accel_rl.distributed.async_coordinator import Control
-from accel_rl.distributed.learner_launcher import LearnerLauncher, LearnerProcess, describe_end
 from accel_rl.distributed.learner_process import LearnerSetup
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.signals import StopSignal
+from accel_rl.processes.fork_server import Child, ForkServer
 from accel_rl.training.build import build_store
 from accel_rl.training.resolve import Config
 
@@ -35,27 +35,28 @@ class WatchedLearner:
 
     rank: int
     device: str
-    process: LearnerProcess
-    control: "Connection[Any, Any]"
+    process: Child
     is_ready: bool = False  # to stop in good order
     is_done: bool = False
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind, and what happened
 
+    @property
+    def control(self) -> "Connection[Any, Any]":
+        """The connection to it."""
+        return self.process.control
+
     def receive(self) -> None:
         """Takes in the learner's next message, or that it is gone."""
-        try:
-            kind, text = self.control.recv()
-        except (EOFError, OSError):
-            self.is_gone = True
-            status = self.process.wait()
-            if not (self.is_done or self.failure):
-                self.failure = ("died", describe_end(status or 0))
-            return
+        kind, text = self.process.receive(math.inf)
         if kind == "ready":
             self.is_ready = True
         elif kind == "done":
             self.is_done = True
+        elif kind == "died":
+            self.is_gone = True
+            if not self.is_done:
+                self.failure = self.failure or (kind, text)
         else:
             self.failure = (kind, text)
 
@@ -107,19 +108,14 @@ def started_learners(
             meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
             for setup in setups:
                 setup.port = meeting.port
-        pipes = [Pipe() for _ in setups]
-        inherited += [theirs for _, theirs in pipes]
-        fds = [[theirs.fileno(), *setup.fds()] for (_, theirs), setup in zip(pipes, setups, strict=True)]
-        launcher = LearnerLauncher(program, fds)
-        resources.callback(launcher.close)
+        fds = {fd for setup in setups for fd in setup.fds()}
+        server = ForkServer(program, fds, "the process that starts the learners {how}")
+        resources.callback(server.close)
         for connection in inherited:  # else nobody would notice that the other end is gone
             connection.close()
-        learners = [
-            WatchedLearner(rank, setups[rank].config.device, process, pipes[rank][0])
-            for rank, process in enumerate(launcher.launch())
-        ]
-        for learner, setup in zip(learners, setups, strict=True):
-            learner.control.send_bytes(pickle.dumps(setup))
+        processes = [server.launch(setup, setup.fds()) for setup in setups]
+        server.release_fds()
+        learners = [WatchedLearner(rank, setups[rank].config.device, each) for rank, each in enumerate(processes)]
         yield learners, control
 
 

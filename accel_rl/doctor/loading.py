@@ -2,7 +2,6 @@
 lacks) or hang (on a broken driver), and the report with it."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 
 from accel_rl.doctor.finding import Finding, Problem, describe
 from accel_rl.doctor.software import EXTRAS, PACKAGES
+from accel_rl.processes.spawning import child_environment
 
 TIMEOUT_S = 120.0  # for all of them
 CUDA = "torch.cuda"  # loading it looks for GPUs, too
@@ -63,11 +63,10 @@ def loading(needed: Sequence[str] = NEEDED, optional: Sequence[str] = OPTIONAL) 
 def _load(names: Sequence[str]) -> tuple[list[tuple[str, str]], str]:
     """Returns the names of the modules that were begun, with their errors, and how the process died of the last one, if
     it did."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     command = [sys.executable, "-c", SCRIPT, *names]
     try:
         process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=TIMEOUT_S
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=child_environment(), timeout=TIMEOUT_S
         )
         out, status = process.stdout, process.returncode
         end = f"kills Python by {signal.Signals(-status).name}" if status < 0 else f"ends Python with status {status}"

@@ -6,11 +6,12 @@ run in the next process.
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import IO, Any, NamedTuple
+
+from accel_rl.processes.spawning import spawn_connected
 
 MODULE = "accel_rl.doctor.trials"
 TIMEOUT_S = 180.0  # for one trial, the start of its process included, and kernels that are loaded for the first time
@@ -35,13 +36,8 @@ def run_in_processes(names: Sequence[str]) -> Iterator[Result]:
 
 def _run_in_one_process(names: Sequence[str]) -> Iterator[Result]:
     """Yields results until the process ends; at least one."""
-    ours, theirs = Pipe()
     with tempfile.TemporaryFile("w+") as said:
-        command = [sys.executable, "-m", MODULE, str(theirs.fileno()), json.dumps(list(names))]
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=said, stderr=said, process_group=0
-        )
-        theirs.close()
+        process, ours = spawn_connected(MODULE, json.dumps(list(names)), stdout=said, stderr=said)
         num_results, running = 0, names[0]
         try:
             while num_results < len(names):

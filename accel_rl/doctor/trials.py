@@ -19,7 +19,7 @@ from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import RunError
 from accel_rl.hardware.instructions import BF16_FLAGS, read_instructions
 from accel_rl.hardware.placement import pinned
-from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
 from accel_rl.training.description import describe_placement
 from accel_rl.training.iteration import Iteration

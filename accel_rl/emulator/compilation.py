@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from accel_rl.emulator.machine_code import SYMBOL, ArgumentTypes, target_machine
-from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.processes.child import leave_signals_to_parent
 
 if TYPE_CHECKING:
     from accel_rl.emulator.compiled import EntryFunction

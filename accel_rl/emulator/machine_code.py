@@ -14,7 +14,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accel_rl.errors import UsageError
+from accel_rl.processes.spawning import ask_process
 
 if TYPE_CHECKING:
     from accel_rl.emulator.compiled import EntryFunction
@@ -145,16 +145,9 @@ def _compile(function: "EntryFunction", types: ArgumentTypes) -> tuple[bytes, bo
     _say(f"compiling the Atari emulator ({function.__name__}) for this processor, once (about 20 s) ...")
     start = time.perf_counter()
     module, name = function.__wrapped__.__module__, function.__name__
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    with tempfile.TemporaryFile() as answer:
-        command = [sys.executable, "-m", COMPILATION, str(answer.fileno()), module, name, *types]
-        process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[answer.fileno()], env=environment
-        )
-        answer.seek(0)
-        data = answer.read()
-    if process.returncode or not data:
-        reasons = process.stderr.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
+    status, data, said = ask_process(COMPILATION, module, name, *types, stderr=subprocess.PIPE)
+    if status or not data:
+        reasons = said.decode(errors="replace").strip().splitlines() or [f"status {status}"]
         raise UsageError(
             f"Numba {version} cannot compile the Atari emulator: {reasons[-1]}; try another version of Numba "
             "(pip install --upgrade numba)"

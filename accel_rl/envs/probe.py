@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import traceback
 from dataclasses import replace
 
@@ -17,7 +16,8 @@ from accel_rl.envs.atari import game_name
 from accel_rl.envs.batch_simulator import make_simulator
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.errors import RunError, UsageError
-from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.processes.child import leave_signals_to_parent
+from accel_rl.processes.spawning import ask_process
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
@@ -28,29 +28,13 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
     if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
         # Both simulators have the same spec, and that of ale-py needs no machine code.
         return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    with tempfile.TemporaryFile() as answer:  # a pipe would be full before the bounds of a picture are written
-        command = [sys.executable, "-m", "accel_rl.envs.probe", str(answer.fileno())]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            pass_fds=[answer.fileno()],
-            env=environment,
-            process_group=0,  # a terminal's Ctrl-C is for this process only
-        ) as process:
-            try:
-                process.communicate(pickle.dumps(config), timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                message = f"{config.env_id} was not built within {timeout_s:g} s (--env-build-timeout-s)"
-                raise RunError(message) from None
-            except BaseException:
-                process.kill()
-                raise
-        answer.seek(0)
-        data = answer.read()
+    try:
+        status, data, _ = ask_process(__name__, request=pickle.dumps(config), timeout_s=timeout_s)
+    except subprocess.TimeoutExpired:
+        message = f"{config.env_id} was not built within {timeout_s:g} s (--env-build-timeout-s)"
+        raise RunError(message) from None
     if not data:
-        raise RunError(f"{config.env_id}: the process that built it ended with status {process.returncode}")
+        raise RunError(f"{config.env_id}: the process that built it ended with status {status}")
     result = pickle.loads(data)
     if isinstance(result, Exception):
         raise result

@@ -28,7 +28,7 @@ exec {python} -c {program} {engine} "$@"
 PROGRAM = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.processes.child import leave_signals_to_parent
 leave_signals_to_parent()
 os.execv(sys.argv[1], sys.argv[1:])
 """

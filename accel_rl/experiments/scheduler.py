@@ -26,8 +26,10 @@ from accel_rl.experiments.report import report
 from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.devices import find_devices, gpu_node
 from accel_rl.hardware.placement import divide
-from accel_rl.hardware.signals import StopSignal, stop_with_parent
+from accel_rl.hardware.signals import StopSignal
 from accel_rl.hardware.topology import Cpus, CpuTopology, read_topology, show_cpus
+from accel_rl.processes.child import stop_with_parent
+from accel_rl.processes.spawning import spawn
 from accel_rl.training import finite_guard
 from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
@@ -265,14 +267,8 @@ def _start(task: Task, taken: tuple[int, ...], slots: list[Slot], trust: bool) -
         settings = placement(slots, task.learners)
     arguments += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     with task.console.open("ab") as console:
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "accel_rl", "train", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches this process alone, which passes it on
-            preexec_fn=partial(stop_with_parent, os.getpid()),
-        )
+        stop = partial(stop_with_parent, os.getpid())
+        popen = spawn("accel_rl", "train", *arguments, stdout=console, stderr=subprocess.STDOUT, preexec_fn=stop)
     _print(f"{task.run.name} {'resumes' if task.can_resume else 'starts'} on {_describe(slots)}")
     return Process(task, popen, taken)
 

@@ -95,6 +95,11 @@ class Semaphore:
         except BlockingIOError:
             return 0
 
+    def drain(self) -> None:
+        """Takes all tokens that there are."""
+        while self.try_acquire():
+            pass
+
     def close(self) -> None:
         for fd in set(self.fds):
             os.close(fd)

@@ -1,10 +1,6 @@
-"""SIGINT and SIGTERM: the first one asks a run to stop, the second one ends it. Child processes leave them to their
-parent."""
+"""SIGINT and SIGTERM: the first one asks a run to stop, the second one ends it."""
 
-import ctypes
-import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -52,26 +48,3 @@ class StopSignal:
 
     def __bool__(self) -> bool:
         return self.received is not None
-
-
-def leave_signals_to_parent() -> None:
-    """Makes a child process ignore SIGINT and SIGTERM, and be killed when its parent's thread ends.
-
-    The kernel kills it, even if it never returns from an environment."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    _when_parent_ends(signal.SIGKILL)
-
-
-def stop_with_parent(parent: int) -> None:
-    """Makes a run that process `parent` has just forked receive SIGTERM when that process ends, however it does."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of the parent's handler, which was inherited
-    _when_parent_ends(signal.SIGTERM)
-    if os.getppid() != parent:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def _when_parent_ends(number: int) -> None:
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)

@@ -18,21 +18,16 @@ server has gone. A worker may send warnings over it at any time.
 """
 
 import contextlib
-import logging
 import os
-import random
-import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
-from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.processes.child import reporting
 from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArraysSetup
 from accel_rl.samplers.worker_status import CURRENT_ENV, HEARTBEAT, ROWS_ANNOUNCED, WAITED_NS
 
@@ -72,7 +67,6 @@ class WorkerSetup:
         evaluation under way, too.
     """
 
-    sys_path: list[str]
     index: int
     cpu: int | None
     batch: BatchConfig
@@ -84,10 +78,6 @@ class WorkerSetup:
     turns: tuple[int, int] = (0, 0)
     replaces: bool = False
     evaluation_role: int | None = None
-
-    def run(self, control: "Connection[Any, Any]") -> None:
-        """Runs the worker in the process that was forked for it."""
-        work(self, control)
 
 
 class Worker:
@@ -226,35 +216,16 @@ class Worker:
         self._status[HEARTBEAT] = self._heartbeats
 
 
-class SendWarnings(logging.Handler):
-    """Passes the framework's warnings on to the server, which has the log."""
-
-    def __init__(self, control: "Connection[Any, Any]"):
-        super().__init__()
-        self._control = control
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._control.send(("warning", record.getMessage()))
-
-
-def work(setup: WorkerSetup, control: "Connection[Any, Any]") -> None:
-    """Runs a worker from its first message to its last, in a process that was forked for it."""
-    leave_signals_to_parent()
-    random.seed()  # forked processes start with the same global generators
-    np.random.seed()
-    logging.getLogger("accel_rl").addHandler(SendWarnings(control))
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+def main(fd: int) -> None:
+    """Runs a worker from its first message to its last, in a process that was forked for it. fd: of its connection."""
+    control: Connection[Any, Any] = Connection(fd)
+    with reporting(control):
+        setup: WorkerSetup = control.recv()
         if setup.cpu is not None:
             os.sched_setaffinity(0, {setup.cpu})
-        sys.path[:] = setup.sys_path
+        worker = Worker(setup, control)
+        control.send(("done", None))
         try:
-            worker = Worker(setup, control)
-            control.send(("done", None))
-            try:
-                worker.run()
-            finally:
-                worker.close()
-        except UsageError as error:
-            control.send(("usage", str(error)))
-        except RunError as error:
-            control.send(("failed", str(error)))
+            worker.run()
+        finally:
+            worker.close()

@@ -5,12 +5,8 @@ that names it, or (on_env_error="restart") is lost: its environments stand still
 takes its place.
 """
 
-import contextlib
-import logging
-import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +14,15 @@ import numpy as np
 
 from accel_rl.envs.batch_simulator import BatchConfig, stand_still
 from accel_rl.envs.choice import is_native
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 from accel_rl.hardware.placement import default_worker_cpus
 from accel_rl.hardware.shared_memory import make_poller
+from accel_rl.processes.fork_server import EXIT_PATIENCE_S, Child, ForkServer
+from accel_rl.processes.pool import Message, ProcessPool
+from accel_rl.processes.spawning import describe_exit
 from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArrays
 from accel_rl.samplers.worker import GroupSemaphores, WorkerSetup
-from accel_rl.samplers.worker_launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
 from accel_rl.samplers.worker_status import WorkerStatus
-
-logger = logging.getLogger("accel_rl")
 
 POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
 DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
@@ -51,10 +47,10 @@ class WorkerPool:
         spin: bool = False,
     ):
         self._timeout_s, self._build_timeout_s, self._spin = timeout_s, build_timeout_s, spin
-        self._batch, self._train, self._evaluation = batch, train, evaluation
+        self._batch, self.train, self._evaluation = batch, train, evaluation
         self._active = train
         self._members = train.members()  # of each group, without those lost in this rollout
-        self._lost: list[int] = []
+        self._lost: dict[int, WorkerSetup] = {}
         self._evaluation_role: int | None = None
         self.status = WorkerStatus(num_workers)
         self._semaphores = semaphores = (GroupSemaphores.create(), GroupSemaphores.create())
@@ -65,15 +61,13 @@ class WorkerPool:
         self._in_rollout = False
         self._woken_at = [time.monotonic()] * NUM_GROUPS  # when there was work to do
         self._next_check = 0.0
-        self.num_replaced = 0
-        self.processes: list[WorkerProcess] = []
         fds = [memory.fd for memory in (train.memory, evaluation.memory, self.status.memory)]
         fds += [fd for group in semaphores for each in group.all() for fd in each.fds]
-        self._launcher = Launcher(batch, fds)
+        server = simulator_server("accel_rl.samplers.worker:main", batch, fds)
+        self._pool = ProcessPool("worker", server, self._place)
         try:
             for worker, cpu in enumerate(default_worker_cpus(num_workers) if cpus is None else cpus):
                 setup = WorkerSetup(
-                    sys_path=[path or os.getcwd() for path in sys.path],
                     index=worker,
                     cpu=cpu,
                     batch=batch,
@@ -83,12 +77,17 @@ class WorkerPool:
                     status_fd=self.status.memory.fd,
                     semaphores=semaphores,
                 )
-                self.processes.append(self._launcher.launch(setup))
+                self._pool.launch(worker, setup)
             self._register_connections()
-            self._collect_replies(build_timeout_s)
+            self._collect_replies()
         except BaseException:
             self.close()
             raise
+
+    @property
+    def processes(self) -> list[Child]:
+        """The workers' processes, in order."""
+        return [child for _, child in sorted(self._pool.children.items())]
 
     # ---- a rollout: begin; for each group T + 1 times wait and T times announce_actions; end ----
 
@@ -110,7 +109,7 @@ class WorkerPool:
                     self._ready[group] = False
                     self._rows_read[group] += 1
                     return group
-            self._acquire_announcements(self._wait_for_event(self._timeout_s, self._late_workers))
+            self._acquire_announcements(self._wait_for_event())
 
     def announce_actions(self, group: int) -> None:
         """Wakes the group's workers, whose next actions have been written, to step."""
@@ -148,15 +147,14 @@ class WorkerPool:
     def request(self, name: str, arguments: list[Any] | None = None) -> list[Any]:
         """Sends one message to every worker; returns their replies, in order."""
         if self._batch.restart_on_error:
-            for worker, process in enumerate(self.processes):
-                if self._launcher.status(process) is not None:
-                    self._lose(worker, self._describe_exit(worker))
+            for worker, process in list(self._pool.children.items()):
+                if (status := process.poll()) is not None:
+                    self._lose(worker, f"{self._pool.describe(worker)} {describe_exit(status)}")
             self._replace_lost()
         self.status.restart_clocks()
         for worker, process in enumerate(self.processes):
-            with contextlib.suppress(BrokenPipeError):  # a dead worker is found by the wait below
-                process.control.send((name, arguments[worker] if arguments else None))
-        return self._collect_replies(self._build_timeout_s, name)
+            process.send((name, arguments[worker] if arguments else None))
+        return self._collect_replies(name)
 
     def open_evaluation(self, role: int) -> None:
         """Builds environments for an evaluation; rollouts are theirs from now on."""
@@ -165,42 +163,43 @@ class WorkerPool:
 
     def close_evaluation(self) -> None:
         """Closes the evaluation's environments; rollouts are those of training again."""
-        self._active, self._evaluation_role = self._train, None
+        self._active, self._evaluation_role = self.train, None
         self.request("close_evaluation", [self._turn] * len(self.processes))
 
     def close(self) -> None:
         """Ends every worker and releases all shared memory; a worker that does not end at once is killed."""
-        self._launcher.close(self.processes, 0.01 if self._in_rollout else EXIT_PATIENCE_S)
-        self.processes = []
+        self._pool.close(0.01 if self._in_rollout else EXIT_PATIENCE_S)
         for group in self._semaphores:
             for each in group.all():
                 each.close()
-        for memory in (self._train.memory, self._evaluation.memory, self.status.memory):
+        for memory in (self.train.memory, self._evaluation.memory, self.status.memory):
             memory.close()
 
     # ---- waiting ----
 
     def _register_connections(self) -> None:
         """Makes waits watch both groups' announcements and the control connection of every living worker."""
-        living = [worker for worker in range(len(self.processes)) if worker not in self._lost]
-        self._controls = {self.processes[worker].control.fileno(): worker for worker in living}
+        self._controls = {child.control.fileno(): worker for worker, child in self._pool.children.items()}
         self._poller = make_poller(*(group.obs_ready.fd for group in self._semaphores), *self._controls)
 
-    def _wait_for_event(self, timeout_s: float, late: Callable[[], list[int]]) -> list[int]:
+    def _wait_for_event(self) -> list[int]:
         """Returns the readable file descriptors of obs_ready semaphores and control connections.
 
-        late(): the workers waited for. Returns [] after having lost one that hung, or raises RunError."""
+        Returns [] after having lost a worker that hung, or raises RunError."""
         while True:
-            ready = self._poller.poll(0 if self._spin and self._in_rollout else POLL_INTERVAL_S * 1000)
+            ready = self._poller.poll(0 if self._spin else POLL_INTERVAL_S * 1000)
             now = time.monotonic()
             if now > self._next_check:
                 self._next_check = now + POLL_INTERVAL_S
-                woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)
-                if hung := self.status.find_hung(late(), woken_at, timeout_s):
-                    self._handle_hang(timeout_s, hung)
+                if hung := self._find_hung(self._late_workers(), self._timeout_s):
+                    self._handle_hang(hung)
                     return []
             if ready:
                 return [fd for fd, _ in ready]
+
+    def _find_hung(self, late: list[int], timeout_s: float) -> list[int]:
+        woken_at = np.where(self._active.serves, self._woken_at, 0.0).max(axis=1)
+        return self.status.find_hung(late, woken_at, timeout_s)
 
     def _acquire_announcements(self, ready: list[int]) -> None:
         for fd in ready:
@@ -212,53 +211,40 @@ class WorkerPool:
                     raise RunError(f"out of step with the workers: group {group} has announced a row too many")
                 self._ready[group] = True
 
-    def _collect_replies(self, timeout_s: float, request: str | None = None) -> list[Any]:
-        replies: dict[int, Any] = {}
-        while len(replies) < len(self.processes):
-            ready = self._wait_for_event(timeout_s, lambda: sorted({*range(len(self.processes))} - replies.keys()))
-            for worker in [self._controls[fd] for fd in ready if fd in self._controls]:
-                try:
-                    kind, content = self._receive(worker)
-                except RunError as error:
-                    if not (self._batch.restart_on_error and request in DONE_BY_NEW_WORKERS):
-                        raise
-                    self._lose(worker, str(error))
-                    self._replace_lost()
-                    kind, content = "done", None
-                if kind == "done":
-                    replies[worker] = content
-        return [replies[worker] for worker in range(len(self.processes))]
+    def _collect_replies(self, request: str | None = None) -> list[Any]:
+        def receive(worker: int) -> Message:
+            try:
+                return self._pool.receive(worker)
+            except RunError as error:
+                if not (self._batch.restart_on_error and request in DONE_BY_NEW_WORKERS):
+                    raise
+                self._lose(worker, str(error))
+                self._replace_lost()
+                return "done", None
 
-    def _receive(self, worker: int) -> tuple[str, Any]:
-        """Returns ("done", the worker's reply), or ("warning", its text), once that is in the log.
+        def watch(late: list[int]) -> None:
+            for worker in self._find_hung(late, self._build_timeout_s):
+                raise self._pool.hang_error(worker, self._build_timeout_s, "--env-build-timeout-s")
 
-        Raises UsageError or RunError if the worker reports one, RunError if it has died."""
-        try:
-            kind, content = self.processes[worker].control.recv()
-        except (EOFError, ConnectionResetError):
-            raise RunError(self._describe_exit(worker)) from None
-        if kind == "warning":
-            logger.warning("worker %d: %s", worker, content)
-        if kind in ("done", "warning"):
-            return kind, content
-        raise UsageError(content) if kind == "usage" else RunError(f"worker {worker}: {content}")
+        workers = sorted(self._pool.children)
+        replies = self._pool.collect("done", workers, receive, watch, POLL_INTERVAL_S)
+        return [replies[worker] for worker in workers]
 
     # ---- workers that fail ----
 
-    def _handle_hang(self, timeout_s: float, late: list[int]) -> None:
-        flag = "--env-timeout-s" if self._in_rollout else "--env-build-timeout-s"
-        messages = [f"{self._describe(worker)} has not answered for {timeout_s:g} s ({flag})" for worker in late]
-        if not (self._in_rollout and self._batch.restart_on_error):
-            raise RunError(messages[0])
-        for worker in late:
-            self._launcher.kill(self.processes[worker])
-        for worker, message in zip(late, messages, strict=True):
-            self._lose(worker, message)
+    def _handle_hang(self, late: list[int]) -> None:
+        errors = [self._pool.hang_error(worker, self._timeout_s, "--env-timeout-s") for worker in late]
+        if not self._batch.restart_on_error:
+            raise errors[0]
+        for worker in late:  # all of them, before the semaphores are looked at
+            self._pool.children[worker].kill()
+        for worker, error in zip(late, errors, strict=True):
+            self._lose(worker, str(error))
 
     def _handle_message(self, worker: int) -> None:
         """Handles what a worker says in a rollout: a warning, or by the end of its connection that it has died."""
         try:
-            kind, _ = self._receive(worker)
+            kind, _ = self._pool.receive(worker)
         except RunError as error:
             if not self._batch.restart_on_error:
                 raise
@@ -282,13 +268,11 @@ class WorkerPool:
 
     def _lose(self, worker: int, reason: str) -> None:
         """Kills a worker that has failed; in a rollout, its environments take no further step."""
-        self._launcher.kill(self.processes[worker])
-        self.processes[worker].control.close()
-        for arrays in (self._train, self._evaluation):
+        self._lost[worker] = self._pool.children[worker].setup
+        self._pool.remove(worker)
+        for arrays in (self.train, self._evaluation):
             arrays.arrays["restarts"][arrays.envs_of(worker)] += 1
-        self.num_replaced += 1
-        logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
-        self._lost.append(worker)
+        self._pool.report_loss(reason)
         self._register_connections()
         if not self._in_rollout:
             return
@@ -303,13 +287,12 @@ class WorkerPool:
         Waits for the living ones first, so that none of them changes a semaphore at the same time."""
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline and any(
-            self._launcher.status(self.processes[worker]) is None for worker in self._late_members(group)
+            self._pool.children[worker].poll() is None for worker in self._late_members(group)
         ):
             time.sleep(0.001)
         semaphores = self._semaphores[group]
         for semaphore in (semaphores.obs_ready, semaphores.countdown, semaphores.actions_ready[1 - self._turn[group]]):
-            while semaphore.try_acquire():
-                pass
+            semaphore.drain()
         late = self._late_members(group)
         if len(late) > 1:
             semaphores.countdown.release(len(late) - 1)
@@ -317,40 +300,40 @@ class WorkerPool:
 
     def _replace_lost(self) -> None:
         """Between two rollouts: starts a process with new environments in place of each lost worker."""
-        lost, self._lost = self._lost, []
-        for worker in lost:
+        lost, self._lost = self._lost, {}
+        for worker, setup in lost.items():
             self.status.reset(worker)
-            setup = replace(
-                self.processes[worker].setup,
-                replaces=True,
-                evaluation_role=self._evaluation_role,
-                turns=(self._turn[0], self._turn[1]),
-            )
-            self.processes[worker] = self._launcher.launch(setup)
+            turns = (self._turn[0], self._turn[1])
+            new = replace(setup, replaces=True, evaluation_role=self._evaluation_role, turns=turns)
+            self._pool.launch(worker, new)
         if lost:
             self._register_connections()
-        for worker in lost:
-            self._wait_until_built(worker)
-
-    def _wait_until_built(self, worker: int) -> None:
         deadline = time.monotonic() + self._build_timeout_s
-        while not (self.processes[worker].control.poll(POLL_INTERVAL_S) and self._receive(worker)[0] == "done"):
-            if time.monotonic() > deadline:
-                raise RunError(f"{self._describe(worker)} was not built within {self._build_timeout_s:g} s")
 
-    def _describe_exit(self, worker: int) -> str:
-        return f"{self._describe(worker)} {self._launcher.describe_exit(self.processes[worker])}"
+        def watch(late: list[int]) -> None:
+            if late and time.monotonic() > deadline:
+                raise RunError(f"{self._pool.describe(late[0])} was not built within {self._build_timeout_s:g} s")
 
-    def _describe(self, worker: int) -> str:
-        """Returns which worker it is, and which environment it was stepping with which action."""
+        self._pool.collect("done", lost, self._pool.receive, watch, POLL_INTERVAL_S)
+
+    def _place(self, worker: int) -> str:
+        """Returns which environment a worker was stepping with which action."""
         env = self.status.current_env(worker)
         index = self._batch.first_env + env
         group = int(env >= self._active.num_envs // NUM_GROUPS)
-        text = f"worker {worker} (process {self.processes[worker].pid}), in environment {index} "
         place = f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
         step, num_envs = self._acted[group], self._active.ranges[worker][group][1]
         if step >= 0 and num_envs > 1 and is_native(self._batch.env):  # they step together
             first = self._batch.first_env + self._active.ranges[worker][group][0]
-            return f"{text}or another one of {first} to {first + num_envs - 1} {place},"
-        text += place
-        return f"{text} at action {self._active.arrays['action'][step, env]}," if step >= 0 else f"{text},"
+            return f"environment {index} or another one of {first} to {first + num_envs - 1} {place}"
+        action = f" at action {self._active.arrays['action'][step, env]}" if step >= 0 else ""
+        return f"environment {index} {place}{action}"
+
+
+def simulator_server(program: str, batch: BatchConfig, fds: Collection[int]) -> ForkServer:
+    """Returns what forks simulator processes, which share the imported simulators and their prepared start states.
+
+    Raises RunError or UsageError, from its methods, if they cannot be prepared."""
+    lost = "the process that starts the workers has ended with status {status}"
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    return ForkServer(program, fds, lost, "accel_rl.envs.batch_simulator:prepare", batch, one_thread)

@@ -3,12 +3,11 @@
 Imports no torch.
 """
 
-import time
-
 import numpy as np
 
 from accel_rl.envs.spec import Array
 from accel_rl.hardware.shared_memory import Layout, SharedArrays
+from accel_rl.processes.pool import SignsOfLife
 from accel_rl.samplers.env_arrays import NUM_GROUPS
 
 # Columns of a worker's row; ROWS_ANNOUNCED is group 0's, group 1's follows. A worker only ever counts up.
@@ -23,8 +22,7 @@ class WorkerStatus:
         self.memory = SharedArrays(self.layout)
         self._status = self.memory.arrays["status"]
         self._rows_before = np.zeros((num_workers, NUM_GROUPS), np.int64)  # announced in all rollouts before this one
-        self._heartbeats = self._status[:, HEARTBEAT].copy()
-        self._alive_at = np.full(num_workers, time.monotonic())  # the last sign of life
+        self._signs = SignsOfLife(self._status[:, HEARTBEAT])
 
     def current_env(self, worker: int) -> int:
         """Returns the environment that the worker stepped, reset or built last."""
@@ -41,20 +39,18 @@ class WorkerStatus:
     def reset(self, worker: int) -> None:
         """Between two rollouts: a new process takes the worker's place."""
         self._status[worker, ROWS_ANNOUNCED:] = self._rows_before[worker]
-        self._alive_at[worker] = time.monotonic()
+        self._signs.restart(worker)
 
     def restart_clocks(self) -> None:
         """Gives all workers the whole time limit again."""
-        self._alive_at[:] = time.monotonic()
+        self._signs.restart()
 
     def find_hung(self, late: list[int], woken_at: Array, timeout_s: float) -> list[int]:
         """Returns those of the late workers that have shown no sign of life for timeout_s.
 
         woken_at [num_workers]: when each was last given work, by the monotonic clock."""
-        now = time.monotonic()
-        self._alive_at[self._status[:, HEARTBEAT] != self._heartbeats] = now
-        self._heartbeats = self._status[:, HEARTBEAT].copy()
-        return [worker for worker in late if now - max(self._alive_at[worker], woken_at[worker]) > timeout_s]
+        self._signs.look()
+        return [worker for worker in late if self._signs.silent_s(worker, woken_at[worker]) > timeout_s]
 
     @property
     def waited_s(self) -> float:

@@ -15,9 +15,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from accel_rl.envs import probe
 from accel_rl.envs.spec import EnvConfig, EnvSpec
-from accel_rl.samplers import worker_launcher
+from accel_rl.processes import fork_server, spawning
+from tests.helpers.processes import SIMULATORS
 
 
 class ForkedProcess:
@@ -57,7 +60,7 @@ class ForkedProcess:
     def __exit__(self, *_: object) -> None:
         self.wait()
 
-    def communicate(self, data: bytes, timeout: float) -> None:
+    def communicate(self, data: bytes, timeout: float) -> tuple[None, None]:
         """Writes to its stdin and waits for its end. Raises subprocess.TimeoutExpired."""
         with os.fdopen(self.stdin, "wb") as stdin:
             stdin.write(data)
@@ -66,6 +69,7 @@ class ForkedProcess:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired("", timeout)
             time.sleep(0.001)
+        return None, None
 
     def poll(self) -> int | None:
         """Returns the exit status, minus the signal that killed it; None while it lives."""
@@ -113,24 +117,21 @@ def _run(main: Callable[[], None], arguments: Sequence[str], fds: set[int], env:
         os._exit(status)
 
 
-def forking(main: Callable[[], None]) -> Any:
-    """Returns a stand-in for the module subprocess, whose processes run main() instead of their commands."""
+def forking(word: str, main: Callable[[], None]) -> Any:
+    """Returns a stand-in for the module subprocess: processes with this word in their command run main() instead."""
 
-    def popen(command: Sequence[str], **options: Any) -> ForkedProcess:
-        return ForkedProcess(main, command, **options)
+    def popen(command: Sequence[str], **options: Any) -> Any:
+        return ForkedProcess(main, command, **options) if word in command else subprocess.Popen(command, **options)
 
-    names = {"DEVNULL": subprocess.DEVNULL, "PIPE": subprocess.PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
-    return type("subprocess", (), {"Popen": staticmethod(popen), **names})
+    return type("subprocess", (), {"Popen": staticmethod(popen), "PIPE": subprocess.PIPE})
 
 
-FORKING_LAUNCHER = forking(worker_launcher.main)
-_FORKING_PROBE = forking(probe._main)
+FORKING_LAUNCHER = forking(SIMULATORS, fork_server.main)
+_FORKING_PROBE = forking(probe.__name__, probe._main)
 
 
 def probe_spec(env: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
     """Does what `accel_rl.envs.probe.probe_spec` does, in a fork of this process."""
-    before, probe.subprocess = probe.subprocess, _FORKING_PROBE  # type: ignore[attr-defined]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spawning, "subprocess", _FORKING_PROBE)
         return probe.probe_spec(env, timeout_s)
-    finally:
-        probe.subprocess = before  # type: ignore[attr-defined]

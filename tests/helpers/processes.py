@@ -17,6 +17,7 @@ import psutil
 MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inherits
 TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
+SIMULATORS = "accel_rl.envs.batch_simulator:prepare"  # what the process that starts simulators is told to prepare
 
 TIMEOUT_S = 60.0  # for whatever is waited for; nothing takes that long
 
@@ -75,15 +76,15 @@ class Command:
 
     def learners(self) -> list[psutil.Process]:
         """Returns the learners' processes where there are several, by rank."""
-        return sorted(self._forked_by("accel_rl.distributed.learner_launcher"), key=lambda process: process.pid)
+        return sorted(self._forked_by("accel_rl.distributed.learner_process:main"), key=lambda process: process.pid)
 
     def workers(self) -> list[psutil.Process]:
         """Returns the simulator processes."""
-        return self._forked_by("accel_rl.samplers.worker_launcher")
+        return self._forked_by(SIMULATORS)
 
-    def _forked_by(self, module: str) -> list[psutil.Process]:
-        """Returns the processes that have been forked by those that run this module."""
-        found = [process for process in self.descendants() if module in process.cmdline()]
+    def _forked_by(self, word: str) -> list[psutil.Process]:
+        """Returns the processes that have been forked by those with this word in their commands."""
+        found = [process for process in self.descendants() if word in process.cmdline()]
         return [process for process in found if process.ppid() in [launcher.pid for launcher in found]]
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:

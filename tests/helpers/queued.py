@@ -156,11 +156,11 @@ def free_tokens(sampler: QueuedSampler) -> list[tuple[int, int]]:
 
     All agents stand still meanwhile: one that begins a segment takes the token first, and then the slot."""
     found = []
-    with sampler._crew.paused():
-        sampler._pool.get_states(sampler._crew.check)  # given by agents that wait, and nobody answers them now
-        for agent, semaphore in enumerate(sampler._pool._free):
-            slots = sampler._pool.slots_per_agent
-            states = sampler._pool.arrays["state"][agent * slots : (agent + 1) * slots]
+    with sampler.crew.paused():
+        sampler.pool.get_states(sampler.crew.check)  # given by agents that wait, and nobody answers them now
+        for agent, semaphore in enumerate(sampler.pool.free):
+            slots = sampler.pool.slots_per_agent
+            states = sampler.pool.arrays["state"][agent * slots : (agent + 1) * slots]
             tokens = 0
             while semaphore.try_acquire():
                 tokens += 1

@@ -72,7 +72,7 @@ def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = No
     """A sampler: serial | alternating | device, an alternating one whose server works as on a GPU, on the CPU."""
     sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
     if kind == "device":
-        server, arrays = sampler._server, sampler.pool._train.arrays
+        server, arrays = sampler._server, sampler.pool.train.arrays
         sampler._server = GpuActionServer(
             sampler.spec,
             arrays,

@@ -32,6 +32,7 @@ from tests.helpers.samplers import TOYS, make
 
 SEED = 11
 FOREVER = 10**9
+QUEUED = ("--algo", "ga3c", "--predictors", 1, "--trainers", 1)
 BROKEN = f"{TOYS}:Broken"
 NAMED = rf"environment [0-3] \(run seed {SEED}, {BROKEN}\)"
 
@@ -52,6 +53,8 @@ def arguments(
     out: Path, env: str = BROKEN, options: dict[str, Any] | None = None, *flags: Any, steps: int = 400
 ) -> list[str]:
     words = ["train", "--env", env, "--out", out, "--steps", steps, "--seed", SEED, "--horizon", 4, *TINY]
+    if "ga3c" in flags:  # which has agents in place of workers
+        del words[(index := words.index("--workers")) : index + 2]
     words += ["--decorrelation-steps", 0, "--env-options", yaml.safe_dump(options or {}, default_flow_style=True)]
     return [str(word) for word in (*words, *flags)]
 
@@ -200,7 +203,7 @@ def test_nonsense_of_an_environment_ends_the_run(
     assert re.search(f"worker [01]: {NAMED} failed (.|\n)*{message}", err := capfd.readouterr().err), err
 
 
-def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None]) -> int:
+def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None], *flags: Any) -> int:
     """Trains here for ever; `strike` gets the workers once there are results. Returns the exit status."""
     me, has_ended = psutil.Process(), threading.Event()
     before = me.children()
@@ -215,7 +218,7 @@ def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None]
     striker = threading.Thread(target=wait_and_strike)
     striker.start()
     try:
-        return main(arguments(run, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER))
+        return main(arguments(run, "CartPole-v1", None, "--log-interval-steps", 100, *flags, steps=FOREVER))
     except SystemExit as end:
         return int(end.code or 0)
     finally:
@@ -396,8 +399,10 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
         sampler.close()
 
 
-@pytest.mark.parametrize("worker_too", [False, pytest.param(True, marks=slow)])
-def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: bool) -> None:
+@pytest.mark.parametrize(
+    ("worker_too", "flags"), [(False, ()), pytest.param(True, (), marks=slow), pytest.param(False, QUEUED, marks=slow)]
+)
+def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: bool, flags: tuple[Any, ...]) -> None:
     """Would catch a run that waits for ever, says nothing of use, or leaves workers behind that nobody watches."""
     left: list[psutil.Process] = []
 
@@ -407,11 +412,11 @@ def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: 
         if worker_too:
             workers[0].kill()
 
-    assert train_until_struck(tmp_path / "run", strike) == 1
+    assert train_until_struck(tmp_path / "run", strike, *flags) == 1
     message, err = "the process that starts the workers has ended with status -9\n", capfd.readouterr().err
     assert err.endswith(f"accel-rl: {message}") and "Traceback" not in err, err
     assert message in (tmp_path / "run" / "log.txt").read_text()
-    assert len(left) == 2 and not psutil.wait_procs(left, timeout=60)[1]
+    assert len(left) == (4 if flags else 2) and not psutil.wait_procs(left, timeout=60)[1]
 
 
 # ---- signals ----
@@ -429,12 +434,16 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
     return state
 
 
-def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), pytest.param(QUEUED, marks=slow)])
+def test_an_interrupted_run_ends_in_order(tmp_path: Path, flags: tuple[Any, ...]) -> None:
     """Would catch a signal that loses the run, takes its time, or that reaches the workers before the checkpoint."""
-    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, steps=FOREVER)
+    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, *flags, steps=FOREVER)
     command.wait_for((tmp_path / "progress.csv").exists)
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
-    assert_stopped(command.finish(), 130, tmp_path)
+    steps = assert_stopped(command.finish(within_s=30.0), 130, tmp_path)["steps"]  # 3 s where the machine is not busy
+    if flags:  # else test_resume.py goes on with runs
+        accel_rl.train(resume=tmp_path, steps=steps + 40)
+        assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] >= steps + 40
 
 
 def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
@@ -508,9 +517,10 @@ def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
     probing = Command("train", "--env", "endless:make", *TINY, cwd=tmp_path)
     options = {"how": "hang", "at_step": 5, "lengths": [0], "once": str(tmp_path / "once")}
     hanging = train(tmp_path / "run", BROKEN, options)
-    for command, sign in ((probing, "built"), (hanging, "once")):
+    queued = train(tmp_path / "queued", "CartPole-v1", None, "--log-interval-steps", 100, *QUEUED, steps=FOREVER)
+    for command, sign, number in ((probing, "built", 1), (hanging, "once", 3), (queued, "queued/progress.csv", 5)):
         command.wait_for((tmp_path / sign).exists)
-        assert len(command.descendants()) == (1 if command is probing else 3)
+        assert len(command.descendants()) == number
         command.process.kill()
         assert command.finish().status == -signal.SIGKILL
 

@@ -10,24 +10,21 @@ import pytest
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError
-from accel_rl.samplers import worker_launcher
-from accel_rl.samplers.worker_launcher import Launcher
+from accel_rl.processes import spawning
+from accel_rl.processes.fork_server import ForkServer
+from accel_rl.samplers.worker_pool import simulator_server
 from tests.helpers.processes import run
 
 PONG = BatchConfig(EnvConfig("pong", simulator="native"), seed=0, reset_mode="reserve")
 
 
-class Setup:
-    """A worker that is never started."""
-
-
-def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
+def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
     """Starts a launcher whose cache is empty and whose Numba is this program."""
-    monkeypatch.setattr(worker_launcher, "subprocess", subprocess)  # a new process, which has imported no Numba yet
+    monkeypatch.setattr(spawning, "subprocess", subprocess)  # a new process, which has imported no Numba yet
     (path / "numba.py").write_text(numba)
     monkeypatch.syspath_prepend(path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
-    return Launcher(PONG, [])
+    return simulator_server("accel_rl.samplers.worker:main", PONG, [])
 
 
 @pytest.mark.multiprocess
@@ -36,9 +33,10 @@ def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
     started = launcher("raise ImportError('Numba needs NumPy 2.2 or less')", tmp_path, monkeypatch)
     for _ in range(2):
         with pytest.raises(UsageError, match=r"cannot compile the Atari emulator: ImportError: Numba needs"):
-            started.launch(Setup())  # type: ignore[arg-type]
-    started.close([], 1.0)
-    assert started._popen.returncode == 0
+            started.launch(None)
+    (process,) = psutil.Process().children()
+    started.close()
+    assert not process.is_running()
 
 
 @pytest.mark.multiprocess
@@ -47,11 +45,11 @@ def test_interrupted_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.Mo
     marker = tmp_path / "compiles"
     started = launcher(f"import time\nopen({str(marker)!r}, 'w')\ntime.sleep(1000)", tmp_path, monkeypatch)
     while not marker.exists():
-        assert started._popen.poll() is None
         time.sleep(0.01)
-    processes = psutil.Process(started._popen.pid).children()
+    (server,) = psutil.Process().children()
+    processes = server.children()
     assert len(processes) == 1
-    started.close([], 1.0)
+    started.close()
     assert psutil.wait_procs(processes, timeout=60)[1] == []
 
 

@@ -93,11 +93,11 @@ def on_device(
     server = sampler._server
     sampler._server = GpuActionServer(
         sampler.spec,
-        sampler.pool._train.arrays,
+        sampler.pool.train.arrays,
         server.generator,
         device,
         config.window,
-        sampler.pool._train.memory,
+        sampler.pool.train.memory,
         graphs,
         terminal_frames=config.terminal_frames,
     )

@@ -15,7 +15,8 @@ import torch
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError
 from accel_rl.hardware.placement import divides_evenly, serves_both_groups
-from accel_rl.samplers import AlternatingSampler, SerialSampler, worker_launcher
+from accel_rl.processes import spawning
+from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make
@@ -137,8 +138,8 @@ def test_a_token_too_many_is_noticed() -> None:
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     try:
         sampler.collect()
-        # As if a worker had been answered too often.
-        sampler.pool._semaphores[0].actions_ready[sampler.pool._turn[0]].release()
+        # As if a worker had been answered too often: it has waited four times, for two semaphores in turn.
+        sampler.pool.processes[0].setup.semaphores[0].actions_ready[0].release()
         with pytest.raises(RunError, match="out of step"):
             [sampler.collect() for _ in range(3)]
     finally:
@@ -340,7 +341,7 @@ class Always:
 
 def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a worker that imports torch, runs on another logical CPU than its own, or outgrows its memory."""
-    monkeypatch.setattr(worker_launcher, "subprocess", subprocess)  # not forked from this process, which has torch
+    monkeypatch.setattr(spawning, "subprocess", subprocess)  # not forked from this process, which has torch
     sampler = make(AlternatingSampler, EnvConfig("pong"), SamplerConfig(8, 5, 2))
     try:
         sampler.collect()
@@ -356,7 +357,7 @@ def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers", "accel_rl.samplers.worker_launcher"]
+    "module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers.worker", "accel_rl.samplers.queued.agent"]
 )
 def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
     """Would catch an import that costs every worker seconds and hundreds of megabytes."""
@@ -410,7 +411,7 @@ def test_an_announcement_too_many_ends_the_run() -> None:
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 3, 2))
     try:
         sampler.collect()
-        sampler.pool._semaphores[1].obs_ready.release()
+        sampler.pool.processes[0].setup.semaphores[1].obs_ready.release()
         with pytest.raises(RunError, match="1 announcements left over"):
             sampler.pool.end()
     finally:

@@ -267,10 +267,10 @@ def test_what_is_replaced_between_rollouts_ends_the_window(kind: str) -> None:
         sampler.collect()
         victim = sampler.pool.processes[0]
         os.kill(victim.pid, signal.SIGKILL)
-        while sampler.pool._launcher.status(victim) is None:
+        while victim.poll() is None:
             time.sleep(0.01)
         sampler.get_state()
-        lost = torch.from_numpy(sampler._server.arrays["restarts"] > 0)
+        lost = torch.from_numpy(sampler.pool.train.arrays["restarts"] > 0)
         watcher = Watcher(sampler, [3])
         assert torch.equal(watcher.collect().reset[0], lost) and 0 < lost.sum() < 4
         for step, size, envs, recent in watcher.seen[:3]:

@@ -11,9 +11,6 @@ What it does next is its stage:
 """
 
 import contextlib
-import logging
-import random
-import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -24,12 +21,10 @@ import numpy as np
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
-from accel_rl.hardware.signals import leave_signals_to_parent
+from accel_rl.processes.child import reporting
 from accel_rl.samplers.queued.agent_replay import AgentReplay
 from accel_rl.samplers.queued.slots import Ending, IndexQueue, SlotState, Status, free_slots, request
-from accel_rl.samplers.worker import SendWarnings
 
 SLOT, ACT, FINAL = "slot", "act", "final"  # stages
 
@@ -42,7 +37,6 @@ class AgentSetup:
     replies, free: semaphores, of answers to its requests and of its free slots. starts: it plays at once, as one does
     that is started in the middle of a run; else it waits for the message to."""
 
-    sys_path: list[str]
     index: int
     spec: EnvSpec
     batch: BatchConfig
@@ -58,10 +52,6 @@ class AgentSetup:
     free: Semaphore
     generation: int = 0
     starts: bool = False
-
-    def run(self, control: "Connection[Any, Any]") -> None:
-        """Runs the agent in the process that was forked for it."""
-        work(self, control)
 
 
 class Agent:
@@ -308,28 +298,20 @@ class Agent:
             self._cut_segment()
 
 
-def work(setup: AgentSetup, control: "Connection[Any, Any]") -> None:
-    """Runs an agent from its first message to its last."""
-    leave_signals_to_parent()
-    random.seed()  # forked processes start with the same global generators
-    np.random.seed()
-    logging.getLogger("accel_rl").addHandler(SendWarnings(control))
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        sys.path[:] = setup.sys_path
+def main(fd: int) -> None:
+    """Runs an agent from its first message to its last, in a process that was forked for it. fd: of its connection."""
+    control: Connection[Any, Any] = Connection(fd)
+    with reporting(control):
+        setup: AgentSetup = control.recv()
+        agent = Agent(setup, control)
         try:
-            agent = Agent(setup, control)
-            try:
-                control.send(("built", None))
-                _start(agent, setup, control)
-                agent.run()
-            finally:
-                with contextlib.suppress(Exception):
-                    agent.close()
-            control.send(("retired", None))
-        except UsageError as error:
-            control.send(("usage", str(error)))
-        except RunError as error:
-            control.send(("failed", str(error)))
+            control.send(("built", None))
+            _start(agent, setup, control)
+            agent.run()
+        finally:
+            with contextlib.suppress(Exception):
+                agent.close()
+        control.send(("retired", None))
 
 
 def _start(agent: Agent, setup: AgentSetup, control: "Connection[Any, Any]") -> None:

@@ -4,28 +4,22 @@ No agent that has died or hangs goes unnoticed: `watch`, which every wait of the
 on_env_error="restart" puts a new process in its place.
 """
 
-import contextlib
-import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
+from accel_rl.processes.fork_server import EXIT_PATIENCE_S, Child
+from accel_rl.processes.pool import Message, ProcessPool, SignsOfLife
 from accel_rl.samplers.queued.agent import AgentSetup
 from accel_rl.samplers.queued.agent_replay import predicted_tasks
 from accel_rl.samplers.queued.slots import IndexQueue, SlotState, Status, free_slots, slots_of
-from accel_rl.samplers.worker_launcher import EXIT_PATIENCE_S, Launcher, WorkerProcess
-
-logger = logging.getLogger("accel_rl")
+from accel_rl.samplers.worker_pool import simulator_server
 
 POLL_S = 0.1  # between two looks at whether an answer can still come
 
@@ -58,31 +52,33 @@ class AgentPool:
         self.predictions, self.trainings = IndexQueue(), IndexQueue()
         self.auxiliary = {task: IndexQueue() for task in predicted_tasks(replay)}
         self.replies = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
-        self._free = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
-        for free in self._free:
+        self.free = [Semaphore(one_at_a_time=True) for _ in range(self.max_agents)]
+        for free in self.free:
             free.release(slots_per_agent)
-        self.processes: dict[int, WorkerProcess] = {}
-        self._starting: set[int] = set()  # launched, and not built and started yet
+        self.starting: set[int] = set()  # launched, and does not play yet
         self.num_wanted = num_agents
-        self._heartbeats = self.arrays["status"][:, Status.HEARTBEAT].copy()
-        self._alive_at = np.full(self.max_agents, time.monotonic())
-        self.num_replaced = 0
+        self._signs = SignsOfLife(self.arrays["status"][:, Status.HEARTBEAT])
         self._waited_s, self._waited_ns = 0.0, 0  # so far, and the sum over agents that this accounts for
         queues = (self.predictions, self.trainings, *self.auxiliary.values())
         fds = [self.memory.fd, *(fd for queue in queues for fd in queue.fds)]
-        fds += [fd for semaphore in (*self.replies, *self._free) for fd in semaphore.fds]
-        self._launcher = Launcher(batch, sorted({*fds}))
+        fds += [fd for semaphore in (*self.replies, *self.free) for fd in semaphore.fds]
+        server = simulator_server("accel_rl.samplers.queued.agent:main", batch, sorted({*fds}))
+        self._pool = ProcessPool("agent", server, self._place)
         try:
             self.set_members(range(num_agents))
         except BaseException:
             self.close()
             raise
 
+    @property
+    def processes(self) -> dict[int, Child]:
+        """The agents' processes."""
+        return self._pool.children
+
     def set_members(self, agents: Collection[int]) -> None:
         """Before `start`: makes these the agents, whose environments are built when this returns."""
         for agent in self.processes.keys() - {*agents}:
-            self._launcher.kill(self.processes[agent])
-            self.processes.pop(agent).control.close()
+            self._pool.remove(agent)
         self.num_wanted = len(agents)
         new = [agent for agent in agents if agent not in self.processes]
         for agent in new:
@@ -94,9 +90,9 @@ class AgentPool:
 
         Returns those whose environments could only be started anew."""
         for agent in self.processes:
-            self._send(agent, states and states[agent])
+            self.processes[agent].send(states and states[agent])
         restarted = self._collect_replies("done", self.processes)
-        self._starting.clear()
+        self.starting.clear()
         return [agent for agent, is_new in restarted.items() if is_new]
 
     def get_states(self, check: Callable[[], None]) -> tuple[dict[int, Any], dict[int, RunError]]:
@@ -107,24 +103,20 @@ class AgentPool:
         states: dict[int, Any] = {}
         failed: dict[int, RunError] = {}
         for agent in self.processes:
-            self._send(agent, "get_state")
+            self.processes[agent].send("get_state")
         for agent in list(self.processes):
             try:
                 states |= self._collect_replies("done", [agent], check)
             except RunError as error:
                 check()
-                self._launcher.kill(self.processes[agent])
+                self.processes[agent].kill()
                 failed[agent] = error
         return states, failed
-
-    def _send(self, agent: int, message: Any) -> None:
-        with contextlib.suppress(OSError):  # it has died, which shows when its reply is waited for
-            self.processes[agent].control.send(message)
 
     def release_slot(self, slot: int) -> None:
         """Gives a slot, whose segment has been copied, back to its agent."""
         self.arrays["state"][slot] = SlotState.FREE
-        self._free[slot // self.slots_per_agent].release()
+        self.free[slot // self.slots_per_agent].release()
 
     def restore_slots(self, states: dict[int, int]) -> None:
         """Before `start`: sets the states of slots; all others are free."""
@@ -135,11 +127,6 @@ class AgentPool:
             self._reset_semaphores(agent)
 
     # ---- their number ----
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether an agent has been launched that does not play yet."""
-        return bool(self._starting)
 
     @property
     def num_agents(self) -> int:
@@ -163,7 +150,6 @@ class AgentPool:
         status[Status.GENERATION] += 1
         status[Status.RETIRES] = status[Status.IS_WAITING] = False
         setup = AgentSetup(
-            sys_path=[path or os.getcwd() for path in sys.path],
             index=agent,
             spec=self._spec,
             batch=self._batch,
@@ -176,13 +162,13 @@ class AgentPool:
             auxiliary=self.auxiliary,
             replay=self._replay,
             replies=self.replies[agent],
-            free=self._free[agent],
+            free=self.free[agent],
             generation=int(status[Status.GENERATION]),
             starts=starts,
         )
-        self.processes[agent] = self._launcher.launch(setup)
-        self._starting.add(agent)
-        self._alive_at[agent] = time.monotonic()
+        self._pool.launch(agent, setup)
+        self.starting.add(agent)
+        self._signs.restart(agent)
 
     # ---- watching ----
 
@@ -193,32 +179,30 @@ class AgentPool:
         for agent in list(self.processes):
             try:
                 while agent in self.processes and self.processes[agent].control.poll():
-                    self._handle(agent, *self._receive(agent))
+                    self._receive(agent)
             except RunError as error:
                 self.replace(agent, error, paused)
         if self.num_agents < self.num_wanted:
             self.set_number(self.num_wanted)
         for agent in self._find_hung():
-            limit, flag = self._limit(agent)
-            message = f"{self._describe(agent)} has not answered for {limit:g} s ({flag})"
-            self.replace(agent, RunError(message), paused)
+            self.replace(agent, self._pool.hang_error(agent, *self._limit(agent)), paused)
 
-    def _handle(self, agent: int, kind: str, _: Any) -> None:
+    def _receive(self, agent: int) -> Message:
+        """Takes in and returns an agent's next message; removes one that has retired. Raises its error if it failed."""
+        kind, content = self._pool.receive(agent)
         if kind == "started":
-            self._starting.discard(agent)
+            self.starting.discard(agent)
         elif kind == "retired":
             self.arrays["restarts"][agent] += 1  # the agent that has its number next plays other games
-            self._launcher.kill(self.processes[agent])
-            self.processes.pop(agent).control.close()
+            self._pool.remove(agent)
+        return kind, content
 
     def _find_hung(self) -> list[int]:
-        now, status = time.monotonic(), self.arrays["status"]
-        waits = status[:, Status.IS_WAITING] != 0
+        waits = self.arrays["status"][:, Status.IS_WAITING] != 0
         waits[self._answered()] = False
-        moved = (status[:, Status.HEARTBEAT] != self._heartbeats) | waits
-        self._alive_at[moved] = now
-        self._heartbeats = status[:, Status.HEARTBEAT].copy()
-        return [agent for agent in self.processes if now - self._alive_at[agent] > self._limit(agent)[0]]
+        self._signs.look()
+        self._signs.restart(waits)
+        return [agent for agent in self.processes if self._signs.silent_s(agent) > self._limit(agent)[0]]
 
     def _answered(self) -> list[int]:
         """Returns the agents that have been answered and have not seen it yet."""
@@ -226,7 +210,7 @@ class AgentPool:
         return [agent_of[fd] for fd, _ in make_poller(*agent_of).poll(0)]
 
     def _limit(self, agent: int) -> tuple[float, str]:
-        if agent in self._starting:
+        if agent in self.starting:
             return self._build_timeout_s, "--env-build-timeout-s"
         return self._timeout_s, "--env-timeout-s"
 
@@ -235,13 +219,12 @@ class AgentPool:
         has not begun to play, raises the error.
 
         What it had handed over is still learned from; its unfinished segment is lost. One that was to retire has."""
-        self._launcher.kill(self.processes[agent])
-        if not self._batch.restart_on_error or agent in self._starting:
+        self.processes[agent].kill()
+        if not self._batch.restart_on_error or agent in self.starting:
             raise error
-        self.num_replaced += 1
-        logger.warning("%s; a new process takes over (%d so far)", str(error).rstrip(), self.num_replaced)
+        self._pool.report_loss(str(error).rstrip())
         with paused() as queued:
-            self.processes.pop(agent).control.close()
+            self._pool.remove(agent)
             for slot in slots_of(agent, self.slots_per_agent):
                 if slot not in queued:
                     self.arrays["state"][slot] = SlotState.FREE
@@ -252,59 +235,35 @@ class AgentPool:
 
     def _reset_semaphores(self, agent: int) -> None:
         """Gives the semaphores of an agent that does not live the values that a new one expects."""
-        for semaphore in (self.replies[agent], self._free[agent]):
-            while semaphore.try_acquire():
-                pass
+        for semaphore in (self.replies[agent], self.free[agent]):
+            semaphore.drain()
         if num_free := len(free_slots(self.arrays["state"], agent, self.slots_per_agent)):
-            self._free[agent].release(num_free)
+            self.free[agent].release(num_free)
 
     def _collect_replies(
         self, expected: str, agents: Iterable[int], check: Callable[[], None] = lambda: None
     ) -> dict[int, Any]:
         """Returns the content of each agent's message of the expected kind, once it is there; none of a retired one."""
-        replies: dict[int, Any] = {}
         start = time.monotonic()
-        for agent in list(agents):
-            limit, flag = self._limit(agent)
-            while agent in self.processes and agent not in replies:
-                if not self.processes[agent].control.poll(POLL_S):
-                    check()
-                    if time.monotonic() > start + limit:
-                        raise RunError(f"{self._describe(agent)} has not answered for {limit:g} s ({flag})")
-                    continue
-                kind, content = self._receive(agent)
-                if kind == expected:
-                    replies[agent] = content
-                else:
-                    self._handle(agent, kind, content)
-        self._alive_at[:] = time.monotonic()
+
+        def watch(late: list[int]) -> None:
+            check()
+            for agent in late:
+                limit, flag = self._limit(agent)
+                if time.monotonic() > start + limit:
+                    raise self._pool.hang_error(agent, limit, flag)
+
+        replies = self._pool.collect(expected, agents, self._receive, watch, POLL_S)
+        self._signs.restart()
         return replies
 
-    def _receive(self, agent: int) -> tuple[str, Any]:
-        """Returns an agent's message, after logging it if it is a warning.
-
-        Raises UsageError or RunError if the agent reports one, RunError if it has died."""
-        process = self.processes[agent]
-        try:
-            kind, content = process.control.recv()
-        except (EOFError, ConnectionResetError):
-            raise RunError(f"{self._describe(agent)} {self._launcher.describe_exit(process)}") from None
-        if kind == "warning":
-            logger.warning("agent %d: %s", agent, content)
-        if kind == "usage":
-            raise UsageError(content)
-        if kind == "failed":
-            raise RunError(f"agent {agent}: {content}")
-        return kind, content
-
-    def _describe(self, agent: int) -> str:
-        """Returns which agent it is, and with which action it was stepping its environment."""
-        text = f"agent {agent} (process {self.processes[agent].pid}), in environment {self._batch.first_env + agent} "
-        text += f"(run seed {self._batch.seed}, {self._batch.env.env_id})"
-        if agent in self._starting:
-            return f"{text},"
+    def _place(self, agent: int) -> str:
+        """Returns which environment an agent plays, and which action it was stepping it with."""
+        place = f"environment {self._batch.first_env + agent} (run seed {self._batch.seed}, {self._batch.env.env_id})"
+        if agent in self.starting:
+            return place
         slot, row = self.arrays["status"][agent, [Status.SLOT, Status.ROW]]
-        return f"{text} at action {self.arrays['action'][slot, min(row, self.horizon - 1)]},"
+        return f"{place} at action {self.arrays['action'][slot, min(row, self.horizon - 1)]}"
 
     @property
     def waited_s(self) -> float:
@@ -316,10 +275,9 @@ class AgentPool:
 
     def close(self) -> None:
         """Ends all agents."""
-        self._launcher.close([*self.processes.values()], EXIT_PATIENCE_S)
-        self.processes.clear()
+        self._pool.close(EXIT_PATIENCE_S)
         for queue in (self.predictions, self.trainings, *self.auxiliary.values()):
             queue.close()
-        for semaphore in (*self.replies, *self._free):
+        for semaphore in (*self.replies, *self.free):
             semaphore.close()
         self.memory.close()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -89,12 +90,11 @@ class Crew:
     def close(self) -> None:
         """Ends all threads."""
         self._fail(RuntimeError("the sampler is closed"))
-        for loops in (self._predictors, self._trainers, *self._auxiliary_predictors.values()):
-            for loop in loops:
-                loop.stop()
-        for loops in (self._predictors, self._trainers, *self._auxiliary_predictors.values()):
-            for loop in loops:
-                loop.join()
+        loops = [*self._predictors, *self._trainers, *chain(*self._auxiliary_predictors.values())]
+        for loop in loops:
+            loop.stop()
+        for loop in loops:
+            loop.join()
 
     def _fail(self, error: BaseException) -> None:
         """Hands a thread's exception to the learner."""

@@ -88,7 +88,7 @@ class QueuedSampler:
         slots_per_agent = max(slots_per_agent, 3 if queues.deterministic else 2)
         drawn = auxiliary_layout(spec, replay) if replay else None
         layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
-        self._pool = AgentPool(
+        self.pool = AgentPool(
             spec,
             self.batch,
             layout,
@@ -100,12 +100,12 @@ class QueuedSampler:
         )
         try:
             generator = noise_generator(batch, self.device)
-            arrays, replies = self._pool.arrays, self._pool.replies
+            arrays, replies = self.pool.arrays, self.pool.replies
             self._server = PredictionServer(spec, arrays, replies, policy, generator, self.device)
             self._new_batch = partial(SegmentBatch, spec, self._server, queues.min_training_batch, self.device)
-            self._crew = Crew(self._pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
+            self.crew = Crew(self.pool, self._server, self._new_batch, queues.prediction_batch, queues.threads)
         except BaseException:
-            self._pool.close()
+            self.pool.close()
             raise
         self._learned: SegmentBatch | None = None  # shown by the last rollout
         self._started = False
@@ -124,7 +124,7 @@ class QueuedSampler:
 
     @property
     def num_restarts(self) -> int:
-        return int(self._pool.arrays["restarts"].sum())
+        return int(self.pool.arrays["restarts"].sum())
 
     def collect(self, hook: StepHook = NO_HOOK, first_step: int | None = None) -> Rollout:
         """Returns the next batch, as a rollout with a column for each segment (see `Rollout`).
@@ -137,19 +137,19 @@ class QueuedSampler:
         self._start()
         if self._learned:
             self._num_learned += 1
-            self._crew.reuse(self._learned)
+            self.crew.reuse(self._learned)
             self._learned = None
         self._server.copies.publish(self._num_learned)
         start = time.perf_counter()
-        fill = partial(self._crew.fill_in_rounds, self._watch) if self.queues.deterministic else self._wait_for_batch
+        fill = partial(self.crew.fill_in_rounds, self._watch) if self.queues.deterministic else self._wait_for_batch
         batch = self._learned = fill()
         self.seconds["env_wait"] += time.perf_counter() - start
         self.seconds["inference"] = self._server.counts.seconds
-        self.seconds["action_wait"] = self._pool.waited_s
+        self.seconds["action_wait"] = self.pool.waited_s
         rollout = batch.rollout(self._steps_done)
         self._steps_done += batch.num_steps
-        num_queued = int(np.count_nonzero(self._pool.arrays["state"] == SlotState.QUEUED))
-        self._meter.add(batch, self._num_learned, len(self._pool.predictions), num_queued)
+        num_queued = int(np.count_nonzero(self.pool.arrays["state"] == SlotState.QUEUED))
+        self._meter.add(batch, self._num_learned, len(self.pool.predictions), num_queued)
         self._adjust()
         return rollout
 
@@ -167,7 +167,7 @@ class QueuedSampler:
             num_evaluation_envs=num_envs,
             worker_cpus=None,
         )
-        with self._crew.paused():
+        with self.crew.paused():
             sampler = AlternatingSampler(self.spec, self.batch, policy or self.policy, config, self.device)
             try:
                 return sampler.evaluate(games, index, greedy, policy or self.policy)
@@ -177,8 +177,8 @@ class QueuedSampler:
                     self.adjuster.interrupt()
 
     def close(self) -> None:
-        self._crew.close()
-        self._pool.close()
+        self.crew.close()
+        self.pool.close()
 
     def _start(self, states: dict[int, Any] | None = None) -> list[int]:
         """Starts agents, from these states if there are any, and threads; returns whose environment starts anew."""
@@ -186,16 +186,16 @@ class QueuedSampler:
             return []
         self._started = True
         self._server.copies.publish(self._num_learned)  # the policy may have been loaded since it was copied
-        restarted = self._pool.start(states)
+        restarted = self.pool.start(states)
         if not self.queues.deterministic:
-            self._crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)
+            self.crew.set_numbers(self.queues.num_predictors, self.queues.num_trainers)
         if self.adjuster and states:
             self.set_counts(*self.adjuster.counts)
         return restarted
 
     def _wait_for_batch(self) -> SegmentBatch:
         """Waits until a trainer has completed a batch."""
-        while not (batch := self._crew.wait_for_batch(WATCH_S)):
+        while not (batch := self.crew.wait_for_batch(WATCH_S)):
             self._watch()
         self._watch()
         return batch
@@ -203,7 +203,7 @@ class QueuedSampler:
     def _watch(self) -> None:
         """Looks after the agents, now and then."""
         if time.monotonic() >= self._next_watch:
-            self._pool.watch(self._crew.paused)
+            self.pool.watch(self.crew.paused)
             self._next_watch = time.monotonic() + WATCH_S
 
     # ---- measuring and adjusting ----
@@ -211,7 +211,7 @@ class QueuedSampler:
     def read_metrics(self) -> dict[str, float]:
         """Returns what has been measured since the last call (see `Meter.read`), and the numbers of everything."""
         return self._meter.read(self._server.counts) | {
-            "agents": self._pool.num_agents,
+            "agents": self.pool.num_agents,
             "predictors": self.queues.num_predictors,
             "trainers": self.queues.num_trainers,
         }
@@ -223,8 +223,8 @@ class QueuedSampler:
         self._start()
         self.queues = replace(self.queues, num_predictors=num_predictors, num_trainers=num_trainers)
         if not self.queues.deterministic:
-            self._crew.set_numbers(num_predictors, num_trainers)
-        self._pool.set_number(num_agents)
+            self.crew.set_numbers(num_predictors, num_trainers)
+        self.pool.set_number(num_agents)
 
     def _adjust(self) -> None:
         """Lets the adjuster see how much has been done, and changes the numbers as it says."""
@@ -245,27 +245,27 @@ class QueuedSampler:
         self._start()
         if self.adjuster:
             self.adjuster.interrupt()
-        while self._pool.is_starting:
-            self._pool.watch(self._crew.paused)
+        while self.pool.starting:
+            self.pool.watch(self.crew.paused)
             time.sleep(WATCH_S)
-        with self._crew.main_paused():
-            arrays = self._pool.arrays
-            agents, failed = self._pool.get_states(self._crew.check)
-            with self._crew.auxiliary_paused():
-                queued = self._crew.take_segments()
+        with self.crew.main_paused():
+            arrays = self.pool.arrays
+            agents, failed = self.pool.get_states(self.crew.check)
+            with self.crew.auxiliary_paused():
+                queued = self.crew.take_segments()
                 for agent, error in failed.items():
-                    self._pool.replace(agent, error, lambda: nullcontext(queued))
+                    self.pool.replace(agent, error, lambda: nullcontext(queued))
             slots = np.flatnonzero(arrays["state"] != SlotState.FREE).tolist()
             return {
                 "agents": agents,
-                "num_agents": self._pool.num_wanted,  # those that have just failed have no state
+                "num_agents": self.pool.num_wanted,  # those that have just failed have no state
                 "slots": {slot: int(arrays["state"][slot]) for slot in slots},
                 "arrays": {name: a[slots] for name, a in arrays.items() if name not in ("status", "restarts", "state")},
                 "restarts": arrays["restarts"].copy(),
                 "queued": queued,
                 "server": self._server.get_state(slots),
-                "complete": [batch.get_state() for batch in self._crew.complete],
-                "partly_filled": [batch.get_state() for batch in self._crew.partly_filled()],
+                "complete": [batch.get_state() for batch in self.crew.complete],
+                "partly_filled": [batch.get_state() for batch in self.crew.partly_filled()],
                 "num_learned": self._num_learned + (self._learned is not None),
                 "steps_done": self._steps_done,
                 "adjuster": self.adjuster and self.adjuster.get_state(),
@@ -273,21 +273,21 @@ class QueuedSampler:
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
         """Continues from get_state's result, before the first rollout; returns the environments that start anew."""
-        arrays, slots = self._pool.arrays, list(state["slots"])
+        arrays, slots = self.pool.arrays, list(state["slots"])
         arrays["restarts"][: len(state["restarts"])] = state["restarts"]
-        self._pool.set_members(state["agents"])
-        self._pool.restore_slots(state["slots"])
+        self.pool.set_members(state["agents"])
+        self.pool.restore_slots(state["slots"])
         for name, values in state["arrays"].items():
             arrays[name][slots] = values
         self._server.set_state(state["server"], slots)
-        self._crew.queued.extend(state["queued"])
-        self._crew.restore(*(self._restored(state[name]) for name in ("complete", "partly_filled")))
+        self.crew.queued.extend(state["queued"])
+        self.crew.restore(*(self._restored(state[name]) for name in ("complete", "partly_filled")))
         self._num_learned, self._steps_done = state["num_learned"], state["steps_done"]
         if self.adjuster and state["adjuster"]:
             self.adjuster.set_state(state["adjuster"])
         restarted = self._start(state["agents"])
         if not self.adjuster:
-            self._pool.set_number(state["num_agents"])
+            self.pool.set_number(state["num_agents"])
         return [self.batch.first_env + agent for agent in restarted]
 
     def _restored(self, states: list[Any]) -> list[SegmentBatch]:

@@ -9,7 +9,6 @@ agent's row of `status`. No array is ever pickled, and all memory is allocated a
 import array
 import fcntl
 import os
-import select
 import termios
 from collections.abc import Iterable
 from enum import IntEnum
@@ -17,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.hardware.shared_memory import Layout
+from accel_rl.hardware.shared_memory import Layout, make_poller
 
 RECORD = np.dtype("<i4")  # of a queue
 QUEUE_LENGTH = 2**12 // RECORD.itemsize  # numbers: every pipe has a page, most have 16
@@ -100,15 +99,13 @@ class IndexQueue:
         """Appends numbers, in one piece."""
         os.write(self.fds[1], np.fromiter(numbers, RECORD).tobytes())
 
-    def get(self, most: int, timeout_s: float = 0.0) -> list[int]:
-        """Takes what there is, at most `most` numbers; waits for the first one, but no longer than timeout_s."""
-        while True:
-            try:
-                return [int(number) for number in np.frombuffer(os.read(self.fds[0], most * RECORD.itemsize), RECORD)]
-            except BlockingIOError:
-                if timeout_s <= 0 or not self.wait(timeout_s):
-                    return []
-                timeout_s = 0.0  # another thread may have been faster
+    def get(self, most: int) -> list[int]:
+        """Takes what there is, at most `most` numbers; does not wait for any."""
+        try:
+            numbers: list[int] = np.frombuffer(os.read(self.fds[0], most * RECORD.itemsize), RECORD).tolist()
+            return numbers
+        except BlockingIOError:
+            return []
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until there are numbers, but no longer than timeout_s; returns whether there are."""
@@ -126,10 +123,7 @@ class IndexQueue:
 
 def wait_for_any(queues: Iterable[IndexQueue], timeout_s: float) -> bool:
     """Waits until one of the queues has numbers, but no longer than timeout_s; returns whether one has."""
-    poller = select.poll()
-    for queue in queues:
-        poller.register(queue.fd, select.POLLIN)
-    return bool(poller.poll(timeout_s * 1000))
+    return bool(make_poller(*(queue.fd for queue in queues)).poll(timeout_s * 1000))
 
 
 def request(agent: int, generation: int) -> int:

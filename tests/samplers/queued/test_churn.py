@@ -37,14 +37,14 @@ def resumed(sampler: QueuedSampler, **options: Any) -> QueuedSampler:
 
 
 def kill_one(sampler: QueuedSampler, number: int) -> None:
-    if playing := sorted(sampler._pool.processes.keys() - sampler._pool._starting):
-        os.kill(sampler._pool.processes[playing[number % len(playing)]].pid, signal.SIGKILL)
+    if playing := sorted(sampler.pool.processes.keys() - sampler.pool.starting):
+        os.kill(sampler.pool.processes[playing[number % len(playing)]].pid, signal.SIGKILL)
 
 
 def finish(sampler: QueuedSampler, book: Book) -> dict[int, int]:
     """Writes down what has not been learned from yet, and checks the book."""
     book.add_state(sampler.get_state())
-    assert sampler._crew._error is None
+    sampler.crew.check()
     return book.check()
 
 
@@ -101,7 +101,7 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
     try:
         for num_agents in (5, 1, 4, 2):
             sampler.set_counts(num_agents, 1, 1)
-            while len(sampler._pool.processes) != num_agents or sampler._pool.is_starting:
+            while len(sampler.pool.processes) != num_agents or sampler.pool.starting:
                 book.add(sampler.collect())
             for _ in range(8):
                 book.add(sampler.collect())
@@ -132,7 +132,7 @@ def test_environments_without_a_state_lose_only_what_was_unfinished(deterministi
             for _ in range(3):
                 Book().add(sampler.collect())
             assert all(free == tokens for free, tokens in free_tokens(sampler))
-            states = sampler._pool.arrays["state"].reshape(3, -1)
+            states = sampler.pool.arrays["state"].reshape(3, -1)
             assert ((states == 1).sum(1) <= 2).all()  # the present segment, and one whose last value is to come
     finally:
         sampler.close()

@@ -1,12 +1,12 @@
-"""Agents, environments, predictors and trainers that fail in a queued run: its end, its message, and what is left."""
+"""Agents, environments, predictors and trainers that fail in a queued run: its end, its message, and what is left.
+
+The ends of the learner and of the process that starts agents: tests/samplers/test_faults.py."""
 
 import os
 import re
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,11 @@ from accel_rl.cli import main
 from accel_rl.errors import RunError
 from accel_rl.samplers.base import GamesToPlay, StepHook
 from accel_rl.samplers.queued.batches import SegmentBatch
-from accel_rl.training import checkpoint
-from tests.helpers.processes import Command
 from tests.helpers.queued import Book, Telling, make_queued, numbered
 from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS
 
-SEED, FOREVER, HANG_S = 11, 10**9, 3
+SEED, HANG_S = 11, 3
 BROKEN = f"{TOYS}:Broken"
 NAMED = rf"environment [0-2] \(run seed {SEED}, {BROKEN}\)"
 ENDS = {
@@ -132,7 +130,7 @@ def test_an_environment_that_breaks_at_once_is_not_replaced_for_ever(tmp_path: P
     try:
         sampler.collect()
         needed.unlink()
-        os.kill(sampler._pool.processes[1].pid, signal.SIGKILL)
+        os.kill(sampler.pool.processes[1].pid, signal.SIGKILL)
         message = r"agent 1: environment 1 .* failed while it was built or reset:(.|\n)*needed"
         with pytest.raises(RunError, match=message):
             collect_for_ever(sampler)
@@ -222,48 +220,6 @@ def test_an_evaluation_disturbs_nothing() -> None:
         book.check()
     finally:
         sampler.close()
-
-
-# ---- the learner's own end ----
-
-
-def train_until(command_out: Path, strike: Callable[[Command], None], *flags: Any) -> Command:
-    command = Command(*arguments(command_out, "CartPole-v1", None, "--log-interval-steps", 100, *flags, steps=FOREVER))
-    command.wait_for((command_out / "progress.csv").exists)
-    strike(command)
-    return command
-
-
-@slow
-def test_an_interrupted_run_ends_in_order(tmp_path: Path) -> None:
-    """Would catch a signal that loses the run or leaves agents behind; resumed, it goes on."""
-    command = train_until(tmp_path, lambda command: os.killpg(command.process.pid, signal.SIGINT))
-    start = time.monotonic()
-    result = command.finish()
-    assert result.status == 130 and "Traceback" not in result.err, result.err
-    assert time.monotonic() - start < 30  # 3 s where the machine is not busy
-    steps = checkpoint.load(tmp_path / "checkpoint.pt")["steps"]
-    accel_rl.train(resume=tmp_path, steps=steps + 40)
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] >= steps + 40
-
-
-@slow
-def test_nothing_outlives_a_killed_learner(tmp_path: Path) -> None:
-    """Would catch orphans and shared memory."""
-    command = train_until(tmp_path, lambda command: command.process.kill())
-    assert command.finish().status == -signal.SIGKILL
-
-
-@slow
-def test_a_killed_launcher_ends_the_run(tmp_path: Path) -> None:
-    """Would catch a run that waits for ever for agents that cannot be looked after any more."""
-
-    def strike(command: Command) -> None:
-        (launcher,) = {psutil.Process(worker.ppid()).pid for worker in command.workers()}
-        os.kill(launcher, signal.SIGKILL)
-
-    result = train_until(tmp_path, strike).finish()
-    assert result.status == 1 and "the process that starts the workers has ended with status -9" in result.err
 
 
 def test_threads_end_with_the_sampler() -> None:

@@ -49,7 +49,7 @@ def test_a_queue_between_processes_and_threads() -> None:
     def consume(seed: int) -> None:
         rng = random.Random(seed)
         while num_taken["all"] < total:
-            numbers = queue.get(rng.choice([1, 2, 7, 100]), timeout_s=0.05)
+            numbers = queue.get(rng.choice([1, 2, 7, 100])) if queue.wait(0.05) else []
             with lock:
                 taken.append([seed, *numbers])
                 num_taken["all"] += len(numbers)

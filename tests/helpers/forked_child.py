@@ -1,4 +1,4 @@
-"""What a process that learner_launcher has forked finds: `main` is its program, and answers with a `Findings`."""
+"""What a process that a fork server has forked finds: `main` is its program, and answers with a `Findings`."""
 
 import os
 from multiprocessing.connection import Connection
@@ -9,6 +9,7 @@ import torch
 
 
 class Findings(NamedTuple):
+    connection: int
     fds: dict[int, str]
     num_threads: int
     openblas_threads: str | None
@@ -23,7 +24,7 @@ def main(fd: int) -> None:
     torch.set_num_threads(2)
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     total = float(torch.ones(10**6).sum())
-    connection.send(Findings(open_files(), num_threads, threads, np.random.rand(3).tolist(), total))
+    connection.send(Findings(fd, open_files(), num_threads, threads, np.random.rand(3).tolist(), total))
 
 
 def open_files() -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""A program for learner_launcher that imports next to nothing: it exits with the status that it is told."""
+"""A program for a fork server that imports next to nothing: it exits with the status that it is told."""
 
 import os
 from multiprocessing.connection import Connection
@@ -7,4 +7,5 @@ from typing import Any
 
 def main(fd: int) -> None:
     connection: Connection[Any, Any] = Connection(fd)
+    connection.recv()  # its setup
     os._exit(connection.recv())

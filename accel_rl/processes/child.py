@@ -1,0 +1,71 @@
+"""A child process's side: leaves signals to its parent, ends with it, and tells it what goes wrong. No torch here."""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from accel_rl.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+def leave_signals_to_parent() -> None:
+    """Makes a child process ignore SIGINT and SIGTERM, and be killed when its parent's thread ends.
+
+    The kernel kills it, even if it never returns from an environment."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _when_parent_ends(signal.SIGKILL)
+
+
+def end_with_parent(parent: int) -> None:
+    """Does the same in a process that process `parent` has started, also if that has ended already."""
+    leave_signals_to_parent()
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def stop_with_parent(parent: int) -> None:
+    """Makes a run that process `parent` has just forked receive SIGTERM when that process ends, however it does."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of the parent's handler, which was inherited
+    _when_parent_ends(signal.SIGTERM)
+    if os.getppid() != parent:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _when_parent_ends(number: int) -> None:
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+@contextlib.contextmanager
+def reporting(control: "Connection[Any, Any]") -> Iterator[None]:
+    """Sends the framework's warnings to the parent, which has the log, and the error that ends the block.
+
+    The block also ends when the parent hangs up."""
+    logging.getLogger("accel_rl").addHandler(SendWarnings(control))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            yield
+        except UsageError as error:
+            control.send(("usage", str(error)))
+        except RunError as error:
+            control.send(("failed", str(error)))
+
+
+class SendWarnings(logging.Handler):
+    """Passes log records on to the parent."""
+
+    def __init__(self, control: "Connection[Any, Any]"):
+        super().__init__()
+        self._control = control
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._control.send(("warning", record.getMessage()))

@@ -1,0 +1,283 @@
+"""Starts child processes alike: a process that has imported what all of them need forks them. Imports no torch.
+
+A forked child is up in milliseconds and shares the imported code and what was prepared with the others. A worker that
+started from nothing would take a fifth of a second and 30 MB; a learner would import for 2.5 s, while the others do.
+(The parent itself cannot fork: it has threads, and perhaps CUDA. multiprocessing's forkserver would import the user's
+`__main__` again in each child, leave its named socket behind when it is killed, and its children outlive both it and
+the process that asked for them.)
+
+Nothing outlives the parent, however that ends: the kernel kills the forking process with it, and the children with the
+forking process. Where the kernel does not, the end of file of its connection tells the forking process that the parent
+has gone: then the children that are left have EXIT_PATIENCE_S to end.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import math
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+from accel_rl.errors import RunError, UsageError
+from accel_rl.processes.child import end_with_parent
+from accel_rl.processes.spawning import describe_exit, spawn_connected
+
+EXIT_PATIENCE_S = 2.0
+POLL_S = 0.002
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+Statuses = dict[int, int | None]  # pid -> exit status, minus the signal that killed it; None while it lives
+
+
+class ForkServer:
+    """Starts, watches and ends children through the forking process: the parent's side of it.
+
+    program: "module:function", which each child calls with the descriptor of its connection to this process. prepare:
+    likewise, what the forking process calls with `argument` before it forks; without it, that runs nothing but imports,
+    and asserts that it has one thread and no CUDA context. fds: the descriptors that children inherit. lost: what
+    RunError says, from any method, once the forking process has ended with {status}, that is {how}."""
+
+    def __init__(
+        self,
+        program: str,
+        fds: Collection[int],
+        lost: str,
+        prepare: str = "",
+        argument: Any = None,
+        environment: Mapping[str, str] | None = None,
+    ):
+        words = (os.getpid(), program, prepare, json.dumps([*fds]))
+        self._popen, self._control = spawn_connected(__name__, *words, fds=fds, environment=environment)
+        self._lost = lost
+        self._is_prepared = False
+        self._control.send(argument)
+
+    def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
+        """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
+
+        It first waits, however long that takes, until what all of them share is prepared: the native simulator may have
+        to be compiled. Raises UsageError if it cannot be."""
+        ours, theirs = Pipe()
+        with self._connected():
+            self._control.send(("fork", fds and [*fds]))
+            send_handle(self._control, theirs.fileno(), self._popen.pid)
+        theirs.close()
+        child = Child(self._answer(), ours, setup, self)
+        child.send(setup)
+        return child
+
+    def release_fds(self) -> None:
+        """Closes the descriptors in the forking process, which will start no more children: else nobody would notice
+        that the other end of a connection between two of them is gone."""
+        self.ask("release")
+
+    def ask(self, *request: Any) -> Any:
+        """Returns the forking process's answer to a request."""
+        with self._connected():
+            self._control.send(request)
+        return self._answer()
+
+    def close(self, children: Iterable["Child"] = (), patience_s: float = 0.0) -> None:
+        """Hangs up on all children; those that have not ended after patience_s are killed. None is left after this."""
+        for child in children:
+            child.control.close()
+        if not self._is_prepared:  # interrupted: it may be importing or compiling, and has no children yet
+            self._popen.kill()
+        with contextlib.suppress(RunError):
+            self.ask("close", patience_s)
+        self._control.close()
+        self._popen.wait()
+
+    def _answer(self) -> Any:
+        with self._connected():
+            answer = self._control.recv()
+        self._is_prepared = True
+        if isinstance(answer, UsageError):
+            raise answer
+        return answer
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError):
+            status = self._popen.wait()
+            raise RunError(self._lost.format(status=status, how=describe_exit(status))) from None
+
+
+@dataclass(frozen=True)
+class Child:
+    """A child as its parent sees it."""
+
+    pid: int
+    control: "Connection[Any, Any]"
+    setup: Any
+    server: ForkServer
+
+    def send(self, message: Any) -> None:
+        """Sends a message; that a child has died shows when its answer is waited for."""
+        with contextlib.suppress(OSError):
+            self.control.send_bytes(pickle.dumps(message))
+
+    def receive(self, timeout_s: float = EXIT_PATIENCE_S) -> tuple[str, Any]:
+        """Waits for the child's next message, a kind and a content. If it has hung up, they are "died" and how, for
+        which it waits at most timeout_s."""
+        try:
+            kind, content = self.control.recv()
+            return kind, content
+        except (EOFError, OSError):
+            return "died", describe_exit(self.wait(timeout_s))
+
+    def poll(self) -> int | None:
+        """Returns the exit status, minus the signal that killed the child; None if it still lives."""
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float = math.inf) -> int | None:
+        """Returns the same, but only when the child has ended or timeout_s are over."""
+        status: int | None = self.server.ask("wait", self.pid, timeout_s)
+        return status
+
+    def kill(self) -> None:
+        """Kills the child, which has ended when this returns."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait(EXIT_PATIENCE_S)
+
+
+# ---- the forking process ----
+
+
+def main() -> None:
+    """Runs the forking process until the parent hangs up, and then each child in its own."""
+    parent = int(sys.argv[2])
+    control: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    program, prepare, fds = sys.argv[3], sys.argv[4], set(json.loads(sys.argv[5]))
+    end_with_parent(parent)
+    faulthandler.enable()
+    sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)  # the parent's, without what Python puts first
+    before = os.environ.get(BLAS_THREADS)
+    os.environ[BLAS_THREADS] = "1"  # else NumPy would start threads; learners compute with torch
+    work = _load(program)
+    del os.environ[BLAS_THREADS]
+    if before is not None:
+        os.environ[BLAS_THREADS] = before
+    connection = _serve(control, prepare, fds)
+    if connection is not None:
+        work(connection)
+
+
+def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int]) -> int | None:
+    """Forks children on request; ends those that are left once the parent hangs up. In a child, it returns its
+    connection."""
+    children: Statuses = {}
+    patience_s, failure = EXIT_PATIENCE_S, None
+    with contextlib.suppress(EOFError, OSError):
+        argument = control.recv()
+        try:
+            if prepare:
+                _load(prepare)(argument)
+            else:
+                assert_safe_to_fork()
+        except UsageError as error:
+            failure = error
+        gc.freeze()  # or a child's garbage collection would copy the pages that it shares
+        while True:
+            request, *arguments = control.recv()
+            if request == "fork":
+                connection = recv_handle(control)
+                if failure:
+                    os.close(connection)
+                    control.send(failure)
+                    continue
+                pid = _fork()
+                if pid == 0:
+                    control.close()
+                    _close_all(inherited - {*(inherited if arguments[0] is None else arguments[0])})
+                    return connection
+                os.close(connection)
+                children[pid] = None
+                control.send(pid)
+            elif request == "wait":
+                control.send(_wait(children, *arguments))
+            elif request == "release":
+                _close_all(inherited)
+                inherited = set()
+                control.send("released")
+            else:
+                (patience_s,) = arguments
+                break
+    _end(children, patience_s)
+    with contextlib.suppress(OSError):
+        control.send("closed")
+    return None
+
+
+def _fork() -> int:
+    """Forks a child that ends with this process, and has a global NumPy generator of its own."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        end_with_parent(parent)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed()
+    return pid
+
+
+def _wait(children: Statuses, pid: int, timeout_s: float) -> int | None:
+    deadline = time.monotonic() + timeout_s
+    while children[pid] is None:
+        exited, status = os.waitpid(pid, os.WNOHANG)
+        if exited:
+            children[pid] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        else:
+            break
+    return children[pid]
+
+
+def _end(children: Statuses, patience_s: float) -> None:
+    """Kills the children that have not ended after patience_s; none is left when this returns."""
+    deadline = time.monotonic() + patience_s
+    left = [pid for pid in children if _wait(children, pid, deadline - time.monotonic()) is None]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)  # still a child of this process, if only a zombie: its pid is not reused
+    for pid in left:
+        os.waitpid(pid, 0)
+
+
+def assert_safe_to_fork() -> None:
+    """Raises RuntimeError if this process has threads, or a CUDA context: a forked child would hang or crash."""
+    threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
+    if threads > 1:
+        raise RuntimeError(f"children cannot be forked: importing what they need has started {threads - 1} threads")
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+        raise RuntimeError("children cannot be forked: importing what they need has initialized CUDA")
+
+
+def _load(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main()
+    # For the forking process and its children alike: without taking the interpreter down piece by piece, which takes a
+    # worker 50 ms (and makes ale-py report everything that was shared as leaked) and torch seconds.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,113 @@
+"""The parent's view of several children of one kind: what they say, which of them have died or hang. No torch here."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import wait
+from typing import Any
+
+import numpy as np
+
+from accel_rl.errors import RunError, UsageError
+from accel_rl.processes.fork_server import Child, ForkServer
+
+logger = logging.getLogger("accel_rl")
+
+Message = tuple[str, Any]
+
+
+class ProcessPool:
+    """Holds children by number, and turns what ends one into an error that names it.
+
+    name: of their kind, as in "worker". place: says where one is, as in "environment 3 (run seed 1, pong)"."""
+
+    def __init__(self, name: str, server: ForkServer, place: Callable[[int], str]):
+        self._name, self._server, self._place = name, server, place
+        self.children: dict[int, Child] = {}
+        self.num_replaced = 0
+
+    def launch(self, index: int, setup: Any) -> None:
+        """Starts a child; another one of this number has been removed."""
+        self.children[index] = self._server.launch(setup)
+
+    def receive(self, index: int) -> Message:
+        """Returns a child's next message, its kind and its content, after logging it if it is a warning.
+
+        Raises UsageError or RunError if the child reports one, RunError if it has died."""
+        kind, content = self.children[index].receive()
+        if kind == "died":
+            raise RunError(f"{self.describe(index)} {content}")
+        if kind == "usage":
+            raise UsageError(content)
+        if kind == "failed":
+            raise RunError(f"{self._name} {index}: {content}")
+        if kind == "warning":
+            logger.warning("%s %d: %s", self._name, index, content)
+        return kind, content
+
+    def collect(
+        self,
+        expected: str,
+        indices: Iterable[int],
+        receive: Callable[[int], Message],
+        watch: Callable[[list[int]], None],
+        interval_s: float,
+    ) -> dict[int, Any]:
+        """Returns the content of each child's message of the expected kind, in their order; none of a removed child.
+
+        receive: takes in a child's message. watch: called at least every interval_s with the children that are waited
+        for; raises when there is no point in waiting."""
+        indices, replies = list(indices), dict[int, Any]()
+        while late := [index for index in indices if index in self.children and index not in replies]:
+            controls = {self.children[index].control: index for index in late}
+            for control in wait(list(controls), interval_s):
+                kind, content = receive(controls[control])  # type: ignore[index]
+                if kind == expected:
+                    replies[controls[control]] = content  # type: ignore[index]
+            watch([index for index in late if index not in replies])
+        return {index: replies[index] for index in indices if index in replies}
+
+    def remove(self, index: int) -> None:
+        """Kills a child, if it still lives."""
+        self.children[index].kill()
+        self.children.pop(index).control.close()
+
+    def report_loss(self, reason: str) -> None:
+        """Counts and logs that a new child takes the place of one."""
+        self.num_replaced += 1
+        logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
+
+    def hang_error(self, index: int, limit_s: float, flag: str) -> RunError:
+        """Returns the error of a child that has shown no sign of life for so long."""
+        return RunError(f"{self.describe(index)} has not answered for {limit_s:g} s ({flag})")
+
+    def describe(self, index: int) -> str:
+        """Returns which child it is and where it is, to begin a sentence with."""
+        return f"{self._name} {index} (process {self.children[index].pid}), in {self._place(index)},"
+
+    def close(self, patience_s: float) -> None:
+        """Ends all children; those that have not ended after patience_s are killed."""
+        self._server.close(self.children.values(), patience_s)
+        self.children.clear()
+        self._place = str  # in place of a method: or shared memory would stay until the cycle is found as garbage
+
+
+class SignsOfLife:
+    """Remembers when each child last moved. heartbeats: what they count up in shared memory."""
+
+    def __init__(self, heartbeats: "np.ndarray[Any, Any]"):
+        self._heartbeats, self._seen = heartbeats, heartbeats.copy()
+        self._last_s = np.full(len(heartbeats), time.monotonic())
+
+    def look(self) -> None:
+        """Takes in which children have moved since the last look."""
+        self.restart(self._heartbeats != self._seen)
+        self._seen = self._heartbeats.copy()
+
+    def restart(self, which: Any = slice(None)) -> None:
+        """Gives children the whole time limit again."""
+        self._last_s[which] = time.monotonic()
+
+    def silent_s(self, index: int, since_s: float = 0.0) -> float:
+        """Returns the seconds without a sign of life at the last look, at most those since a time of time.monotonic."""
+        return time.monotonic() - max(float(self._last_s[index]), since_s)

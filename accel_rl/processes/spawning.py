@@ -1,0 +1,74 @@
+"""Starts programs of this package as processes that import what this one does. Imports no torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NamedTuple
+
+
+def child_environment() -> dict[str, str]:
+    """Returns this process's environment, with the places that it imports from."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def spawn(
+    module: str,
+    *arguments: object,
+    fds: Iterable[int] = (),
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    **options: Any,
+) -> "subprocess.Popen[bytes]":
+    """Starts `python -m module arguments ...`, which inherits these descriptors and no Ctrl-C of a terminal.
+
+    environment: what is added to this process's. options: as subprocess.Popen takes them."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    env = {**child_environment(), **(environment or {})}
+    return subprocess.Popen(command, stdin=stdin, pass_fds=[*fds], env=env, process_group=0, **options)
+
+
+def spawn_connected(
+    module: str, *arguments: object, fds: Iterable[int] = (), **options: Any
+) -> "tuple[subprocess.Popen[bytes], Connection[Any, Any]]":
+    """Starts `python -m module FD arguments ...`; returns it with this end of the connection whose other end is FD."""
+    ours, theirs = Pipe()
+    try:
+        return spawn(module, theirs.fileno(), *arguments, fds=[theirs.fileno(), *fds], **options), ours
+    finally:
+        theirs.close()
+
+
+class Answer(NamedTuple):
+    """What is left of a process: its exit status, its answer, and what it said on stderr if that was a pipe."""
+
+    status: int
+    data: bytes
+    said: bytes
+
+
+def ask_process(
+    module: str, *arguments: object, request: bytes = b"", timeout_s: float | None = None, **options: Any
+) -> Answer:
+    """Runs `python -m module FD arguments ...` to its end, which reads the request from stdin and writes its answer to
+    the file FD: a pipe would be full before a large one is written.
+
+    Raises subprocess.TimeoutExpired. Whatever is raised, no process is left."""
+    with tempfile.TemporaryFile() as answer:
+        fd = answer.fileno()
+        with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:
+            try:
+                _, said = process.communicate(request, timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        answer.seek(0)
+        return Answer(process.returncode, answer.read(), said or b"")
+
+
+def describe_exit(status: int | None) -> str:
+    """Describes how a process has ended, from its exit status or minus the signal that killed it."""
+    return f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"

@@ -1,0 +1,108 @@
+"""The process that forks others: what a child inherits, how it ends, and what if the forking process is killed."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from accel_rl.errors import RunError
+from accel_rl.processes.fork_server import Child, ForkServer, assert_safe_to_fork
+from accel_rl.processes.spawning import describe_exit
+
+FORKED = "tests.helpers.forked_child:main"
+LIGHT = "tests.helpers.light_child:main"
+LOST = "the process that starts the learners {how}"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in the way of Linux")
+
+
+class Family:
+    """A server with two children, each with a memory file of its own."""
+
+    def __init__(self, program: str) -> None:
+        self.files = [os.memfd_create(f"child{index}") for index in range(2)]
+        self.server = ForkServer(program, self.files, LOST)
+        self.children: list[Child] = [self.server.launch(None, [file]) for file in self.files]
+        self.server.release_fds()
+        self.process = psutil.Process(self.children[0].pid).parent()
+
+    def close(self) -> None:
+        self.server.close(self.children)
+        for file in self.files:
+            os.close(file)
+
+
+@pytest.fixture
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    family = Family(getattr(request, "param", LIGHT))
+    yield family
+    family.close()
+
+
+@pytest.mark.parametrize("family", [FORKED], indirect=True)
+def test_a_forked_child_is_like_a_process_of_its_own(family: Family) -> None:
+    """Would catch descriptors of another child, without which nobody notices that it is gone; threads of the server or
+    of its imports; OpenMP that hangs after a fork; and children that draw the same numbers."""
+    assert family.process.num_threads() == 1
+    assert not {str(file) for file in family.files} & {*os.listdir(f"/proc/{family.process.pid}/fd")}
+    found = [child.control.recv() for child in family.children]
+    for index, findings in enumerate(found):
+        assert findings.fds.keys() == {family.files[index], findings.connection}
+        assert findings.fds[family.files[index]] == f"/memfd:child{index} (deleted)"
+        assert findings.num_threads == 1
+        assert findings.openblas_threads == os.environ.get("OPENBLAS_NUM_THREADS")
+        assert findings.sum_with_two_threads == 10**6
+    assert found[0].noise != found[1].noise
+
+
+def test_the_parent_is_told_how_a_child_ended(family: Family) -> None:
+    """Would catch a status that gets lost on its way, and a wait that cannot end before the child does."""
+    first, second = family.children
+    assert first.poll() is None and second.poll() is None
+    first.send(3)
+    os.kill(second.pid, signal.SIGKILL)
+    assert first.receive(60.0) == ("died", "exited with status 3")
+    assert second.receive(60.0) == ("died", "was killed by SIGKILL")
+    assert (first.poll(), second.poll()) == (3, -signal.SIGKILL)
+    assert describe_exit(3) == "exited with status 3" and describe_exit(-9) == "was killed by SIGKILL"
+
+
+def test_closing_leaves_no_child(family: Family) -> None:
+    """Would catch children that go on after the parent is done with them."""
+    processes = [family.process, *(psutil.Process(child.pid) for child in family.children)]
+    family.server.close()
+    assert not any(process.is_running() for process in processes)
+
+
+def test_children_end_with_a_killed_server(family: Family) -> None:
+    """Would catch children that nobody can wait for, and a parent that waits for an answer for ever."""
+    processes = [psutil.Process(child.pid) for child in family.children]
+    family.process.kill()
+    with pytest.raises(RunError, match="the process that starts the learners was killed by SIGKILL"):
+        family.children[0].poll()
+    psutil.wait_procs(processes, timeout=60)
+    assert not any(process.is_running() for process in processes)
+
+
+def test_a_process_with_threads_or_cuda_refuses_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch an import that starts threads or CUDA, and children that hang for it much later."""
+    monkeypatch.setattr(os, "listdir", lambda _: ["1", "2"])
+    with pytest.raises(RuntimeError, match="importing what they need has started 1 threads"):
+        assert_safe_to_fork()
+    monkeypatch.setattr(os, "listdir", lambda _: ["1"])
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="has initialized CUDA"):
+        assert_safe_to_fork()
+
+
+def test_a_program_that_cannot_be_imported_is_reported(capfd: Any) -> None:
+    """Would catch a parent that waits for children that are never forked."""
+    server = ForkServer("tests.helpers.no_such_module:main", [], LOST)
+    with pytest.raises(RunError, match="the process that starts the learners exited with status 1"):
+        server.launch(None)
+    server.close()
+    assert "no_such_module" in capfd.readouterr().err
