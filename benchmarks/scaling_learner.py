@@ -61,7 +61,7 @@ class TurnTrainer(Trainer):
 
 
 def main(fd: int) -> None:
-    """Runs a learner's process, which learner_launcher has forked. fd: of its connection to the benchmark."""
+    """Runs a learner's process, which a ForkServer has forked. fd: of its connection to the benchmark."""
     run_learner(fd, take_turns)
 
 

@@ -8,18 +8,18 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import accel_rl
-from accel_rl.samplers.worker_launcher import Launcher
+from accel_rl.samplers import worker, worker_pool
 from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
 from accel_rl.tune.points import Point
 from accel_rl.tune.tuning import builder, short_settings
 
 PACKAGE = Path(accel_rl.__file__).parent
+FOLDER = "ACCEL_RL_TRACES"  # the environment variable that tells simulator processes where to leave their calls
 
 
 def record() -> dict[str, list[int]]:
@@ -29,27 +29,24 @@ def record() -> dict[str, list[int]]:
     return calls
 
 
-@dataclass
-class RecordedSetup:
-    """What a simulator process is told first: it also records its calls, and leaves them in a file of the folder."""
-
-    setup: Any
-    folder: str
-
-    def run(self, control: Any) -> None:
-        calls = record()
-        self.setup.run(control)
-        sys.setprofile(None)
-        Path(self.folder, f"{os.getpid()}.json").write_text(json.dumps(calls))
+def run_worker(fd: int) -> None:
+    """Runs a simulator process, which leaves its calls in a file of the folder."""
+    calls = record()
+    worker.main(fd)
+    sys.setprofile(None)
+    Path(os.environ[FOLDER], f"{os.getpid()}.json").write_text(json.dumps(calls))
 
 
 def trace(settings: dict[str, Any]) -> dict[str, list[Path]]:
     """Returns the files of a sample and those of an update, of a training with these settings."""
-    config, launch = check(resolve(settings)), Launcher.launch
+    config, serve = check(resolve(settings)), worker_pool.simulator_server
     with tempfile.TemporaryDirectory() as folder:
-        Launcher.launch = lambda self, setup: launch(self, RecordedSetup(setup, folder))  # type: ignore[method-assign]
-        training: Any = builder({**settings, **short_settings(config)}, config.spec)(Point(()))
-        Launcher.launch = launch  # type: ignore[method-assign]
+        os.environ[FOLDER] = folder
+        worker_pool.simulator_server = lambda _, *rest: serve("trace_files:run_worker", *rest)
+        try:
+            training: Any = builder({**settings, **short_settings(config)}, config.spec)(Point(()))
+        finally:
+            worker_pool.simulator_server = serve
         calls, start = record(), time.monotonic_ns()
         rollout = training._sampler.collect(first_step=training.total_steps)
         middle = time.monotonic_ns()
@@ -77,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    __import__("trace_files").main()  # by this name, simulator processes find RecordedSetup
+    main()

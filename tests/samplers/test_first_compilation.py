@@ -30,11 +30,12 @@ def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkSer
 @pytest.mark.multiprocess
 def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a traceback of the launching process, and a run that waits for it."""
+    others = {*psutil.Process().children()}
     started = launcher("raise ImportError('Numba needs NumPy 2.2 or less')", tmp_path, monkeypatch)
     for _ in range(2):
         with pytest.raises(UsageError, match=r"cannot compile the Atari emulator: ImportError: Numba needs"):
             started.launch(None)
-    (process,) = psutil.Process().children()
+    (process,) = {*psutil.Process().children()} - others
     started.close()
     assert not process.is_running()
 
@@ -42,11 +43,11 @@ def test_a_numba_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.multiprocess
 def test_interrupted_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch Ctrl-C that waits for the compiler, and a compiler that is left behind."""
-    marker = tmp_path / "compiles"
+    marker, others = tmp_path / "compiles", {*psutil.Process().children()}
     started = launcher(f"import time\nopen({str(marker)!r}, 'w')\ntime.sleep(1000)", tmp_path, monkeypatch)
     while not marker.exists():
         time.sleep(0.01)
-    (server,) = psutil.Process().children()
+    (server,) = {*psutil.Process().children()} - others
     processes = server.children()
     assert len(processes) == 1
     started.close()
