@@ -7,12 +7,14 @@ the seconds of its turn          ("turn", (agent steps, IntervalMetrics))
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from accel_rl.distributed.learner_process import LearnerSetup, SupervisedStop, connected, run_learner
 from accel_rl.hardware.placement import pinned
 from accel_rl.training.checkpointer import Checkpointer
+from accel_rl.training.iteration import IterationResult
 from accel_rl.training.metrics import IntervalMetrics
 from accel_rl.training.trainer import Trainer
 
@@ -50,14 +52,19 @@ class NoCheckpoints(Checkpointer):
 class TurnTrainer(Trainer):
     """Runs the trainer's own loop in turns."""
 
+    steps = 0  # of this learner
+
     def take_turn(self, turn: Turn) -> tuple[int, IntervalMetrics]:
         """Trains until the turn is over; returns this learner's number of agent steps, and its report of them."""
-        learner, rollouts_before = self.learner, self.learner.num_rollouts
+        learner, steps_before = self.learner, self.steps
         self.run()
         for source in (learner.update, self.coordinator):
             learner.metrics.add_seconds(source.read_seconds())
-        steps = (learner.num_rollouts - rollouts_before) * self.config.run.horizon * self.config.local_envs
-        return steps, replace(learner.metrics.flush({}), wall_s=turn.seconds)
+        return self.steps - steps_before, replace(learner.metrics.flush({}), wall_s=turn.seconds)
+
+    def _count(self, result: IterationResult, *arguments: Any) -> None:
+        self.steps += result.rollout.reward.numel()
+        super()._count(result, *arguments)
 
 
 def main(fd: int) -> None:

@@ -181,7 +181,7 @@ class Algo(ABC):
     # ---- what it offers to the run ----
 
     def agent_replay_config(self, num_agents: int) -> AgentReplayConfig | None:
-        """Returns what agents of the queued sampler keep for auxiliary tasks, if they do; called after `setup`.
+        """Returns what agents of the queued sampler keep for auxiliary tasks, if they do.
 
         num_agents: how many there are at the start."""
         return None

@@ -12,6 +12,7 @@ has gone: then the children that are left have EXIT_PATIENCE_S to end.
 """
 
 import contextlib
+import errno
 import faulthandler
 import gc
 import importlib
@@ -59,7 +60,7 @@ class ForkServer:
         self._popen, self._control = spawn_connected(__name__, *words, fds=fds, environment=environment)
         self._lost = lost
         self._is_prepared = False
-        self._control.send(argument)
+        self._control.send(([path or os.getcwd() for path in sys.path], argument))
 
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
@@ -109,7 +110,10 @@ class ForkServer:
     def _connected(self) -> Iterator[None]:
         try:
             yield
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):  # this process's own
+                raise
+            self._control.close()  # or, if only the connection is broken, it would live on
             status = self._popen.wait()
             raise RunError(self._lost.format(status=status, how=describe_exit(status))) from None
 
@@ -163,7 +167,6 @@ def main() -> None:
     program, prepare, fds = sys.argv[3], sys.argv[4], set(json.loads(sys.argv[5]))
     end_with_parent(parent)
     faulthandler.enable()
-    sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)  # the parent's, without what Python puts first
     before = os.environ.get(BLAS_THREADS)
     os.environ[BLAS_THREADS] = "1"  # else NumPy would start threads; learners compute with torch
     work = _load(program)
@@ -175,50 +178,67 @@ def main() -> None:
         work(connection)
 
 
+def _receive(control: "Connection[Any, Any]") -> Any:
+    """Returns the parent's next message; that of its end if it has hung up."""
+    try:
+        return control.recv()
+    except (EOFError, ConnectionResetError):
+        return "close", EXIT_PATIENCE_S
+
+
+def _send(control: "Connection[Any, Any]", answer: Any) -> None:
+    """Answers the parent; that it has hung up shows when its next message is waited for."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.send(answer)
+
+
 def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int]) -> int | None:
     """Forks children on request; ends those that are left once the parent hangs up. In a child, it returns its
     connection."""
     children: Statuses = {}
-    patience_s, failure = EXIT_PATIENCE_S, None
-    with contextlib.suppress(EOFError, OSError):
-        argument = control.recv()
-        try:
-            if prepare:
-                _load(prepare)(argument)
-            else:
-                assert_safe_to_fork()
-        except UsageError as error:
-            failure = error
-        gc.freeze()  # or a child's garbage collection would copy the pages that it shares
-        while True:
-            request, *arguments = control.recv()
-            if request == "fork":
+    failure = None
+    paths, argument = _receive(control)
+    if paths == "close":
+        return None
+    sys.path[:] = paths
+    try:
+        if prepare:
+            _load(prepare)(argument)
+        else:
+            assert_safe_to_fork()
+    except UsageError as error:
+        failure = error
+    gc.freeze()  # or a child's garbage collection would copy the pages that it shares
+    while True:
+        request, *arguments = _receive(control)
+        if request == "fork":
+            try:
                 connection = recv_handle(control)
-                if failure:
-                    os.close(connection)
-                    control.send(failure)
-                    continue
-                pid = _fork()
-                if pid == 0:
-                    control.close()
-                    _close_all(inherited - {*(inherited if arguments[0] is None else arguments[0])})
-                    return connection
+            except EOFError:
+                continue
+            if failure:
                 os.close(connection)
-                children[pid] = None
-                control.send(pid)
-            elif request == "wait":
-                control.send(_wait(children, *arguments))
-            elif request == "release":
-                _close_all(inherited)
-                inherited = set()
-                control.send("released")
-            else:
-                (patience_s,) = arguments
-                break
-    _end(children, patience_s)
-    with contextlib.suppress(OSError):
-        control.send("closed")
-    return None
+                _send(control, failure)
+                continue
+            pid = _fork()
+            if pid == 0:
+                control.close()
+                _close_all(inherited - {*(inherited if arguments[0] is None else arguments[0])})
+                return connection
+            os.close(connection)
+            children[pid] = None
+            _send(control, pid)
+        elif request == "wait":
+            _send(control, _wait(children, *arguments))
+        elif request == "release":
+            _close_all(inherited)
+            inherited = set()
+            _send(control, "released")
+        else:
+            (patience_s,) = arguments
+            _end(children, patience_s)
+            _send(control, "closed")
+            return None
 
 
 def _fork() -> int:

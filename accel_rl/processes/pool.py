@@ -24,7 +24,7 @@ class ProcessPool:
     def __init__(self, name: str, server: ForkServer, place: Callable[[int], str]):
         self._name, self._server, self._place = name, server, place
         self.children: dict[int, Child] = {}
-        self.num_replaced = 0
+        self._num_replaced = 0
 
     def launch(self, index: int, setup: Any) -> None:
         """Starts a child; another one of this number has been removed."""
@@ -64,7 +64,7 @@ class ProcessPool:
                 kind, content = receive(controls[control])  # type: ignore[index]
                 if kind == expected:
                     replies[controls[control]] = content  # type: ignore[index]
-            watch([index for index in late if index not in replies])
+            watch([index for index in late if index in self.children and index not in replies])
         return {index: replies[index] for index in indices if index in replies}
 
     def remove(self, index: int) -> None:
@@ -74,8 +74,8 @@ class ProcessPool:
 
     def report_loss(self, reason: str) -> None:
         """Counts and logs that a new child takes the place of one."""
-        self.num_replaced += 1
-        logger.warning("%s; a new process takes over (%d so far)", reason, self.num_replaced)
+        self._num_replaced += 1
+        logger.warning("%s; a new process takes over (%d so far)", reason, self._num_replaced)
 
     def hang_error(self, index: int, limit_s: float, flag: str) -> RunError:
         """Returns the error of a child that has shown no sign of life for so long."""

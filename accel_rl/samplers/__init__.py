@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accel_rl.rollout import Game, Rollout
     from accel_rl.samplers.alternating import AlternatingSampler
-    from accel_rl.samplers.base import GamesToPlay, Sampler, SamplerConfig
+    from accel_rl.samplers.base import GamesToPlay, Sampler, SamplerConfig, StepHook
     from accel_rl.samplers.serial import SerialSampler
 
-__all__ = ["AlternatingSampler", "Game", "GamesToPlay", "Rollout", "Sampler", "SamplerConfig", "SerialSampler"]
+__all__ = [
+    "AlternatingSampler",
+    "Game",
+    "GamesToPlay",
+    "Rollout",
+    "Sampler",
+    "SamplerConfig",
+    "SerialSampler",
+    "StepHook",
+]
 
 _MODULES = {
     "AlternatingSampler": "accel_rl.samplers.alternating",
@@ -20,6 +29,7 @@ _MODULES = {
     "GamesToPlay": "accel_rl.samplers.base",
     "Sampler": "accel_rl.samplers.base",
     "SamplerConfig": "accel_rl.samplers.base",
+    "StepHook": "accel_rl.samplers.base",
     "Game": "accel_rl.rollout",
     "Rollout": "accel_rl.rollout",
 }

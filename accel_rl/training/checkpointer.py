@@ -36,7 +36,6 @@ class Checkpointer:
             "algo": learner.algo.state_dict(),
             "sampler": learner.sampler.get_state(),
             "replay": self._save_replay(),
-            "num_rollouts": learner.num_rollouts,
             "metrics": learner.metrics.get_state(),
             "update": learner.update.local_state_dict(),
             "torch_generator": torch.get_rng_state(),
@@ -130,7 +129,6 @@ class Checkpointer:
     def _restore_learner(self, state: State) -> None:
         """Restores what belongs to this learner alone."""
         learner = self.learner
-        learner.num_rollouts = state["num_rollouts"]
         learner.update.load_local_state_dict(state["update"])
         learner.algo.load_state_dict(state["algo"])
         self._restore_replay(state["replay"])
@@ -138,14 +136,13 @@ class Checkpointer:
         if restarted := learner.sampler.set_state(state["sampler"]):
             logger.warning("these environments have no state to save and start a new episode: %s", restarted)
         torch.set_rng_state(state["torch_generator"])
-        # Older checkpoints have none, nor have those of a learner on the CPU.
+        # Those of a learner on the CPU have none.
         if learner.config.device != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:
             torch.cuda.set_rng_state(cuda_generator, torch.device(learner.config.device))
 
     def _restore_from_another_number(self, states: list[State]) -> None:
         """Restores what does not belong to single environments, from the checkpoint of more or fewer learners."""
-        learner, run = self.learner, self.learner.config.run
-        learner.num_rollouts = learner.steps // (run.envs * run.horizon)
+        learner = self.learner
         shared = {name: value for name, value in states[0]["algo"].items() if name != "local"}
         learner.algo.load_state_dict(shared)
         learner.update.load_local_state_dict(states[0]["update"])

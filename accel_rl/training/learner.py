@@ -23,7 +23,7 @@ from accel_rl.updates import CentralStore, Update
 class Learner:
     """What trainer, evaluator and checkpointer work on together.
 
-    progress: what is logged, on rank 0 only. steps: agent steps of the whole run so far; num_rollouts: of this learner.
+    progress: what is logged, on rank 0 only. steps: agent steps of the whole run so far.
     evaluation_is_due: also after a signal has interrupted one, until it has been repeated."""
 
     config: Config
@@ -36,7 +36,6 @@ class Learner:
     progress: Progress | None
     guard: FiniteGuard
     steps: int = 0
-    num_rollouts: int = 0
     evaluation_is_due: bool = False
     best_score: float | None = None
 

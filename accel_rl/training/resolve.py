@@ -24,7 +24,7 @@ from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_g
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
-from accel_rl.training.sampler_kinds import SAMPLER_KINDS, Serial
+from accel_rl.training.sampler_kinds import SAMPLER_KINDS, SamplerKind
 
 Values = dict[str, Any]
 ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
@@ -69,7 +69,7 @@ class Config:
         return len(self.plan.worker_cpus)
 
     @property
-    def sampler_kind(self) -> Serial:
+    def sampler_kind(self) -> SamplerKind:
         """How the run's sampler is planned, built and described."""
         return SAMPLER_KINDS[self.run.sampler]
 

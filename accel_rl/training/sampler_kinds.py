@@ -5,6 +5,7 @@ Everything else in this package, and the tuner, asks `SAMPLER_KINDS[run.sampler]
 
 import math
 import resource
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +29,8 @@ FILES_PER_AGENT, SPARE_FILES = 3, 100  # two semaphores and a connection; what e
 AGENT_BYTES = 8 << 20  # of an agent's process alone: Pong, measured
 
 
-class Serial:
-    """Environments are stepped in the learner's process. The other kinds say how they differ."""
+class SamplerKind(ABC):
+    """What a run asks of its sampler's kind; here as it is where environments are stepped in the learner's process."""
 
     merges_segments = False
     """Whether rollouts are merged from segments of steps, as they come (`Algo.learns_from_segments`)."""
@@ -57,13 +58,11 @@ class Serial:
     def check(self, config: "Config", algo: "Algo") -> None:
         """Raises UsageError for what it cannot do."""
 
+    @abstractmethod
     def build(
         self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
     ) -> "Sampler":
         """Makes the sampler. replay: what its agents keep for auxiliary tasks, if it has agents."""
-        from accel_rl.samplers.serial import SerialSampler
-
-        return SerialSampler(config.spec, batch, policy, settings, config.device)
 
     # ---- how it is described ----
 
@@ -103,7 +102,18 @@ class Serial:
         return 0
 
 
-class Alternating(Serial):
+class Serial(SamplerKind):
+    """The learner's process steps all environments itself."""
+
+    def build(
+        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
+    ) -> "Sampler":
+        from accel_rl.samplers.serial import SerialSampler
+
+        return SerialSampler(config.spec, batch, policy, settings, config.device)
+
+
+class Alternating(SamplerKind):
     """Workers step environments of two groups, which the network serves in turns."""
 
     shows_groups = True
@@ -140,7 +150,7 @@ class Alternating(Serial):
         return {**envs, **workers, **found}
 
 
-class Queued(Serial):
+class Queued(SamplerKind):
     """Agents in processes of their own, with queues to predictors and to trainers (docs/queues.md)."""
 
     merges_segments = True
@@ -221,7 +231,7 @@ class Queued(Serial):
         return queues.training_queue * run.envs * run.horizon + (queues.trainers + 1) * config.min_training_batch
 
 
-SAMPLER_KINDS = {"alternating": Alternating(), "serial": Serial(), "queued": Queued()}
+SAMPLER_KINDS: dict[str, SamplerKind] = {"alternating": Alternating(), "serial": Serial(), "queued": Queued()}
 
 
 # ---- the queued sampler's settings and limits ----

@@ -88,7 +88,6 @@ class Trainer:
             learner.guard.explain_error(error, learner.steps)
             raise
         learner.steps = self.coordinator.add_steps(result.rollout.num_steps)
-        learner.num_rollouts += 1
         seconds = {name: value - seconds_before[name] for name, value in sampler.seconds.items()}
         self._count(result, seconds, sampler.bytes_moved - bytes_before)
 

@@ -77,13 +77,20 @@ def dtype_of(leaf: Any) -> torch.dtype:
     return torch.bool if isinstance(leaf, bool) else torch.int64
 
 
+def _holds_sequences(tree: Any) -> bool:
+    if isinstance(tree, Batch):
+        return tree.is_sequences
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return any(map(_holds_sequences, parts))
+
+
 def slices(tree: Any, most_elements: int) -> list[Any]:
     """Cuts a batch along its samples, the first axis, into parts of about equal size; 0-d tensors go with each part.
 
     No tensor of a part has more than most_elements elements, but each part has at least one sample. A batch with a
     `Batch` of sequences among its parts stays whole. Raises ValueError if the tensors do not hold the same number of
     samples."""
-    if any(isinstance(part, Batch) and part.is_sequences for part in tree):
+    if _holds_sequences(tree):
         return [tree]
     samples = [leaf for leaf in leaves(tree) if leaf.dim()]
     lengths = {len(leaf) for leaf in samples}

@@ -337,7 +337,6 @@ def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
         learner, other = trainer.learner, resumed.learner
         assert_same(other.sampler.get_state(), learner.sampler.get_state())
         assert_same(other.algo.replay.state_dict(), learner.algo.replay.state_dict())
-        assert other.num_rollouts == learner.num_rollouts
         for each in (trainer, resumed):
             each.close()
 

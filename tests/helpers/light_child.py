@@ -1,11 +1,21 @@
 """A program for a fork server that imports next to nothing: it exits with the status that it is told."""
 
 import os
+import sys
 from multiprocessing.connection import Connection
 from typing import Any
+
+from accel_rl.errors import UsageError
 
 
 def main(fd: int) -> None:
     connection: Connection[Any, Any] = Connection(fd)
     connection.recv()  # its setup
     os._exit(connection.recv())
+
+
+def fail(argument: Any) -> None:
+    """Prepares nothing: fails as a full disk does, or says where it imports from."""
+    if argument == "disk":
+        raise OSError("no space is left")
+    raise UsageError(f"imports from {sys.path[0]}")

@@ -4,13 +4,15 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.processes.fork_server import Child, ForkServer, assert_safe_to_fork
+from accel_rl.processes.pool import ProcessPool
 from accel_rl.processes.spawning import describe_exit
 
 FORKED = "tests.helpers.forked_child:main"
@@ -106,3 +108,40 @@ def test_a_program_that_cannot_be_imported_is_reported(capfd: Any) -> None:
         server.launch(None)
     server.close()
     assert "no_such_module" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        ("disk", RunError, "the process that starts the learners exited with status 1"),
+        ("path", UsageError, "imports from .*/a:b$"),
+    ],
+)
+def test_what_prepares_may_fail(
+    argument: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Would catch an error of the system that is taken for the parent's end, and an import path that is cut at a colon
+    in a folder's name."""
+    monkeypatch.syspath_prepend(tmp_path / "a:b")
+    server = ForkServer(LIGHT, [], LOST, "tests.helpers.light_child:fail", argument)
+    with pytest.raises(error, match=message):
+        server.launch(None)
+    server.close()
+    assert argument == "path" or "no space is left" in capfd.readouterr().err
+
+
+def test_a_child_that_is_removed_is_not_waited_for() -> None:
+    """Would catch a watch that looks for a child which has left in the meantime."""
+    pool = ProcessPool("agent", ForkServer(LIGHT, [], LOST), str)
+    watched = list[str]()
+    for index, status in enumerate((1, 0)):
+        pool.launch(index, None)
+        pool.children[index].send(status)
+
+    def receive(index: int) -> tuple[str, Any]:
+        pool.remove(index)
+        return "retired", None
+
+    assert pool.collect("done", [0, 1], receive, lambda late: watched.extend(map(pool.describe, late)), 1) == {}
+    pool.close(0.0)
+    assert not pool.children

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_rl.rollout import TerminalFrames
+from accel_rl.rollout import Batch, TerminalFrames
 from accel_rl.updates.trees import leaves, map_leaves, slices, structure, to_device
 from tests.helpers.random_rollouts import FRAMES, random_rollout
 
@@ -69,6 +69,13 @@ def test_slices_are_the_whole() -> None:
     assert len(slices(batch, most_elements=10**6)) == 1
     assert slices((batch[3], None), 1) == [(batch[3], None)]
     assert slices((), 1) == [()]
+
+
+def test_sequences_stay_whole_wherever_they_are() -> None:
+    """Would catch steps of a sequence that are learned from as if nothing had come before them."""
+    sequences = Batch(torch.zeros(6, 4, 2), torch.zeros(6, 4), torch.ones(6, 4, dtype=torch.bool))
+    for batch in (sequences, (sequences,), ((sequences, torch.zeros(6)),), ({"steps": [sequences]}, torch.zeros(6))):
+        assert len(slices(batch, 8)) == 1
 
 
 def test_unequal_numbers_of_samples() -> None:
