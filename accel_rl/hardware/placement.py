@@ -142,8 +142,8 @@ def make_plans(
 def learning_threads_for(flops: float) -> int:
     """Returns how many threads an update of so many FLOPs keeps busy.
 
-    On two cores, one thread trains A2C with updates of 104 MFLOP faster than two, and PPO with 219 MFLOP slower
-    (`python benchmarks/thread_plan.py --contests small medium`)."""
+    On two logical CPUs of an AMD EPYC, one thread trains A2C with updates of 104 MFLOP 0.98 times as fast as two, and
+    PPO with 219 MFLOP 0.86 times (benchmarks/results/thread_plan_vectors.json)."""
     return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 
