@@ -114,6 +114,8 @@ def page() -> None:
     parts = [
         f"## `{chosen}` on seven games\n",
         games_table(chosen, kept, published),
+        f"## `{chosen}` on Pong: when it wins\n",
+        solved_table(about.get((chosen, "pong"), [])),
         "## Pong, algorithm by algorithm\n",
         settings_table({key: runs for key, runs in kept.items() if key[1] == "pong" and not is_trial(key[0])}),
         "## Trials for the settings of a small machine\n",
@@ -198,8 +200,31 @@ def is_trial(setting: str) -> bool:
 
 def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
     """Returns the scores of settings and games."""
-    rows = [[f"`{setting}`", game, *_row(runs)] for (setting, game), runs in kept.items()]
-    return _table(["setting", "game", *COLUMNS], rows)
+    rows = [
+        [f"`{setting}`", game, str(len(runs)), _cell([_at(run, steps=8e5) for run in runs]), *_row(runs)[1:]]
+        for (setting, game), runs in kept.items()
+    ]
+    return _table(["setting", "game", COLUMNS[0], "0.8 M steps", *COLUMNS[1:]], rows)
+
+
+def solved_table(runs: Sequence[Values]) -> str:
+    """Returns when each seed's training score on Pong reached 18: agent steps, minutes, and what the minutes mean."""
+    rows = []
+    for run in runs:
+        reached = next(
+            ([f"{steps:,.0f}", f"{minutes:.1f}"] for steps, minutes, score in run["curve"] if score >= 18), None
+        )
+        end = run["curve"][-1]
+        rows.append(
+            [
+                str(run["seed"]),
+                *(reached or ["not reached", ""]),
+                f"{end[2]:.1f}",
+                f"{end[1]:.1f}",
+                f"{run['machine']}, {run['how']}",
+            ]
+        )
+    return _table(["seed", "agent steps to 18", "minutes to 18", "last score", "minutes in all", "machine"], rows)
 
 
 def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequence[Values]) -> str:

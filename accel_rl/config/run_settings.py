@@ -37,8 +37,8 @@ class RunSettings:
     )
     network: str | None = setting(
         None,
-        "a3c, nature, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or package.module:factory of "
-        "your own: factory(spec) -> nn.Module",
+        "a3c, nature, nature_half, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or "
+        "package.module:factory of your own: factory(spec) -> nn.Module",
     )
     layer_norm: bool = setting(
         False, "layer normalization between each layer of a built-in network and its ReLU or tanh, as in PQN"

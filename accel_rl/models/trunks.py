@@ -227,15 +227,15 @@ def image_net(spec: EnvSpec) -> ConvNet:
     return small_net(spec) if is_small(spec.observation_shape) else a3c_net(spec)
 
 
-def nature_cnn(spec: EnvSpec) -> ConvNet:
-    """Returns a trunk of three convolutions and 512 hidden units (Mnih et al. 2015).
+def nature_cnn(spec: EnvSpec, filters: tuple[int, int, int] = (32, 64, 64), num_features: int = 512) -> ConvNet:
+    """Returns a trunk of three convolutions and a hidden layer (Mnih et al. 2015).
 
     On frames of 104x80 it is Stooke & Abbeel's DQN-Net.
 
     4x104x80 -> 32x25x19 -> 64x12x9 -> 64x12x9 -> 512;  4x84x84 -> 32x20x20 -> 64x9x9 -> 64x7x7 -> 512.
     """
-    padding = int(_half_size(spec))
-    return ConvNet(spec, [(32, 8, 4, 0), (64, 4, 2, padding), (64, 3, 1, padding)], num_features=512)
+    padding, (first, second, third) = int(_half_size(spec)), filters
+    return ConvNet(spec, [(first, 8, 4, 0), (second, 4, 2, padding), (third, 3, 1, padding)], num_features)
 
 
 def cule_net(spec: EnvSpec) -> ConvNet:
@@ -370,6 +370,7 @@ def wide_tanh_net(spec: EnvSpec) -> MLP:
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
     "nature": nature_cnn,
+    "nature_half": partial(nature_cnn, filters=(16, 32, 32), num_features=256),  # for machines with few cores
     "cule": cule_net,
     "a3c_mlp": a3c_mlp,
     "wide": wide_net,

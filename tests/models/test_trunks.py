@@ -46,6 +46,7 @@ def atari(height: int, width: int) -> EnvSpec:
         ("a3c", (84, 84), 677_943),
         ("nature", (104, 80), 3_620_518 + 513),  # a Q-network's, and the value head's
         ("nature", (84, 84), 1_687_206 + 513),
+        ("nature_half", (84, 84), 425_047),
         ("cule", (84, 84), 866_439),
         ("ga3c", (84, 84), 1_005_623),
         # 3 convolutions of 8,224 + 16,416 + 32,832 parameters, then 64 filters of 6x6, 7x7, 11x11, 21x21, and the heads
