@@ -212,16 +212,16 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
 
 
 def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:
-    """Would catch anything else on stdout, another key, or scores that the seed does not decide."""
+    """Would catch anything else on stdout, another key, scores that the seed does not decide, or --greedy ignored."""
     answers = []
-    for words in (["--seed", 1], ["--seed", 1], ["--seed", 2], ["--best"]):
+    for words in (["--seed", 1], ["--seed", 1, "--greedy"], ["--seed", 1, "--no-greedy"], ["--seed", 2], ["--best"]):
         result = call(capfd, "eval", cartpole, "--episodes", 2, *words)
         assert result.status == 0, result.err
         answers.append(json.loads(result.out))
         assert list(answers[-1]) == ["mean_reward", "std_reward", "median_reward", "mean_length", "episodes"]
         assert answers[-1]["episodes"] == 2
-    assert answers[0] == answers[1]
-    assert any(answer != answers[0] for answer in answers[2:])
+    assert answers[0] == answers[1] != answers[2]
+    assert any(answer != answers[0] for answer in answers[3:])
 
 
 def test_predict_returns_the_environments_actions(cartpole: Path, pong: Path) -> None:

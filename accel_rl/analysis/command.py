@@ -21,6 +21,11 @@ def add_eval(commands: Any) -> None:
     _add_run_dir(command)
     command.add_argument("--episodes", type=int, default=10, metavar="N", help="games to play (default: 10)")
     command.add_argument("--seed", type=int, metavar="S", help="seed of the games (default: the run's)")
+    command.add_argument(
+        "--greedy",
+        action=argparse.BooleanOptionalAction,
+        help="play the likeliest actions, or with --no-greedy sampled ones (default: the run's --eval-greedy)",
+    )
     command.set_defaults(run=_eval)
 
 
@@ -78,7 +83,8 @@ def _eval(options: argparse.Namespace) -> None:
 
     if options.episodes < 1:
         raise UsageError(f"episodes={options.episodes} must be at least 1")
-    evaluation = load(options.run_dir, options.best, options.trust).evaluate(options.episodes, options.seed)
+    policy = load(options.run_dir, options.best, options.trust)
+    evaluation = policy.evaluate(options.episodes, options.seed, options.greedy)
     if evaluation.episodes < options.episodes:
         cut = options.episodes - evaluation.episodes
         print(f"accel-rl: {cut} of {options.episodes} games were cut at their step limit", file=sys.stderr)

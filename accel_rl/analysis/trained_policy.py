@@ -149,9 +149,10 @@ class TrainedPolicy:
         inputs = (recurrent, action, rewards, is_first)
         return RecurrentInputs(*(torch.as_tensor(rows, device=device) for rows in inputs))
 
-    def evaluate(self, episodes: int, seed: int | None = None) -> Evaluation:
+    def evaluate(self, episodes: int, seed: int | None = None, greedy: bool | None = None) -> Evaluation:
         """Evaluates the policy over whole games, in simulator processes.
 
+        greedy: it plays the likeliest actions instead of sampled ones; None: as the run was evaluated.
         Raises UsageError if the environment needs trust, RunError if no game ends."""
         config = self.config
         self._check_env()
@@ -162,7 +163,8 @@ class TrainedPolicy:
         num_envs = min(config.run.envs, max(least, -(-episodes // least) * least))
         sampler = build_sampler(config, self.policy, horizon=1, num_envs=least, num_evaluation_envs=num_envs)
         try:
-            games = sampler.evaluate(GamesToPlay(episodes), index=0, greedy=config.run.eval_greedy)
+            greedy = config.run.eval_greedy if greedy is None else greedy
+            games = sampler.evaluate(GamesToPlay(episodes), index=0, greedy=greedy)
         finally:
             sampler.close()
         if not games:
