@@ -76,8 +76,11 @@ def test_the_page_holds_what_is_kept(folder):
     scores.page()
     text = scores.PAGE.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    cells = "2 | 9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0) | 13.5 (12.0 to 15.0) | 19.0 (19.0 to 19.0)"
-    assert f"| pong | {cells} | -20.7; 14.6 | 21.0 |" in text and f"| `small` | pong | {cells} |" in text
+    cells = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0) | 13.5 (12.0 to 15.0) | 19.0 (19.0 to 19.0)"
+    assert f"| pong | 2 | {cells} | -20.7; 14.6 | 21.0 |" in text
+    assert f"| `small` | pong | 2 | 7.2 (6.4 to 8.0) | {cells} |" in text
+    assert "| 0 | not reached |  | 16.0 |" in text
+    assert "| 1 | 1,802,000 | 36.0 | 20.0 |" in text
     assert "| PPO | pong | 1,000,000 | 8.0, 10.0 | 5.0, 5.0 | 4.0 (3.0 to 5.0) |" in text
     assert "| `small` | pong | 0, 1 | `python it --seed SEED` |" in text and "| qbert | not run |" in text
     scores.page()

@@ -73,7 +73,7 @@ def test_every_trunk(name: str, space: str) -> None:
     up."""
     spec = SPECS[space]
     network = NETWORKS.get(name, make_trunk)
-    if name in ("nature", "cule"):
+    if name in ("nature", "nature_half", "cule"):
         spec = pixels(4, 36, 40)
     policy = disturbed(ActorCritic(spec, network))
     for num_samples in (1, 8):
