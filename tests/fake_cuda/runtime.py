@@ -129,7 +129,7 @@ def fake_gpus(num_gpus: int = 1, seed: int | None = None, capacity: int = 16 * G
     path = os.pathsep.join([str(STARTUP), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(os.environ, {VARIABLE: inherited, "PYTHONPATH": path}))
-        sys.path.append(str(STARTUP))  # learners get this process's own
+        sys.path.insert(0, str(STARTUP))  # learners get this process's own; some systems have a sitecustomize, too
         stack.callback(sys.path.remove, str(STARTUP))
         yield stack.enter_context(_installed(num_gpus, seed, capacity))
 
