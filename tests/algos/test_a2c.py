@@ -9,7 +9,6 @@ from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets, a2c_loss
 from accel_rl.algos.actor_critic import Outputs
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.models.distributions import Categorical
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from tests.helpers.losses import DISTRIBUTIONS, draw, entropy, indices, log_probability, slope
@@ -46,36 +45,6 @@ def test_loss_and_gradient_of_all_distributions(kind: str) -> None:
     for x, gradient in zip((parameters, value), slopes, strict=True):
         torch.testing.assert_close(x.grad, gradient, rtol=1e-6, atol=1e-6)
         assert not x.grad[~valid].any()
-
-
-def test_gradient_by_hand() -> None:
-    """Would catch a gradient that is right in sum only: two states, a table of logits and one of values.
-
-    d/d theta_sb of -log pi(a|s) A is -A (1[a = b] - p_b), of -w H it is w p_b (log p_b + H)."""
-    theta = torch.tensor([[0.3, -0.1], [0.0, 0.5]], dtype=torch.float64, requires_grad=True)
-    table = torch.tensor([0.2, -0.4], dtype=torch.float64, requires_grad=True)
-    state, action = torch.tensor([0, 1]), torch.tensor([0, 1])
-    advantage, return_ = torch.tensor([2.0, -1.5]), torch.tensor([1.0, 3.0])
-    outputs, valid = Outputs.of(Categorical(2), theta[state], table[state], action), torch.ones(2, dtype=torch.bool)
-    a2c_loss(outputs, A2CTargets(advantage, return_), valid, A2CSettings(value_weight=0.25), 0.1)[0].backward()
-    p = theta.detach().softmax(-1)
-    for s in range(2):
-        entropy_s = -sum(float(p[s, b] * p[s, b].log()) for b in range(2))
-        for b in range(2):
-            expected = -float(advantage[s]) * ((action[s].item() == b) - float(p[s, b]))
-            expected += 0.1 * float(p[s, b] * (p[s, b].log() + entropy_s))
-            assert theta.grad[s, b].item() == pytest.approx(expected, rel=1e-9), (s, b)
-    assert table.grad.tolist() == pytest.approx([2 * 0.25 * (0.2 - 1.0), 2 * 0.25 * (-0.4 - 3.0)])
-
-
-def test_loss_of_nothing_valid_is_zero() -> None:
-    """Would catch a division by zero where every sample of a rollout is lost."""
-    nothing = torch.zeros(4, dtype=torch.bool)
-    logits = torch.randn(4, 2, requires_grad=True)
-    outputs = Outputs.of(Categorical(2), logits, torch.randn(4), torch.zeros(4, dtype=torch.long))
-    loss_sum, stats = a2c_loss(outputs, A2CTargets(torch.randn(4), torch.randn(4)), nothing, A2CSettings(), 0.01)
-    assert loss_sum.item() == 0
-    assert all(torch.isfinite(value) for value in stats.values())
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.9])

@@ -121,7 +121,7 @@ def test_what_is_refused(settings: dict[str, Any], message: str) -> None:
 
 def test_sequences_are_as_long_as_what_an_update_learns_from() -> None:
     """Would catch tasks of V-trace that weigh more than those of other algorithms."""
-    assert build().auxiliary is None
+    assert build(auxiliary="none").auxiliary is None
     for settings, expected in (({}, 4), ({"horizon": 5}, 5), ({"algo": "vtrace", "batches": 2, "batch_steps": 7}, 7)):
         algo = build_algo(resolve({**SMALL, **settings, "auxiliary": ALL}))
         assert algo.auxiliary.sequence_steps == expected  # type: ignore[attr-defined]
@@ -148,8 +148,3 @@ def test_a_core_replays_the_rewards_that_it_was_given() -> None:
     given = batch.previous_reward[~batch.is_first]
     assert len(given) and bool((given == 1).all())  # of every step of CartPole
     assert bool((batch.reward[batch.valid] < 1).all())
-
-
-def test_no_tasks_by_name() -> None:
-    """Would catch a preset whose tasks cannot be switched off."""
-    assert build(auxiliary="none").auxiliary is None

@@ -14,7 +14,6 @@ from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.auxiliary import AuxiliaryTasks
 from accel_rl.algos.auxiliary_tasks import TASKS
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.atari import AtariSimulator, make_options
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates import Update
 from tests.helpers.runs import TINY_SERIAL_RUN
@@ -23,8 +22,8 @@ from tests.helpers.samplers import TOYS, Flat, make_kind
 T, B, SIZE, LENGTH = 6, 4, 15, 5  # rollouts, and a replay that forgets
 
 
-def make_algo(sampler: Any, size: int = SIZE) -> A2C:
-    settings = A2CSettings(auxiliary=tuple(TASKS), auxiliary_replay_steps=size, auxiliary_sequence_steps=LENGTH)
+def make_algo(sampler: Any) -> A2C:
+    settings = A2CSettings(auxiliary=tuple(TASKS), auxiliary_replay_steps=SIZE, auxiliary_sequence_steps=LENGTH)
     algo = A2C(sampler.spec, settings, 1000, sampler.config.num_envs, T, Flat)
     assert algo.needs_terminal_frames
     algo.setup(0, lambda module: None)  # type: ignore[arg-type, return-value]
@@ -151,55 +150,3 @@ def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     assert len({first for first, _ in later}) >= 0.8 * len(later), "drawn anew for each update"
     batches = [slice(0, 2), slice(2, 4)] if name == "vtrace" else [slice(None)]
     assert [drawn_from.count(envs) for envs in batches] == [len(seen) // len(batches)] * len(batches)
-
-
-# With that many frames in a step, lives are lost after a few steps, and the game is over after some twenty-five.
-BREAKOUT: dict[str, Any] = {"frame_shape": (16, 16), "frame_stack": 2, "frame_skip": 15, "noop_max": 3}
-
-
-def twin(seed: int, env: int) -> AtariSimulator:
-    """Returns a simulator of the same games, in which a lost life ends nothing: its frames go on to the game's end."""
-    options = make_options("stooke", {**BREAKOUT, "episodic_lives": False})
-    return AtariSimulator("breakout", options, np.random.SeedSequence(seed, spawn_key=(0, env, 0, 0)))
-
-
-def test_terminal_steps_of_atari_show_the_true_last_frame() -> None:
-    """Would catch the next life's or game's first frame behind a terminated step, in any of the stages from the
-    simulator to the gathered sequence."""
-    num_envs, rollouts = 2, 10
-    config = SamplerConfig(num_envs, horizon=T, num_workers=0, terminal_frames=True)
-    sampler = make_kind("serial", EnvConfig("breakout", options=BREAKOUT), config)
-    algo = make_algo(sampler, size=60)
-    seen, after = [], np.zeros((rollouts * T, num_envs, 16, 16), np.uint8)  # what each step has led to
-    twins = [twin(sampler.batch.seed, env) for env in range(num_envs)]
-    for each in twins:
-        each.reset(after[0, 0])
-    num_games = 0
-    for index in range(rollouts):
-        rollout = sampler.collect()
-        seen.append(rollout.observation_rows[1:-1].numpy().copy())
-        for t in range(T):
-            for env, each in enumerate(twins):
-                frame = after[index * T + t, env]
-                if each.step(rollout.action[t, env].item(), frame).game_over:
-                    assert rollout.reset[t + 1, env]
-                    num_games += 1
-                    each.reset(np.zeros_like(frame))
-        algo.store(rollout)
-    sampler.close()
-
-    assert algo.auxiliary
-    replay, before = algo.auxiliary.replay, np.concatenate(seen)
-    num_ends = 0
-    for row in range(1, rollouts * T - LENGTH):  # the ring's, which has a row of history in front
-        batch = replay.gather_sequences(
-            replay.ring.index_of(row, row + 1).flatten(), torch.ones(num_envs, dtype=torch.bool)
-        )
-        for env, num_steps in enumerate(batch.valid.sum(0).tolist()):
-            steps = slice(row - 1, row - 1 + num_steps)
-            assert np.array_equal(batch.rows[:num_steps, env], before[steps, env])
-            assert np.array_equal(batch.rows[1 : num_steps + 1, env], after[steps, env])
-            if batch.terminated[env] and num_steps == 1:
-                num_ends += 1
-                assert not np.array_equal(after[row - 1, env], before[row, env])
-    assert num_games >= 2 and num_ends >= 4 * num_games

@@ -21,7 +21,6 @@ from accel_rl.algos.auxiliary_tasks import (
 )
 from accel_rl.envs.cells import cell_grid
 from accel_rl.envs.spec import EnvSpec
-from accel_rl.errors import UsageError
 from accel_rl.models.auxiliary import PixelControlHead
 from accel_rl.replay.sequences import SequenceBatch, WindowBatch
 
@@ -95,13 +94,6 @@ def test_cells_of_a_frame(frame: tuple[int, int], cell: int, cells: tuple[int, i
     assert PixelControlHead(8, 3, cells)(torch.zeros(2, 8)).shape == (2, 3, *cells)
 
 
-@pytest.mark.parametrize("frame", [(15, 84), (84, 3), (7, 7)])
-def test_frames_that_are_too_small(frame: tuple[int, int]) -> None:
-    """Would catch a deconvolution of nothing."""
-    with pytest.raises(UsageError, match=f"at least 16x16 pixels.* {frame[0]}x{frame[1]}"):
-        cell_grid(frame, 4)
-
-
 @pytest.mark.parametrize("channels", [(), (3,)])
 @pytest.mark.parametrize("frame", [(84, 84), (104, 80), (37, 45)])
 def test_pixel_change_of_random_frames(frame: tuple[int, int], channels: tuple[int, ...]) -> None:
@@ -120,16 +112,6 @@ def test_pixel_change_of_random_frames(frame: tuple[int, int], channels: tuple[i
         np.testing.assert_allclose(found[:, :, i, j], cell.mean((2, 3)), rtol=1e-5)
 
 
-def test_pixel_change_by_hand() -> None:
-    """One pixel of 84x84 that goes from 255 to 0: a sixteenth of its cell; the outermost two are cropped."""
-    frames = torch.zeros(3, 1, 84, 84, dtype=torch.uint8)
-    frames[0, 0, 2, 81] = 255  # in the first cell from the top, the last one from the left
-    frames[0, 0, 1, 40] = frames[0, 0, 40, 82] = 255
-    change = pixel_change(frames, 4)
-    assert change[0, 0, 0, 19] == 1 / 16
-    assert change.sum() == 1 / 16
-
-
 def slow_returns(reward: Tensor, batch: SequenceBatch, last_value: Tensor, discount: float) -> Tensor:
     """Of each sequence on its own, backwards from its end; 0 behind it."""
     returns = torch.zeros_like(reward)
@@ -138,16 +120,6 @@ def slow_returns(reward: Tensor, batch: SequenceBatch, last_value: Tensor, disco
         for i in reversed(range(length)):
             after = returns[i, env] = reward[i, env] + discount * after
     return returns
-
-
-@pytest.mark.parametrize("cells", [(), (2, 3)])
-def test_returns_of_replayed_sequences(cells: tuple[int, ...]) -> None:
-    """Would catch a value behind a termination, none behind a truncation, and steps behind the end that count."""
-    batch = make_batch(STACKS)
-    reward, last_value = torch.randn(5, 5, *cells), torch.randn(5, *cells)
-    reward[~batch.valid] = torch.nan
-    found = replayed_return(reward, batch, last_value, 0.9)
-    torch.testing.assert_close(found[batch.valid], slow_returns(reward, batch, last_value, 0.9)[batch.valid])
 
 
 @pytest.mark.parametrize("spec", [STACKS, COLOUR], ids=["stacks", "colour"])

@@ -1,7 +1,5 @@
-"""What a subclass of Algo must know: a page of methods, of which it needs one."""
+"""What a subclass of Algo needs: one method."""
 
-import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -11,15 +9,12 @@ import torch
 
 from accel_rl.algos import Algo, AlgoSettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
-from accel_rl.algos.schedules import schedule_setting
-from accel_rl.config.fields import setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 from tests.helpers.updates import RecordingUpdate
 
 SPEC = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
-MOST_METHODS = 9
 
 
 class Minimal(Algo):
@@ -27,22 +22,6 @@ class Minimal(Algo):
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         return {}
-
-
-def overridable() -> list[str]:
-    """The public methods that Algo defines above its helpers."""
-    source = inspect.getsource(Algo)
-    above = source[source.index("# ---- what a subclass overrides") : source.index("# ---- what it offers")]
-    public = [name for name in vars(Algo) if not name.startswith("_") and callable(getattr(Algo, name))]
-    return [name for name in public if f"def {name}(" in above]
-
-
-def test_the_surface_is_a_page() -> None:
-    """Would catch one more hook for what a single algorithm needs."""
-    methods = overridable()
-    assert len(methods) <= MOST_METHODS
-    assert {"build_policy", "learn", "on_step", "state_dict", "load_state_dict"} <= set(methods)
-    assert Algo.__abstractmethods__ == {"learn"}
 
 
 def test_learn_is_enough() -> None:
@@ -59,29 +38,6 @@ def test_learn_is_enough() -> None:
     assert algo.on_step(0, None, update) == {} and not update.calls
     with pytest.raises(TypeError, match="abstract"):
         Algo(SPEC, AlgoSettings(), 1000, 4, 5)  # type: ignore[abstract]
-
-
-def test_a_subclass_with_an_on_step_learns_on_step() -> None:
-    """Would catch an on_step that is never called."""
-
-    class OnStep(Minimal):
-        def on_step(self, t: int, recent: Rollout | None, update: Update) -> Stats:
-            return {}
-
-    assert OnStep(SPEC, AlgoSettings(), 1000, 4, 5).learns_on_step
-
-
-@dataclass(frozen=True)
-class Scheduled(AlgoSettings):
-    entropy_weight: float = setting(0.5, "weight of the entropy")
-    entropy_schedule: str = schedule_setting("linear", "its course")
-
-
-def test_settings_with_a_schedule() -> None:
-    """Would catch a schedule of another setting, or one over the steps of another run."""
-    algo = Minimal(SPEC, Scheduled(learning_rate=2.0, learning_rate_schedule="linear:0.5"), 100, 4, 5)
-    assert [algo.learning_rate(step) for step in (0, 50, 100)] == [2.0, 1.5, 1.0]
-    assert algo.scheduled("entropy_weight", 25) == 0.375
 
 
 def test_statistics_of_several_updates() -> None:

@@ -90,13 +90,3 @@ def test_sequences_hold_each_environment_once(whole: bool) -> None:
         for name in ("previous_action", "previous_reward", "is_first"):
             assert torch.equal(getattr(batch.recurrent_inputs, name), getattr(inputs, name)[:T, envs]), name
     assert found == (list(range(B)) if whole else order.tolist())
-
-
-def test_the_whole_batch_is_in_order() -> None:
-    """Would catch targets that are flattened otherwise than the steps, and their names lost."""
-    rollout = collect()
-    batch, targets, num_samples = whole_batch(rollout, TARGETS)
-    assert num_samples == rollout.valid.sum()
-    assert type(targets) is Numbers and targets.sample.tolist() == list(range(T * B))
-    assert torch.equal(batch.observation, rollout.observations(0, T).flatten(0, 1))
-    assert torch.equal(batch.action, rollout.action.flatten()) and torch.equal(batch.valid, rollout.valid.flatten())

@@ -69,6 +69,7 @@ def test_the_intensity_is_exact(horizon: int, warmup: int, intensity: float, bat
     brought is learned from while the next one is sampled: so the last one's share is still due."""
     changes = {"warmup_steps": warmup, "training_intensity": intensity, "batch_size": batch_size}
     algo, sampler, update = make_run(horizon=horizon, **changes)
+    assert algo.learns_on_step
     stats = play(algo, sampler, update, 7)
     per_rollout = 4 * horizon
     rollouts_before = math.ceil(warmup / per_rollout)

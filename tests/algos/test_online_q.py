@@ -157,11 +157,3 @@ def test_the_target_is_synced_when_a_multiple_is_crossed(target: str) -> None:
         pairs = zip(algo.policy.parameters(), algo.target.parameters(), strict=True)
         synced.append(all(torch.equal(mine, frozen) for mine, frozen in pairs))
     assert [12 * (k + 1) for k in range(10) if synced[k]] == [36, 60, 96, 120]
-
-
-def test_exploration_is_each_environments_own() -> None:
-    """Would catch one share for all of them."""
-    algo, _ = make("n_step_q", 5, epsilon_final=(0.1, 0.5), epsilon_steps=100)
-    algo.before_rollout(50)
-    assert torch.equal(algo.policy.epsilon, algo.exploration.at(50))
-    assert algo.policy.epsilon.shape == (NUM_ENVS,)  # type: ignore[union-attr]

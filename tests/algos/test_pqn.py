@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from accel_rl.algos.pqn import PQN, PQNSettings
-from accel_rl.rollout import Rollout
 from tests.helpers.q_tables import table_trunk
-from tests.helpers.random_rollouts import VECTORS, random_rollout
 from tests.helpers.streams import DISCOUNT, Env, make_spec, rollout_of, streams
 from tests.helpers.updates import RecordingUpdate
 
@@ -101,21 +99,3 @@ def test_the_loss_is_of_the_action_taken() -> None:
         q_values = algo.policy(rollout.observations(0, 2).flatten(0, 1)).view(2, NUM_ENVS, -1).tolist()
     taken = [q_values[t][b][rollout.action[t, b]] for t in range(2) for b in range(NUM_ENVS) if rollout.valid[t, b]]
     assert algo.learn(rollout, update)["value"].item() == pytest.approx(sum(taken) / len(taken), rel=1e-5)
-
-
-def test_with_a_core_minibatches_are_whole_sequences() -> None:
-    """Would catch samples that lose what came before them, a sequence that is left out, and slices across sequences."""
-    torch.manual_seed(0)
-    settings = PQNSettings(core="lstm", core_size=6, previous_inputs=True, minibatches=3, epochs=2)
-    algo = PQN(VECTORS, settings, 1000, 6, 5)
-    algo.setup(0, RecordingUpdate)
-    update = RecordingUpdate(algo.policy)
-    rollout: Rollout = random_rollout(VECTORS, algo.policy, 5, 6, 0, num_truncated=2)
-    algo.learn(rollout, update)
-    assert [call.batch[0].observation.shape for call in update.calls] == [(5, 2, 5)] * 6
-    assert all(batch.is_sequences for batch in update.batches)
-    assert rollout.recurrent_inputs is not None
-    for epoch in range(2):
-        states = torch.cat([batch.recurrent_inputs.state for batch in update.batches[3 * epoch : 3 * epoch + 3]])
-        expected = rollout.recurrent_inputs.state[0]
-        assert torch.equal(states.sort(0).values, expected.sort(0).values)

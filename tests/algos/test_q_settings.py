@@ -1,20 +1,13 @@
-"""The Q-learning family: settings that do not fit together are refused, returns outside of the support are logged."""
+"""The Q-learning family: settings that do not fit together are refused."""
 
-import os
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import accel_rl
-from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import UsageError
 from accel_rl.training.build import check
 from accel_rl.training.resolve import Config, resolve
-from tests.helpers.processes import TINY
-from tests.helpers.runs import rows
 from tests.helpers.samplers import TOYS, spec_of
 
 # 4 environments x 4 steps: 16 samples of a rollout.
@@ -74,7 +67,6 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"epsilon_final": [1.2]}, "must be one or more numbers from 0 to 1"),
     ({"priority_beta": 1.5}, "priority_beta=1.5 must be at most 1"),
     ({**CATEGORICAL, "v_min": 3, "v_max": 3}, "v_min=3 must be less than v_max=3"),
-    ({**CATEGORICAL, "v_min": 3, "v_max": -3}, "v_min=3 must be less than v_max=-3"),
     ({**CATEGORICAL, "atoms": 1}, "atoms=1 must be at least 2"),
 ]
 
@@ -90,8 +82,9 @@ def test_the_settings_without_changes_are_accepted() -> None:
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS, ids=[str(sorted(c)[-1]) for c, _ in BAD_SETTINGS])
 def test_settings_that_do_not_fit_are_refused_before_anything_starts(changes: dict[str, Any], message: str) -> None:
     """Would catch a run that fails only when its replay is filled, or learns nothing; and advice that does not help."""
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) as error:
         check(resolved({**DQN, **changes}))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("algo", ["dqn", "eps_rainbow", "qr_dqn", "n_step_q", "one_step_sarsa", "pqn"])
@@ -109,7 +102,6 @@ PQN: dict[str, Any] = {"algo": "pqn", "envs": 8, "horizon": 4, "minibatches": 4,
     [
         ({"replay_size": 100}, "unknown setting 'replay_size'"),
         ({"minibatches": 5}, "envs=8 x horizon=4 = 32 samples do not divide into minibatches=5"),
-        ({"minibatches": 64}, "envs=8 x horizon=4 = 32 samples do not divide into minibatches=64"),
         ({"core": "lstm", "minibatches": 16}, "envs=8 sequences do not divide into minibatches=16"),
         ({"previous_inputs": True}, "previous_inputs are inputs of a recurrent core"),
         ({"sampler": "queued", "workers": None}, "queued"),
@@ -122,36 +114,3 @@ def test_pqn_refuses_what_does_not_fit(changes: dict[str, Any], message: str) ->
     check(resolved(PQN))
     with pytest.raises(UsageError, match=message):
         check(resolved({**PQN, **changes}))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--replay-size 1000000000000", "replay_size=1000000000000 needs"),
-        ("--warmup-steps 400", "warmup_steps=400 are not over before the last rollout"),
-        (f"--env {TOYS}:BoxAction", "actions of type Box"),
-    ],
-)
-def test_one_line_status_2_and_no_folder(words: str, message: str, tmp_path: Path, capfd: Any) -> None:
-    """Would catch a traceback, or a folder for a run that was refused."""
-    flags = [(f"--{name.replace('_', '-')}", value) for name, value in DQN.items() if name not in ("envs", "workers")]
-    flags = [("--env", "CartPole-v1"), *flags]
-    every = [str(word) for flag in flags for word in flag] + list(map(str, TINY)) + words.split()
-    status = main(["train", *every, "--out", str(tmp_path / "run")])
-    said = capfd.readouterr()
-    assert (status, said.out) == (2, "") and said.err.count("\n") == 1
-    assert said.err.startswith("accel-rl: ") and re.search(message, said.err), said.err
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(("v_max", "share"), [(0.5, 1.0), (13, 0.0)])
-def test_the_share_of_returns_outside_of_the_support_is_logged(v_max: float, share: float, tmp_path: Path) -> None:
-    """Would catch returns that are cut in silence, and a sum that is logged as a share. Rewards of this game are 1, 2
-    and 3, and 10 more for action 1; test_dqn_losses.py counts both kinds."""
-    settings = {**CATEGORICAL, "sampler": "serial", "workers": None, "steps": 96, "log_interval_steps": 48}
-    settings |= {"env": f"{TOYS}:Counting", "device": "cpu", "tensorboard": False, "eval_interval_steps": 0}
-    settings |= {"decorrelation_steps": 0, "sampling_threads": 1, "learning_threads": 1, "v_min": 0, "v_max": v_max}
-    settings["normalize_returns"] = False
-    run = accel_rl.train(**settings, out=tmp_path / "run")
-    logged = [row["train/return_outside_support"] for row in rows(run)]
-    assert [float(value) for value in logged if value] == [share] * len(logged[1:]) != []

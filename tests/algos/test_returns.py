@@ -17,7 +17,6 @@ REWARD = [1.0, 0.0, -1.0, 0.0, 1.0]
 DONE = [False, False, True, False, False]
 VALUE = [0.5, 0.4, 0.3, 0.2, 0.1]
 BOOTSTRAP = 0.7
-RETURN = [0.0199, -0.99, -1.0, 1.67607, 1.693]
 
 
 def random_rollout(seed, dtype):
@@ -187,35 +186,6 @@ def test_projection_shares_mass_between_neighbours(seed, dtype):
     torch.testing.assert_close((actual * support).sum(-1), clipped_mean, rtol=1e-5, atol=1e-5)
 
 
-def test_discounted_return_by_hand():
-    """Catches a wrong episode end in the middle of a rollout."""
-    reward, done, expected = column(REWARD, DONE, RETURN)
-    bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
-    assert_close(returns.discounted_return(reward, done, bootstrap_value, DISCOUNT), expected)
-
-
-@pytest.mark.parametrize("gae_lambda", [0.95, 1.0])
-def test_generalized_advantage_by_hand(gae_lambda):
-    """Catches lambda in the wrong place; lambda 1 gives the discounted return."""
-    reward, value, done, expected, plain_return = column(
-        REWARD, VALUE, DONE, [-0.350773825, -1.32565, -1.3, 1.3972165, 1.593], RETURN
-    )
-    bootstrap_value = torch.tensor([BOOTSTRAP], dtype=torch.float64)
-    advantage, return_ = returns.generalized_advantage(reward, value, done, bootstrap_value, DISCOUNT, gae_lambda)
-    if gae_lambda == 1:
-        assert_close(return_, plain_return)
-    else:
-        assert_close(advantage, expected)
-
-
-def test_n_step_return_by_hand():
-    """Catches start steps just before a done being lost or bootstrapped."""
-    reward, done = column([1.0, 0, -1, 1, 0, 1], [False, False, False, True, False, False])
-    return_, done_n = returns.n_step_return(reward, done, DISCOUNT, 3)
-    assert_close(return_, column([0.0199, -0.0099, -0.01, 1.0])[0])
-    assert done_n[:, 0].tolist() == [False, True, True, True]
-
-
 def test_vtrace_by_hand():
     """Catches traces that run through done."""
     reward, value, done, ratio = column(REWARD, VALUE, DONE, [2.0, 0.5, 1, 0.25, 1.5])
@@ -223,17 +193,6 @@ def test_vtrace_by_hand():
     target, advantage = returns.vtrace(reward, value, done, bootstrap_value, ratio.log(), DISCOUNT, 1.0, 1.0)
     assert_close(target, column([0.70795, -0.295, -1.0, 0.5690175, 1.693])[0])
     assert_close(advantage, column([0.20795, -0.695, -1.3, 0.3690175, 1.593])[0])
-
-
-def test_vtrace_on_policy_is_the_discounted_return():
-    """Catches any correction where there is nothing to correct."""
-    reward, value, done, bootstrap_value, _ = random_rollout(12, torch.float64)
-    target, advantage = returns.vtrace(
-        reward, value, done, bootstrap_value, torch.zeros_like(value), DISCOUNT, 1.0, 1.0
-    )
-    expected = returns.discounted_return(reward, done, bootstrap_value, DISCOUNT)
-    assert_close(target, expected)
-    assert_close(advantage, expected - value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -295,41 +254,18 @@ def test_nothing_leaks_backwards_through_done():
     assert all(result[:3].isfinite().all() for result in results)
 
 
-def every_function(reward, value, done, bootstrap_value, log_ratio, probabilities, support):
-    return [
+def test_inputs_are_unchanged_and_targets_carry_no_gradient():
+    """Catches in-place changes of a rollout, and a value loss that would train its own target."""
+    probabilities, support = torch.linspace(-1, 1, 18).view(2, 9).softmax(-1), torch.linspace(-2, 2, 9)
+    inputs = [*random_rollout(9, torch.float32), probabilities, support]
+    before = [x.requires_grad_(x.is_floating_point()).detach().clone() for x in inputs]
+    reward, value, done, bootstrap_value, log_ratio, *_ = inputs
+    results = [
         returns.discounted_return(reward, done, bootstrap_value, DISCOUNT),
         *returns.generalized_advantage(reward, value, done, bootstrap_value, DISCOUNT, 0.95),
         *returns.vtrace(reward, value, done, bootstrap_value, log_ratio, DISCOUNT, 1.0, 1.0),
         *returns.n_step_return(reward, done, DISCOUNT, 3),
         returns.project_distribution(probabilities, support, 0.3 + 0.9 * support.expand_as(probabilities)),
     ]
-
-
-def every_input():
-    probabilities = torch.linspace(-1, 1, 18).view(2, 9).softmax(-1)
-    return [*random_rollout(9, torch.float32), probabilities, torch.linspace(-2, 2, 9)]
-
-
-def test_inputs_are_unchanged_and_targets_carry_no_gradient():
-    """Catches in-place changes of a rollout, and a value loss that would train its own target."""
-    inputs = [x.requires_grad_(x.is_floating_point()) for x in every_input()]
-    before = [x.detach().clone() for x in inputs]
-    results = every_function(*inputs)
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
     assert not any(result.requires_grad for result in results)
-
-
-def test_nothing_reads_a_value():
-    """Catches .item() and branches on data, which make a GPU wait: a meta tensor has no values."""
-    expected = every_function(*every_input())
-    results = every_function(*(x.to("meta") for x in every_input()))
-    assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
-
-
-@pytest.mark.gpu
-def test_same_on_cuda():
-    """Catches a tensor created on the CPU inside of a function."""
-    expected = every_function(*every_input())
-    results = every_function(*(x.cuda() for x in every_input()))
-    for result, cpu_result in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.cpu(), cpu_result, rtol=1e-5, atol=1e-5)

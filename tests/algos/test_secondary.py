@@ -7,8 +7,6 @@ import pytest
 import torch
 
 import accel_rl
-from accel_rl.algos.base import RunInfo
-from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint
 from tests.helpers.dqn import SMALL, make_run
 from tests.helpers.q_tables import play
@@ -76,8 +74,3 @@ def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
     assert sum(score != "" for score in scores) == 2
     own = second["learners"][0]["algo"]["secondary"]
     assert not torch.equal(second["policy"]["head.output.weight"], own["target"]["head.output.weight"])
-
-
-def test_a_second_network_sets_no_priorities() -> None:
-    with pytest.raises(UsageError, match="both networks would set the priorities"):
-        make_run(prioritized=True, secondary_batch_size=8)[0].validate(RunInfo(1000, 4))
