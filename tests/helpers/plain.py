@@ -13,13 +13,6 @@ from accel_rl.models.layers import ByteConv, Conv2d, Linear
 from accel_rl.models.q_network import QNetwork
 
 
-class DividedBy255(nn.Module):
-    """Turns bytes into numbers from 0 to 1."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        return image / 255
-
-
 class Plain(nn.Module):
     """Calls PyTorch's layer as ours are called; of_bytes: on images that are divided by 255."""
 

@@ -210,13 +210,3 @@ def test_acting_is_the_forward_pass_of_learning(dtype: torch.dtype) -> None:
         for found, other, third in zip(acting, target, learning, strict=True):
             assert error(other, found) <= 4 * torch.finfo(dtype).eps
             assert error(third.detach(), found) <= 4 * torch.finfo(dtype).eps
-
-
-def test_what_inference_prepares_can_be_learned_with() -> None:
-    """Would catch tensors made in inference mode, which autograd refuses to keep."""
-    policy = ActorCritic(SPECS["pixels"])
-    for bf16 in (False, True):
-        policy.bf16 = bf16
-        outputs(policy, images((4, 20, 20), 3))
-        parameters, value = policy(images((4, 20, 20), 3))
-        (parameters.sum() + value.sum()).backward()

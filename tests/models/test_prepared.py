@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accel_rl.algos.base import frozen_copy
 from accel_rl.models import onednn, prepared
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.layers import Conv2d, Linear
-from accel_rl.models.prepared import PreparedTensors
 from accel_rl.updates import Update
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import SGD
@@ -144,36 +143,6 @@ def test_each_tensor_is_watched() -> None:
         after = evaluate(policy)
         assert all(not torch.equal(now, then) for now, then in zip(after, before, strict=True)), name
         assert_current(policy, after)
-
-
-def test_the_flat_vector_is_watched() -> None:
-    """Would catch PreparedTensors that ignore `flat_vector`: a parameter made a view by `.data` has its own counter, so
-    an optimizer's step on the vector does not show there."""
-    layer, tensors, made = nn.Linear(3, 2), PreparedTensors(), list[int]()
-    parameters = FlatParameters(layer)
-
-    def make() -> tuple[Tensor, Tensor]:
-        made.append(len(made))
-        return layer.weight.detach().clone(), layer.bias.detach().clone()
-
-    version = layer.weight._version
-    for _ in range(3):
-        parameters.values.add_(1)
-        for _ in range(2):
-            weight, bias = tensors.get("name", make, layer.weight, layer.bias)
-            assert torch.equal(weight, layer.weight) and bias is not None and torch.equal(bias, layer.bias)
-    assert len(made) == 3 and layer.weight._version == version
-
-
-def test_another_tensor_with_the_same_counters() -> None:
-    """Would catch counters that are compared without the tensor that they belong to."""
-    tensors, parameters = PreparedTensors(), [nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
-    assert parameters[0]._version == parameters[1]._version
-    found = [
-        tensors.get("name", lambda each=each: (each.detach().clone(), None), each, None)[0].tolist()  # type: ignore[misc]
-        for each in (*parameters, parameters[0])
-    ]
-    assert found == [[1, 1], [2, 2], [1, 1]]
 
 
 @pytest.mark.parametrize("copy", [deepcopy, by_pickle])

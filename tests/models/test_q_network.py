@@ -51,23 +51,6 @@ def reference(network: QNetwork, observation: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
-def test_dueling_streams_are_combined_for_each_action_and_atom(support: Tensor | None) -> None:
-    """Would catch a mean over atoms or samples, a mean that is not subtracted, and actions mixed up with atoms."""
-    network, K = dueling(support), 1 if support is None else 9
-    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        output, features = network(x), network.encoder.trunk(x)
-        value, advantage = network.head.value(features).tolist(), network.head.advantage(features).tolist()
-    assert output.shape == ((4, 3) if support is None else (4, 3, 9))
-    for n in range(4):
-        for k in range(K):
-            mean = sum(advantage[n][b * K + k] for b in range(3)) / 3
-            for a in range(3):
-                expected = value[n][k] + advantage[n][a * K + k] - mean
-                assert output.view(4, 3, K)[n, a, k].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("support", [None, SUPPORT], ids=["values", "atoms"])
 def test_the_trunks_gradient_is_divided_by_the_root_of_two(support: Tensor | None) -> None:
     """Would catch a factor that changes the values, reaches the streams, or is applied twice or not at all."""
     network = dueling(support)
@@ -106,28 +89,6 @@ def test_on_pixels_each_stream_has_a_hidden_layer() -> None:
         linear = torch.nn.functional.linear(features, layer.weight, layer.bias)
         assert (linear < 0).any()
         torch.testing.assert_close(network.head.value[:2](features), linear.relu())  # ReLU between the layers
-    plain = QNetwork(PIXELS, NETWORKS["nature"])
-    num_plain = sum(p.numel() for p in plain.parameters())
-    assert num_plain == 1_687_206  # as in Mnih et al. 2015, for 6 actions
-
-
-@pytest.mark.parametrize("is_dueling", [False, True])
-def test_values_begin_near_zero(is_dueling: bool) -> None:
-    """Would catch a last layer with weights as large as the others', whose first errors would be large, too."""
-    torch.manual_seed(0)
-    network = QNetwork(PIXELS, NETWORKS["nature"], dueling=is_dueling)
-    frames = torch.randint(0, 256, (16, 4, 84, 84), dtype=torch.uint8)
-    with torch.no_grad():
-        assert 0 < network(frames).abs().max() < 0.5
-
-
-def test_q_values_of_distributions_by_hand() -> None:
-    """Would catch logits taken for probabilities, or a softmax over the actions."""
-    network = QNetwork(EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(2)), None, torch.tensor([-1.0, 0.0, 3.0]))
-    logits = torch.tensor([[[0.2, 0.3, 0.5], [0.25, 0.75, 1e-30]]]).log() + torch.tensor([[[5.0], [-2.0]]])
-    assert network.q_values(logits).tolist()[0] == pytest.approx([-0.2 + 1.5, -0.25], abs=1e-5)
-    values = torch.tensor([[1.0, -2.0]])
-    assert QNetwork(VECTORS).q_values(values) is values
 
 
 def test_a_support_is_neither_learned_nor_saved() -> None:

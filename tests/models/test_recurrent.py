@@ -88,19 +88,6 @@ def test_episodes_are_independent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_sequence_in_parts_equals_the_whole(name: str) -> None:
-    """Would catch a returned state that is not the one after the last step."""
-    core, x, state = random_core(name), numbers(6, 2, 5), numbers(2, random_core(name).state_size, seed=1)
-    is_first = torch.zeros(6, 2, dtype=torch.bool)
-    is_first[3, 1] = True
-    whole, last = core(x, state, is_first)
-    first, between = core(x[:3], state, is_first[:3])
-    second, end = core(x[3:], between, is_first[3:])
-    torch.testing.assert_close(torch.cat([first, second]), whole)
-    torch.testing.assert_close(end, last)
-
-
-@pytest.mark.parametrize("name", CORES)
 def test_initialization(name: str) -> None:
     """Would catch a single matrix drawn for all gates, which has another scale."""
     core = CORES[name](200, 32)

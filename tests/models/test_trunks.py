@@ -105,15 +105,6 @@ def test_layer_norms_of_vectors_and_first_weights() -> None:
     torch.testing.assert_close(trunk(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_pixels_are_divided_by_255() -> None:
-    """Would catch bytes that reach the network as 0 ... 255, or that are divided twice."""
-    trunk = ActorCritic(atari(104, 80)).encoder.trunk
-    layer = trunk.convolutions[0]
-    image = torch.randint(0, 256, (2, 4, 104, 80), dtype=torch.uint8)
-    expected = torch.nn.functional.conv2d(image / 255, layer.weight, layer.bias, layer.stride)
-    torch.testing.assert_close(layer(image), expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
 def test_interleaving_changes_the_memory_layout_only(channels: int) -> None:
     """Would catch an overflow, a swapped channel, or overlapping stacks that are misread."""
@@ -237,30 +228,6 @@ def test_initialization() -> None:
     bound = (6 / (4 * 64 + 16 * 64)) ** 0.5
     assert 0.95 * bound < convolution.weight.abs().max() <= bound
     assert not convolution.bias.any()
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        EnvSpec(Box(-1, 1, (3,), np.float32), Discrete(2)),
-        EnvSpec(Box(-1, 1, (3, 2), np.float32), Box(-1, 1, (2,), np.float32)),
-        EnvSpec(Discrete(5, start=2), Discrete(3)),
-        EnvSpec(Box(0, 255, (3, 64, 48), np.uint8), Box(-1, 1, (2, 2), np.float32)),
-        flat(spaces.MultiBinary(3), spaces.MultiDiscrete([[2, 3], [4, 5]])),
-        flat(spaces.Dict({"a": Box(0, 255, (24, 32, 3), np.uint8)}), spaces.MultiBinary([2, 3])),
-        flat(spaces.Tuple((Discrete(2), Box(-1, 1, (2,)))), Box(-np.inf, np.inf, ())),
-    ],
-    ids=["vector", "matrix", "discrete", "image", "binary", "only_an_image", "tuple"],
-)
-def test_there_is_a_policy_for_every_space(spec: EnvSpec) -> None:
-    """Would catch spaces without a network, or with actions of the wrong shape."""
-    policy = ActorCritic(spec)
-    observation = np.stack([spec.observation_space.sample() for _ in range(5)])
-    noise = policy.draw_noise(1, 5, torch.Generator())[0]
-    for given in (noise, None):
-        action, policy_outputs, _ = policy.act(torch.from_numpy(observation), given)
-        assert action.shape == (5, *spec.action_shape)
-        assert policy_outputs["value"].shape == (5,)
 
 
 def test_the_features_of_a_network_without_num_features_are_counted() -> None:

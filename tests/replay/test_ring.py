@@ -202,14 +202,3 @@ def test_a_replay_of_another_size_is_refused(num_envs: int, size: int) -> None:
     message = f"has 21 steps of each of 2 environments, but this one has {size // num_envs + 1} of each of {num_envs}"
     with pytest.raises(UsageError, match=message):
         other.load_state_dict(saved.state_dict())
-
-
-def test_another_generator_leaves_the_replays_own_unchanged() -> None:
-    """Would catch draws for a second network that change those for the first."""
-    spec = make_spec(0)
-    replay = Replay(spec, 2, 40)
-    replay.append(rollout_of(streams(spec, 2, 20, 9, seed=0), 0, 15, spec))
-    state = replay.generator.get_state()
-    drawn = [replay.draw(50, torch.Generator().manual_seed(seed))[0] for seed in (5, 5, 6)]
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert torch.equal(replay.generator.get_state(), state)
