@@ -266,44 +266,19 @@ def test_what_stays_is_named() -> None:
 
 BOTH = ("weight", "bias")
 CONVS = ["convolutions.0", "convolutions.2"]
-NESTED = row_space(Dict({"front": Box(0, 255, (24, 24, 3), np.uint8), "speed": Box(-1, 1, (2,))}))
+A3C = [f"encoder.trunk.{layer}" for layer in (*CONVS, "hidden")]
+MLP = ["mlp.layers.0", "mlp.layers.2"]
+DUELING = ["encoder.trunk.0", "encoder.trunk.2"]
+DUELING += ["head.value.0", "head.value.2", "head.advantage.0", "head.advantage.2"]
+ROOM = Dict({"front": Box(0, 255, (24, 24, 3), np.uint8), "speed": Box(-1, 1, (2,))})
+NESTED = EnvSpec(row_space(ROOM), Discrete(2), nested_space=ROOM)
 STATES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
-    "a3c": (lambda: NETWORKS["a3c"](FRAMES), [*CONVS, "hidden"]),
     "nature": (lambda: NETWORKS["nature"](FRAMES), [*CONVS, "convolutions.4", "hidden"]),
-    "cule": (lambda: NETWORKS["cule"](FRAMES), [*CONVS, "convolutions.4", "hidden"]),
     "a3c_mlp": (lambda: NETWORKS["a3c_mlp"](EnvSpec(Box(-1, 1, (5,)), Discrete(2))), ["layers.0"]),
-    "mlp": (lambda: make_trunk(EnvSpec(Box(-1, 1, (5,)), Discrete(2))), ["layers.0", "layers.2"]),
-    "actor-critic": (
-        lambda: ActorCritic(FRAMES),
-        [
-            "encoder.trunk.convolutions.0",
-            "encoder.trunk.convolutions.2",
-            "encoder.trunk.hidden",
-            "policy_head",
-            "value_head",
-        ],
-    ),
-    "q": (
-        lambda: QNetwork(FRAMES),
-        ["encoder.trunk.convolutions.0", "encoder.trunk.convolutions.2", "encoder.trunk.hidden", "head.output"],
-    ),
-    "dueling": (
-        lambda: QNetwork(FRAMES, dueling=True),
-        [
-            *("encoder.trunk.0", "encoder.trunk.2"),
-            *("head.value.0", "head.value.2", "head.advantage.0", "head.advantage.2"),
-        ],
-    ),
-    "nested": (
-        lambda: make_trunk(
-            EnvSpec(
-                NESTED,
-                Discrete(2),
-                nested_space=Dict({"front": Box(0, 255, (24, 24, 3), np.uint8), "speed": Box(-1, 1, (2,))}),
-            )
-        ),
-        ["nets.0.convolutions.0", "nets.0.convolutions.2", "nets.0.hidden", "mlp.layers.0", "mlp.layers.2"],
-    ),
+    "actor-critic": (lambda: ActorCritic(FRAMES), [*A3C, "policy_head", "value_head"]),
+    "q": (lambda: QNetwork(FRAMES), [*A3C, "head.output"]),
+    "dueling": (lambda: QNetwork(FRAMES, dueling=True), DUELING),
+    "nested": (lambda: make_trunk(NESTED), [*(f"nets.0.{layer}" for layer in (*CONVS, "hidden")), *MLP]),
 }
 
 

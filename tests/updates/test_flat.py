@@ -138,14 +138,3 @@ def test_refuses_what_cannot_be_one_vector(module, message):
     """Catches silent casts and copies between devices."""
     with pytest.raises(ValueError, match=message):
         FlatParameters(module)
-
-
-@pytest.mark.gpu
-def test_on_cuda_after_to():
-    """Catches a vector on another device than its module."""
-    network = make_network().cuda()
-    flat = FlatParameters(network)
-    network(make_batch().cuda()).sum().backward()
-    assert_views(network, flat)
-    assert flat.values.is_cuda
-    assert flat.gradient.count_nonzero() > 0

@@ -119,18 +119,6 @@ def test_printed_numbers(optimizer, gradient, learning_rate, expected):
     assert trace(optimizer, gradient, learning_rate) == pytest.approx(expected, rel=3e-5)
 
 
-def test_adam_is_torch_adam_with_another_epsilon():
-    """Catches a bias correction that is not Adam's: eps-hat = eps / sqrt(1 - beta2^t) in PyTorch's form."""
-    start, gradients = random_problem()
-    expected = start.clone()
-    optimizer = torch.optim.Adam([expected])
-    for t, (gradient, learning_rate) in enumerate(zip(gradients, LEARNING_RATES, strict=True), start=1):
-        optimizer.param_groups[0].update(lr=learning_rate, eps=1e-5 / math.sqrt(1 - 0.999**t))
-        expected.grad = gradient
-        optimizer.step()
-    torch.testing.assert_close(run(Adam(), start, gradients)[0], expected, rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.7)], ids=["long", "never rectified"])
 def test_radam_is_torch_radam(betas, as_tensor):
@@ -147,11 +135,6 @@ def test_radam_is_torch_radam(betas, as_tensor):
         RAdam(*betas), start, gradients, [torch.tensor(r, dtype=torch.float64) for r in rates] if as_tensor else rates
     )
     torch.testing.assert_close(ours[0], expected, rtol=1e-11, atol=1e-11)
-
-
-def test_momentum_sgd_starts_from_zero():
-    """Catches PyTorch's first step, which is 1 / (1 - momentum) times as large."""
-    assert trace(MomentumSGD(0.9), 1.0, 1.0) == pytest.approx([-0.1, -0.29, -0.561])
 
 
 @pytest.mark.parametrize(

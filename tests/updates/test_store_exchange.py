@@ -509,17 +509,6 @@ def assert_parameters(update: Update, expected: Tensor) -> None:
     assert torch.equal(update.exchange.store.read()["parameters"], expected)
 
 
-def test_starts_with_what_is_in_the_store() -> None:
-    """Would catch learners that start from different networks."""
-    store = make_store(make_network(), SGD())
-    torch.manual_seed(1)
-    network = make_network()
-    nn.init.ones_(network[3].weight)
-    update = on_store(network, SGD(), store)
-    assert same_parameters(network, make_network())
-    assert_parameters(update, store.read()["parameters"])
-
-
 @pytest.mark.parametrize(
     ("rule", "options", "message"),
     [

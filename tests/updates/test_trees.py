@@ -34,13 +34,9 @@ def test_leaves_are_all_tensors_in_order() -> None:
     """Would catch a nested tensor that is left out, and an order that depends on anything but the fields'."""
     outer, actions, plain, setting, _ = make_batch()
     expected = [outer.observation, outer.valid, outer.inner.state, actions["action"], *plain[:2], setting]
-    found = leaves(make_batch_of(outer, actions, plain, setting))
+    found = leaves((outer, actions, plain, setting, None))
     assert [id(leaf) for leaf in found] == [id(leaf) for leaf in expected]
     assert leaves(None) == leaves(()) == [] and leaves(setting) == [setting]
-
-
-def make_batch_of(*parts: Any) -> tuple[Any, ...]:
-    return (*parts, None)
 
 
 def test_mapping_keeps_the_structure() -> None:
