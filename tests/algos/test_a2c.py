@@ -110,8 +110,7 @@ def test_learning_rate_scales_with_the_root_of_the_batch() -> None:
 
 
 def test_a_state_without_local_parts_is_loaded() -> None:
-    """Would catch a run that cannot be resumed with another number of learners, and returns that are restored into
-    other environments."""
+    """Would catch a run that cannot be resumed with other learners, and returns restored into other environments."""
     spec = EnvSpec(gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2))
     algo, other, plain = (A2C(spec, A2CSettings(normalize_returns=on), 100, 3, 5) for on in (True, True, False))
     assert algo.statistics and algo.statistics.return_scale and other.statistics and other.statistics.return_scale

@@ -170,15 +170,11 @@ def test_on_a_gpu_it_learns_the_same() -> None:
                 if "target" in arrays:
                     arrays["target"] = scale * arrays["target"]
                 arrays["num_steps"] = arrays["num_steps"] * (scale > 0)
-            algo.learn(_moved(rollout, device), update)
+            algo.learn(replace(rollout, **to_device(rollout.tensors(), torch.device(device))), update)
         runs.append({name: value.cpu() for name, value in algo.policy.state_dict().items()})
         if device != "cpu":
             assert update._graphs and update._graphs.is_enabled and not update._graphs._not_capturable
     torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-5)
-
-
-def _moved(rollout: Rollout, device: str) -> Rollout:
-    return replace(rollout, **to_device(rollout.tensors(), torch.device(device)))
 
 
 def test_what_agents_are_told() -> None:

@@ -16,30 +16,19 @@ from accel_rl.training.build import build_algo, build_training_sampler, check
 from accel_rl.training.resolve import resolve
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import SGD
-from tests.helpers.runs import rows
+from tests.helpers.runs import TINY_SERIAL_RUN, rows
 from tests.helpers.samplers import spec_of
 
 ALL = "pixel_control,value_replay,reward_prediction"
-SMALL: dict[str, Any] = {
-    "env": "pong",
-    "device": "cpu",
-    "envs": 4,
-    "sampler": "serial",
+CARTPOLE: dict[str, Any] = {
+    **TINY_SERIAL_RUN,
     "horizon": 4,
     "steps": 96,
-    "frame_shape": (36, 36),
-    "frame_stack": 2,
     "decorrelation_steps": 2,
     "log_interval_steps": 16,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
     "auxiliary_replay_steps": 12,
 }
-CARTPOLE = {**SMALL, "env": "CartPole-v1"}
-for name in ("frame_shape", "frame_stack"):
-    del CARTPOLE[name]
+SMALL: dict[str, Any] = {**CARTPOLE, "env": "pong", "frame_shape": (36, 36), "frame_stack": 2}
 
 
 def build(**settings: Any) -> A2C:

@@ -31,8 +31,7 @@ def make_algo(sampler: Any) -> A2C:
 
 
 def drawn_sequences(algo: A2C, num_draws: int) -> Iterator[tuple[int, int, Any]]:
-    """Yields the environment, the number of steps, and the fields of each sequence, for pixel control and value replay
-    in turn."""
+    """Yields environment, number of steps and fields of each sequence, for pixel control and value replay in turn."""
     assert algo.auxiliary
     for draw in range(num_draws):
         task, replay = algo.auxiliary.tasks[draw % 2], algo.auxiliary.replay

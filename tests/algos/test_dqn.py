@@ -99,8 +99,7 @@ def test_returns_are_scaled_as_they_are_drawn() -> None:
 
 
 def test_a_loop_without_on_step_learns_as_often() -> None:
-    """Would catch updates that are lost, or made twice, where nothing is learned between the steps of a rollout, or
-    only between some of them."""
+    """Would catch updates that are lost or made twice where fewer, or none, are made between the steps of a rollout."""
     algo, sampler, update = make_run()  # warm after two rollouts, each of which brings 6 updates
     num_calls = []
     for rollout in range(6):
@@ -135,9 +134,7 @@ def test_random_until_warm_then_by_schedule() -> None:
     [(4, 25, 3, 6), (8, 48, 2, 12), (8, 49, 3, 12), (16, 96, 2, 24)],
 )
 def test_the_warm_up_counts_stored_steps(num_envs: int, warmup: int, rollouts: int, updates: int) -> None:
-    """Would catch a learner of a central store whose warm-up is over by the steps of other learners, though its own
-    replay is nearly empty; and learners that update together, but count their own steps alone. 12 steps of a rollout
-    are this learner's, as many those of each learner that updates with it; the run's count is four times as fast."""
+    """Would catch a learner whose warm-up is over by the steps of other learners, or whose partners' do not count."""
     algo, sampler, update = make_run(num_envs=num_envs, warmup_steps=warmup, batch_size=8, training_intensity=4.0)
     num_calls = []
     for rollout in range(rollouts + 3):

@@ -111,8 +111,7 @@ def test_sarsas_last_step_is_kept_in_a_checkpoint() -> None:
 
 
 def test_a_state_without_local_parts_is_loaded() -> None:
-    """Would catch a run that cannot be resumed with another number of learners, and one that joins its first step to
-    another learner's last."""
+    """Would catch a resume with other learners that fails, or joins its first step to another learner's last."""
     algo, update = make("one_step_sarsa", 5, epsilon_final=(0.1, 0.5))
     algo.learn(rollout_of(streams(SPEC, NUM_ENVS, 6, 7, seed=2), 0, 5, SPEC), update)
     state = algo.state_dict()

@@ -1,7 +1,6 @@
 """PPO's loss against plain arithmetic; its minibatches, epochs and settings on real rollouts."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +8,12 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.actor_critic import Outputs
+from accel_rl.algos.base import RunInfo
 from accel_rl.algos.batches import bootstrap
 from accel_rl.algos.ppo import PPO, PPOSettings, PPOTargets, ppo_loss, standardized
 from accel_rl.algos.returns import generalized_advantage
-from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
+from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig
 from accel_rl.updates.optimizers import Adam
@@ -223,15 +223,13 @@ def test_the_clip_is_annealed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("horizon", "core", "message"),
     [
-        (["--envs", 4, "--horizon", 5, "--minibatches", 3], "envs=4 x horizon=5 = 20 samples do not divide"),
-        (["--envs", 4, "--horizon", 6, "--minibatches", 3, "--core", "gru"], "envs=4 sequences do not divide"),
+        (5, "none", "envs=4 x horizon=5 = 20 samples do not divide into minibatches=3"),
+        (6, "gru", "envs=4 sequences do not divide into minibatches=3"),
     ],
 )
-def test_minibatches_that_do_not_divide(tmp_path: Path, capsys: Any, flags: list[Any], message: str) -> None:
-    """Would catch samples that are lost in silence, or an error that comes only once the environments are built."""
-    common = ["train", "--algo", "ppo", "--env", "CartPole-v1", "--workers", 2, "--steps", 40]
-    status = main([str(word) for word in [*common, *flags, "--out", tmp_path / "run"]])
-    assert status == 2 and message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+def test_minibatches_that_do_not_divide(horizon: int, core: str, message: str) -> None:
+    """Would catch samples that are lost in silence."""
+    with pytest.raises(UsageError, match=message):
+        ppo(COUNTING, 4, horizon, minibatches=3, core=core).validate(RunInfo(40, 4, ("cpu",)))

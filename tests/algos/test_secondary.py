@@ -10,7 +10,7 @@ import accel_rl
 from accel_rl.training import checkpoint
 from tests.helpers.dqn import SMALL, make_run
 from tests.helpers.q_tables import play
-from tests.helpers.runs import assert_same, rows
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, rows
 
 
 @pytest.mark.parametrize("batch_size", [2, 6, 20])
@@ -34,29 +34,22 @@ def test_the_second_network_learns_from_as_many_samples(batch_size: int) -> None
 
 
 RUN: dict[str, Any] = {
-    "n_step": 1,
+    **TINY_SERIAL_RUN,
     **SMALL,
     "algo": "dqn",
-    "env": "CartPole-v1",
-    "device": "cpu",
-    "envs": 4,
+    "n_step": 1,
     "horizon": 4,
     "steps": 160,
-    "sampler": "serial",
     "target_interval_steps": 32,
     "log_interval_steps": 32,
     "eval_interval_steps": 80,
     "eval_episodes": 2,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
     "decorrelation_steps": 4,
 }
 
 
 def test_a_second_network_does_not_change_the_first(tmp_path: Path) -> None:
-    """Would catch a generator that both draw from: the run would be another one. Its scores are columns of their
-    own."""
+    """Would catch a generator that both draw from: the run would be another one."""
     plain = accel_rl.train(**RUN, out=tmp_path / "plain")
     both = accel_rl.train(**RUN, secondary_batch_size=8, out=tmp_path / "both")
     first, second = (checkpoint.load(run / "checkpoint.pt") for run in (plain, both))

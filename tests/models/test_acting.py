@@ -69,8 +69,7 @@ TRUNKS = [(name, "pixels") for name in NETWORKS] + [(name, space) for name in ("
 
 @pytest.mark.parametrize(("name", "space"), TRUNKS)
 def test_every_trunk(name: str, space: str) -> None:
-    """Would catch a ReLU that is lost or computed twice, a wrong factor of 255, and groups of pixels that are mixed
-    up."""
+    """Would catch a ReLU that is lost or computed twice, a wrong factor of 255, and mixed up groups of pixels."""
     spec = SPECS[space]
     network = NETWORKS.get(name, make_trunk)
     if name in ("nature", "nature_half", "cule"):
@@ -87,14 +86,6 @@ def test_every_trunk_with_layer_norms(space: str, dueling: bool) -> None:
     policy = disturbed(QNetwork(SPECS[space], lambda spec: add_layer_norms(make_trunk(spec)), dueling=dueling))
     assert any(isinstance(layer, torch.nn.LayerNorm) for layer in policy.modules())
     assert_acts_as_plain(policy, observations(SPECS[space], 8))
-
-
-@pytest.mark.parametrize("shape", [(4, 104, 80), (4, 84, 84)], ids=str)
-@pytest.mark.parametrize("name", ["a3c", "nature", pytest.param("cule", marks=pytest.mark.slow)])
-def test_the_papers_sizes(name: str, shape: tuple[int, int, int]) -> None:
-    """Would catch a padding in pixels where it is meant in groups of pixels, and packed weights of another size."""
-    policy = disturbed(ActorCritic(pixels(*shape), NETWORKS[name]))
-    assert_acts_as_plain(policy, images(shape, 8))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -197,8 +188,7 @@ def test_every_core(core: str, space: str) -> None:
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_acting_is_the_forward_pass_of_learning(dtype: torch.dtype) -> None:
-    """Would catch packed weights that are not those that learning uses: then a policy would be another one than the one
-    that acted, and PPO's first ratios would not be 1."""
+    """Would catch packed weights that are not those that learning uses: PPO's first ratios would not be 1."""
     for spec, network in ((SPECS["pixels"], None), (pixels(4, 84, 84), NETWORKS["nature"])):
         policy = disturbed(ActorCritic(spec, network))
         policy.bf16 = dtype == torch.bfloat16

@@ -41,8 +41,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_one_layer(name: str, relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch an error of one layer that is small beside those of a whole network's rounding; and, in float32, an
-    operation that is not used on this processor."""
+    """Would catch a transposed factor, a lost bias, a ReLU's gradient that passes everywhere, one more rounding."""
     monkeypatch.setattr(onednn, "prefers_products", lambda: onednn.multiplies(torch.float32))
     make, shape = LAYERS[name]
     torch.manual_seed(0)

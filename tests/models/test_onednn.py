@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_rl.models import onednn
 from accel_rl.models.actor_critic import ActorCritic
@@ -45,12 +45,8 @@ def make_policy() -> Any:
 def test_the_operations_of_this_pytorch_work() -> None:
     """Would catch a trial so strict that the faster way is never taken."""
     assert onednn.convolves(torch.float32) and onednn.multiplies(torch.float32)
-    assert onednn.convolves(torch.bfloat16) == onednn.multiplies(torch.bfloat16) == has_bf16()
-
-
-def has_bf16() -> bool:
-    """Tells whether PyTorch says that oneDNN computes in bfloat16 on this processor."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert onednn.convolves(torch.bfloat16) == onednn.multiplies(torch.bfloat16) == has_bf16
 
 
 # ---- what may be wrong with an operation ----
@@ -151,8 +147,7 @@ FAULTS += [(name, returns_its_first_argument) for name in ("_convolution_pointwi
 def test_an_operation_that_does_not_work_is_not_used(
     name: str, operation: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Would catch a check that the operation exists only: another PyTorch may have it with another signature. And a
-    reason that is logged with every call, or never."""
+    """Would catch a check that the operation exists only, and a reason that is logged with every call, or never."""
     monkeypatch.setattr(torch.ops.mkldnn, name, operation, raising=False)
     in_float32, _ = assert_falls_back(name, caplog)
     if operation is refuses:
@@ -225,29 +220,3 @@ def test_other_dtypes_use_pytorchs_layers(kind: str, monkeypatch: pytest.MonkeyP
             module.float()
             with torch.autocast("cpu", torch.float16):
                 assert module(x).dtype == torch.float16
-
-
-@pytest.mark.skipif(not HAS_ONEDNN, reason="this PyTorch has no oneDNN")
-@pytest.mark.parametrize("num_samples", [1, 8, 80])
-@pytest.mark.parametrize("prefers", [False, True])
-def test_products_in_float32_whichever_is_faster(
-    num_samples: int, prefers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Would catch a transposed factor, a lost bias, or gradients that overwrite instead of adding up, on processors on
-    which oneDNN's products are preferred and on others."""
-    monkeypatch.setattr(onednn, "prefers_products", lambda: prefers)
-    torch.manual_seed(0)
-    ours, theirs = Linear(96, 40), nn.Linear(96, 40)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(num_samples, 96)
-    for _ in range(2):
-        results = []
-        for layer in (ours, theirs):
-            inputs = x.clone().requires_grad_()
-            layer(inputs).square().sum().backward()
-            results.append([inputs.grad, *(parameter.grad for parameter in layer.parameters())])
-        for first, second in zip(*results, strict=True):
-            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
-    for mode in (torch.inference_mode, torch.no_grad):
-        with mode():
-            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)

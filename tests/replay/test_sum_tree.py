@@ -58,8 +58,7 @@ def test_draws_are_proportional(size: int) -> None:
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), size=st.sampled_from([*SIZES, 2, 128, 4096, 4097]))
 def test_find_is_a_search_in_the_cumulative_sum(data: st.DataObject, size: int) -> None:
-    """Would catch a child taken for its neighbour where their ranges meet, on any level. Values are integers, so that
-    sums are exact and every boundary is hit."""
+    """Would catch a child taken for its neighbour where their ranges meet: of integers, so that boundaries are hit."""
     seed = data.draw(st.integers(0, 2**20))
     rng = np.random.default_rng(seed)
     values = rng.integers(0, data.draw(st.sampled_from([2, 3, 10])), size).astype(float)

@@ -107,8 +107,7 @@ def test_results_are_passed_on_without_copies(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_function_may_be_given_its_own_results(how: str) -> None:
-    """Would catch a result that is overwritten while it is read, and graphs without end, each reading the last one's
-    results."""
+    """Would catch a result that is overwritten while it is read, and graphs without end."""
     update = make_update(how)
 
     def add(total: Tensor, x: Tensor) -> Tensor:

@@ -126,8 +126,7 @@ def test_a_single_learner_learns_as_without_a_store(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_a_graph_ends_with_the_gradient(device: str) -> None:
-    """Would catch a CUDA graph that keeps the store's memory for itself, or updates before others are looked at. (On
-    the CPU: the buffers that a graph would read.)"""
+    """Would catch a CUDA graph that keeps the store's memory for itself, or updates before others are looked at."""
     local = Update(make_network(device), Adam(), 0.5, cuda_graphs=False)
     update = on_store(make_network(device), Adam(), make_store(local.module, Adam()), 0.5, cuda_graphs=True)
     if device == "cpu":
@@ -165,8 +164,7 @@ def test_multi_step_adam_alone_is_adam(n: int) -> None:
 
 
 def test_rounding_makes_no_square_negative() -> None:
-    """Would catch parameters that become nan, where one learner's gradients were large and nobody's are any more: what
-    it takes from the store's squares is all that there is, but for rounding."""
+    """Would catch parameters that become nan where a learner takes from the store's squares all that there is."""
     network, options = nn.Linear(100, 10, bias=False), {"updates_per_exchange": 3}
     store = make_store(network, Adam(), options=options)
     store.write(store.read() | {"square": torch.rand(1000, generator=torch.Generator().manual_seed(0))})

@@ -166,8 +166,7 @@ def test_further_losses_and_sums(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["whole", "slices", "buffers", pytest.param("graph", marks=pytest.mark.gpu)])
 def test_entries_for_samples_stay_entries(how: str) -> None:
-    """Would catch entries that are added up, divided by the weight, in another order, or overwritten by the next
-    update; a replay's priorities are such ones."""
+    """Would catch entries that are added up, divided, in another order, or overwritten by the next update."""
     device = "cuda:0" if how == "graph" else "cpu"
     learner = Learner(device, slice_elements=500 if how == "slices" else 10**6)
 
