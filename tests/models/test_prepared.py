@@ -145,6 +145,17 @@ def test_each_tensor_is_watched() -> None:
         assert_current(policy, after)
 
 
+def test_another_tensor_with_the_same_counters() -> None:
+    """Would catch counters that are compared without the tensor that they belong to."""
+    tensors, parameters = prepared.PreparedTensors(), [nn.Parameter(torch.full((2,), value)) for value in (1.0, 2.0)]
+    assert parameters[0]._version == parameters[1]._version
+    found = [
+        tensors.get("name", lambda each=each: (each.detach().clone(), None), each, None)[0].tolist()  # type: ignore[misc]
+        for each in (*parameters, parameters[0])
+    ]
+    assert found == [[1, 1], [2, 2], [1, 1]]
+
+
 @pytest.mark.parametrize("copy", [deepcopy, by_pickle])
 def test_copies_do_not_disturb_each_other(copy: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a policy and its target network that throw out each other's weights at every turn."""
