@@ -108,8 +108,7 @@ def test_lost_steps_are_never_drawn(tmp_path: Path, kind: str, reset_mode: str) 
 def test_each_update_learns_from_a_sequence_of_each_of_its_environments(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would catch updates without tasks, tasks that share a draw, draws for environments that the update is not from,
-    and what is learned from sequences before there is one."""
+    """Would catch updates without tasks, tasks that share a draw, and draws for environments the update is not from."""
     settings: dict[str, Any] = {
         "a2c": {"normalize_returns": False},
         "ppo": {"epochs": 2, "minibatches": 2, "normalize_returns": False},

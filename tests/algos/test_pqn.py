@@ -60,9 +60,7 @@ def returns_of(algo: PQN, env: Env, first: int, value: list[float]) -> list[floa
 @pytest.mark.parametrize("horizon", [1, 5])
 @pytest.mark.parametrize("return_lambda", [0.0, 0.65, 1.0])
 def test_targets_are_those_of_plain_loops(return_lambda: float, horizon: int) -> None:
-    """Would catch a return across an episode's end, an episode cut off that counts as ended, values of the network that
-    has learned in place of those that acted, targets that change between epochs, and a sample that an epoch leaves out
-    or takes twice."""
+    """Would catch a return across an episode's end, values that did not act, and samples lost or taken twice."""
     envs = streams(SPEC, NUM_ENVS, 41, 7, seed=1)
     kinds = [(step["terminated"], step["truncated"], step["valid"]) for env in envs for step in env.steps]
     assert {(True, False, True), (False, True, True), (False, False, False)} <= set(kinds)

@@ -178,8 +178,7 @@ def test_minibatches_of_any_number_of_samples(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "ppo, core"])
 def test_padding_is_spread_over_minibatches(name: str) -> None:
-    """Would catch minibatches of nothing but padding, where it stays as on a GPU, and orders that are not random or
-    omit samples."""
+    """Would catch minibatches of nothing but padding, and orders that are not random or omit samples."""
     rollout = merged(VECTORS, make(name).policy, 2 * NUM_SEGMENTS)
     orders = random_orders(rollout, 3)
     for order in orders:

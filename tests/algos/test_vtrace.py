@@ -96,8 +96,7 @@ class Batch:
 
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
 def test_loss_and_gradient_against_plain_loops(kind: str) -> None:
-    """Would catch a target that carries a gradient, a weight that is not cut or cut by the other bound, a return
-    across an end, or a sample that is not valid and counts."""
+    """Would catch a gradient of targets, a weight cut by the other bound, a return across an end, invalid samples."""
     batch = Batch(kind, 6, 3)
     targets = batch.targets()
     expected = batch.expected(*targets)

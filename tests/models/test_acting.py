@@ -91,8 +91,7 @@ def test_every_trunk_with_layer_norms(space: str, dueling: bool) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(20, 20), (37, 41), pytest.param((21, 50), marks=pytest.mark.slow)], ids=str)
 def test_odd_images_in_every_layout(channels: int, size: tuple[int, int]) -> None:
-    """Would catch a group of pixels across the edge of a row whose width is no multiple of the stride, and images that
-    are read as if they were contiguous."""
+    """Would catch pixels grouped across the edge of a row, and images that are read as if they were contiguous."""
     shape = (channels, *size)
     policy = disturbed(ActorCritic(pixels(*shape)))
     image = images(shape, 5)

@@ -102,8 +102,7 @@ def test_initialization(name: str) -> None:
 @pytest.mark.parametrize("separate_value", [False, True])
 @pytest.mark.parametrize("space", SPACES)
 def test_a_sequence_equals_its_steps(space: str, separate_value: bool) -> None:
-    """Would catch previous actions of other environments or in the wrong order, mixed up states of policy and value,
-    and inputs of the previous game."""
+    """Would catch previous actions of other environments or games, and mixed up states of policy and value."""
     torch.manual_seed(0)
     spec = EnvSpec(VECTOR, SPACES[space])
     policy = ActorCritic(spec, core="gru", core_size=6, previous_inputs=True, separate_value=separate_value)

@@ -118,8 +118,7 @@ SIZES = [(84, 84), (25, 31)]
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", ["ga3c", "ga3c_large_4", "ga3c_large_3", "ga3c_large_2", "ga3c_large_1"])
 def test_padding_is_tensorflows(name: str, size: tuple[int, int]) -> None:
-    """Would catch an odd zero at the top or left, a padded size other than ceil(size / stride), and padding that is
-    not black."""
+    """Would catch an odd zero at the top or left, a size other than ceil(size / stride), or padding not black."""
     trunk = NETWORKS[name](atari(*size))
     image = torch.randint(0, 256, (2, 4, *size), dtype=torch.uint8)
     x = image / 255

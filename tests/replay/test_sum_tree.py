@@ -55,6 +55,14 @@ def test_draws_are_proportional(size: int) -> None:
     assert chi_square <= freedom + 4 * (2 * freedom) ** 0.5  # the mean plus four stds
 
 
+def test_the_last_leaves_are_drawn_as_often_as_the_first() -> None:
+    """Would catch a bias that a test over all leaves is too coarse to show."""
+    tree = filled(torch.ones(5000))
+    index, _ = tree.sample(200_000, torch.Generator().manual_seed(0))
+    for part in (index < 50, index >= 4950):
+        assert abs(int(part.sum()) - 2000) < 4 * 2000**0.5
+
+
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), size=st.sampled_from([*SIZES, 2, 128, 4096, 4097]))
 def test_find_is_a_search_in_the_cumulative_sum(data: st.DataObject, size: int) -> None:

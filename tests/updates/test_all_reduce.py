@@ -31,9 +31,7 @@ def assert_close(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("name", CASES)
 def test_two_halves_are_the_whole(ranks: list[Any], name: str) -> None:
-    """Would catch a mean of means, a gradient that is clipped before it is summed, a rank that is left out because it
-    has no valid sample, moments, maxima or statistics of one rank's samples, a slice that is counted twice, ranks that
-    begin differently, and whatever makes their parameters drift apart."""
+    """Would catch a mean of means, clipping before the sum, a rank left out, or moments of one rank alone."""
     first, second = (rank[name] for rank in ranks)
     whole = [
         one | {PER_SAMPLE: torch.cat([one[PER_SAMPLE], other[PER_SAMPLE]])} if PER_SAMPLE in one else one

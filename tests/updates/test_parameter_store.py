@@ -103,8 +103,7 @@ def test_whole_vectors_come_back(num_chunks: int, locks: bool) -> None:
 
 
 def test_what_is_read_while_others_write_counts_the_furthest_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a checkpoint whose counter of updates is behind some of its parameters, or ahead of them: what others
-    write once the locks are free."""
+    """Would catch a checkpoint whose counter of updates is behind some of its parameters, or ahead of them."""
     store = make_store(size=9)
 
     def write(chunk: int, count: int) -> None:

@@ -145,8 +145,7 @@ def test_a_graph_ends_with_the_gradient(device: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
 def test_multi_step_adam_alone_is_adam(n: int) -> None:
-    """Would catch beta^n with another n than that of the updates made, a step that is counted twice or lost at the end,
-    and an exchange that comes too early or late."""
+    """Would catch beta^n with another n than that of the updates made, a step lost at the end, an early exchange."""
     local = Update(make_network(), Adam(), 0.5)
     store = make_store(local.module, Adam(), options={"updates_per_exchange": n})
     update = on_store(make_network(), Adam(), store, 0.5, updates_per_exchange=n)
@@ -461,8 +460,7 @@ def test_a_target_includes_what_is_pending() -> None:
 )
 @pytest.mark.parametrize("in_place", [True, False])
 def test_resumes_bit_for_bit(rule: Optimizer, options: dict[str, Any], in_place: bool) -> None:
-    """Would catch a state that stays behind, here or in the store, and pending updates that are forgotten; also when
-    the store is cut otherwise."""
+    """Would catch a state that stays behind, here or in the store, and pending updates that are forgotten."""
 
     def make(num_chunks: int) -> Update:
         store = make_store(make_network(), rule, options=options, num_chunks=num_chunks)

@@ -192,8 +192,7 @@ def test_entries_for_samples_stay_entries(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["slices", "buffers", "outside"])
 def test_norms_of_layers_by_hand(how: str) -> None:
-    """Would catch a norm of all layers, of the wrong layer, of the gradient before it is clipped, or of a step that has
-    not been taken yet."""
+    """Would catch a norm of the wrong layer, of a gradient before it is clipped, or of a step not taken yet."""
     rule = TorchOptimizer("SGD") if how == "outside" else SGD()
     learner = Learner(rule=rule, slice_elements=500, log_norms=True)
     if how == "buffers":
@@ -229,8 +228,7 @@ def test_nothing_valid() -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("rule", OPTIMIZERS, ids=repr)
 def test_buffers_are_the_direct_path(rule: Optimizer, device: torch.device) -> None:
-    """Would catch a learning rate, setting, weight or sample that a graph has frozen at its capture, and shapes that
-    get each other's buffers."""
+    """Would catch a rate, setting, weight or sample that a graph has frozen, and shapes that share buffers."""
     direct, replayed = Learner(device, rule, cuda_graphs=False), Learner(device, rule).replay()
     for index in range(12):
         changing = {"num_samples": (30, 20)[index % 2], "scale": 1 + index / 3, "rate": 1e-2 / (1 + index)}
