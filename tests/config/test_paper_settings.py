@@ -469,15 +469,6 @@ def test_a_deviation_stands_in_the_presets_comment(preset: str) -> None:
         assert setting in comments(preset), setting
 
 
-@pytest.mark.parametrize("preset", preset_names())
-def test_a_comment_says_what_deviates_or_whose_deviations_apply(preset: str) -> None:
-    """Would catch a variant whose reader does not learn that its base deviates."""
-    text = comments(preset)
-    assert "Deviations" in text or "deviations" in text
-    if preset in PAPERS and "vtrace" not in preset and preset != "a2c_continuous":
-        assert "ime limits" in text or "bootstraps" in text or "hose of" in text or "hose deviations" in text
-
-
 # Parameters of the networks, with 6 actions, by arithmetic from the papers' layers.
 A3C_NET, DQN_NET = 899_127, 3_620_518  # on 4x104x80
 NUM_PARAMETERS = {

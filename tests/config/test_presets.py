@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,6 @@ import accel_rl
 from accel_rl.algos import Algo
 from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.envs import EnvConfig, make_env
-from accel_rl.envs.atari import PRESETS
 from accel_rl.errors import UsageError
 from accel_rl.training.build import build_algo, check
 from accel_rl.training.resolve import Config, find_algo, resolve, setting_names
@@ -97,28 +95,6 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     assert player.config.spec.action_space.contains(player.predict(observation)[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("env_preset", PRESETS)
-def test_an_env_preset_trains(tmp_path: Path, env_preset: str) -> None:
-    """Would catch frames that the networks cannot take, or an environment to watch that is not the one trained in."""
-    run = accel_rl.train(**SMALL, env="pong", env_preset=env_preset, out=tmp_path / "run")
-    player = accel_rl.load(run)
-    height, width = PRESETS[env_preset].frame_shape
-    assert player.config.spec.observation_shape == (4, height, width)
-    observation, _ = make_env("pong", env_preset).reset(seed=0)
-    assert observation.shape == (4, height, width)
-    assert 0 <= player.predict(observation)[0] < 6
-    assert player.predict(np.stack([observation] * 3))[0].shape == (3,)
-
-
-def test_a_variant_belongs_to_its_algorithm() -> None:
-    """Would catch a variant that names an algorithm which is none."""
-    for preset in preset_names():
-        content = load_preset(preset)
-        if "base" in content:
-            assert load_preset(content["base"])["algo"] == content["algo"], preset
-
-
 @pytest.mark.parametrize(("env", "normalized"), [("CartPole-v1", True), ("FrozenLake-v1", False)])
 def test_ppo_normalizes_what_it_can(env: str, normalized: bool) -> None:
     """Would catch a default that refuses environments whose observations are no numbers."""
@@ -150,13 +126,6 @@ def test_value_replay_shapes_what_the_policy_sees(preset: str, env: str) -> None
     """Would catch an auxiliary task that trains layers which the policy does not share."""
     settings = resolve_for({"algo": preset}, env).algo
     assert "value_replay" in settings.auxiliary and not settings.separate_value
-
-
-def test_normalization_that_is_asked_for_is_not_dropped() -> None:
-    """Would catch a wish that is ignored in silence."""
-    config = resolve({"algo": "ppo", "env": "FrozenLake-v1", "normalize_observations": True, "device": "cpu"})
-    with pytest.raises(UsageError, match="only vectors of numbers"):
-        check(config)
 
 
 @pytest.mark.parametrize("preset", [name for name in preset_names() if "base" in load_preset(name)])

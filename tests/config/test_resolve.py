@@ -6,11 +6,8 @@ from typing import Any, ClassVar
 import pytest
 
 from accel_rl.algos.a2c import A2C
-from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.envs import EnvConfig
-from accel_rl.envs.atari import PRESETS, make_options
 from accel_rl.errors import UsageError
-from accel_rl.training.build import build_algo
 from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import TOYS, spec_of
 
@@ -22,32 +19,6 @@ def resolve_on_cpu(**settings: Any) -> Config:
 
 
 # ---- settings of the environment that depend on the kind of observations ----
-
-
-@pytest.mark.parametrize("preset", preset_names())
-def test_the_environment_is_the_one_that_config_yaml_describes(preset: str) -> None:
-    """Would catch an env_preset in a preset's `pixels` block that is written to config.yaml but not trained on."""
-    config = resolve_on_cpu(algo=preset, env="pong")
-    written = config.as_dict()
-    pixels = load_preset(preset).get("pixels", {})
-    options = make_options(written["env_preset"], {k: v for k, v in pixels.items() if hasattr(PRESETS["stooke"], k)})
-    assert {name: tuple(v) if isinstance(v, list) else v for name, v in written.items() if hasattr(options, name)} == (
-        vars(options)
-    )
-    assert config.env.options == vars(options)
-    assert config.spec.observation_shape == (3 if options.color else options.frame_stack, *options.frame_shape)
-
-
-@pytest.mark.parametrize(
-    ("preset", "num_parameters"), [("a3c_cpu16", 677_943), ("async_n_step_q", 677_686), ("async_one_step_q", 677_686)]
-)
-def test_presets_of_the_a3c_paper_train_its_network_on_its_frames(preset: str, num_parameters: int) -> None:
-    """Would catch 104x80 frames, and with them another network. 84x84: 16 filters 8x8, 32 of 4x4, 256 units, 6 actions:
-    4,112 + 8,224 + 663,808 = 676,144, then 1,542 for the actions and 257 for the value."""
-    config = resolve_on_cpu(algo=preset, env="pong", devices="cpu", device="auto", envs=2)
-    assert config.spec.observation_shape == (4, 84, 84)
-    policy = build_algo(config).policy
-    assert sum(parameter.numel() for parameter in policy.parameters()) == num_parameters
 
 
 class PixelDefaults(A2C):

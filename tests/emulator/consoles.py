@@ -1,7 +1,5 @@
 """A console and ale-py side by side: whole frames compared, word by word and pixel by pixel."""
 
-from pathlib import Path
-
 import ale_py
 import numpy as np
 
@@ -17,12 +15,8 @@ _NOT_COMPARED = {
     *("VSYNC_CLOCK", "MODE", "DIFFICULTY"),
 }
 SETTINGS = {"FIRST_LINE": 34, "NUM_LINES": 210, "COMB": 1, "PADDLE_MAX": 790196}
-
-
-def reset_program(reset_frames: int = 8, *more: tuple[int, int, int, int]) -> np.ndarray:
-    """Returns the program of a game without modes: no action, then the Reset switch."""
-    steps = [(console.PRESS, 0, 0, 60), (console.PRESS, 0, 1, reset_frames), *more]
-    return np.array(steps, np.int32)
+# No action, then the Reset switch: a game without modes.
+RESET_PROGRAM = np.array([(console.PRESS, 0, 0, 60), (console.PRESS, 0, 1, 8)], np.int32)
 
 
 class Console:
@@ -47,7 +41,7 @@ class Console:
         limit = np.ceil(float(np.float32(repeat_action_probability)) * 2**32) - 1
         self.s[state.REPEAT_LIMIT] = np.uint32(max(limit, 0)).astype(np.int32)
         self._rom, self._rules = prepare(rom).copy(), np.zeros(64, np.int32) if rules is None else rules
-        self._program = reset_program() if program is None else program
+        self._program = RESET_PROGRAM if program is None else program
         self.order(core.POWER_ON, seed)
         self.reset()
 
@@ -73,18 +67,6 @@ class Console:
     def picture(self) -> np.ndarray:
         self.order(core.LOOK, draw=True)
         return self.frame[: self.s[state.NUM_LINES]]
-
-
-def start_ale(path: str | Path, seed: int = 1, repeat_action_probability: float = 0.0, **settings: int):
-    """Starts ale-py with a ROM."""
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    ale = ale_py.ALEInterface()
-    ale.setInt("random_seed", seed)
-    ale.setFloat("repeat_action_probability", repeat_action_probability)
-    for name, value in settings.items():
-        ale.setInt(name, value)
-    ale.loadROM(path)
-    return ale
 
 
 def differences(console: Console, ale: ale_py.ALEInterface) -> list[tuple[str, int, int]]:

@@ -115,16 +115,25 @@ def _encode(mnemonic: str, operand: str, labels: dict[str, int], at: int) -> byt
     raise ValueError(f"no opcode for {mnemonic} {operand}")
 
 
-def open_ale(rom: bytes, folder: Path, game: str = "robotank", seed: int = 1) -> ale_py.ALEInterface:
-    """Starts ale-py with a cartridge of our own, named as a game that it knows, without sticky actions."""
+def start_ale(
+    game: str | Path, seed: int = 1, repeat_action_probability: float = 0.0, **settings: int
+) -> ale_py.ALEInterface:
+    """Starts ale-py with a game, by its name, or with the path of a ROM."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    path = folder / f"{game}.bin"
-    path.write_bytes(rom)
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", seed)
-    ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(path)
+    ale.setFloat("repeat_action_probability", repeat_action_probability)
+    for name, value in settings.items():
+        ale.setInt(name, value)
+    ale.loadROM(game if isinstance(game, Path) else Path(str(ale_py.roms.get_rom_path(game))))
     return ale
+
+
+def open_ale(rom: bytes, folder: Path, game: str = "robotank") -> ale_py.ALEInterface:
+    """Starts ale-py with a cartridge of our own, named as a game that it knows, without sticky actions."""
+    path = folder / f"{game}.bin"
+    path.write_bytes(rom)
+    return start_ale(path)
 
 
 def save_state(ale: ale_py.ALEInterface) -> AleState:

@@ -10,67 +10,7 @@ from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.rules import game_of, known_games
 from accel_rl.emulator.state import ACTION_GENERATOR, LIVES, SYSTEM_GENERATOR, TERMINAL
 from tests.emulator.machine import Lab, console_in, differences
-from tests.emulator.roms import assemble, open_ale, restore_state, save_state
-
-# Ends a frame without touching a register: a write to the TIA past its last line.
-WAIT = assemble("wait: STA $2D\n JMP wait")
-
-
-@pytest.fixture(scope="module")
-def ale(tmp_path_factory):
-    ale = open_ale(WAIT, tmp_path_factory.mktemp("rom"))
-    ale.reset_game()
-    return ale
-
-
-def test_an_edited_state_is_what_the_console_goes_on_with(ale):
-    """Would catch a word at the wrong place: ale-py would show another one changed."""
-    state = save_state(ale)
-    edits = {"A": 0x12, "X": 0x34, "Y": 0x56, "SP": 0x78, "N": 1, "V": 1, "D": 1, "I": 0, "NOT_Z": 0, "C": 1}
-    edits |= {
-        "TIMER": 99,
-        "TIMER_SHIFT": 3,
-        "DDRA": 0x55,
-        "NUSIZ0": 5,
-        "VBLANK": 2,
-        "PF": 0xABCDE,
-        "COLLISIONS": 0x1234,
-    }
-    edits |= {"POSP0": 7, "POSBL": 159, "HMM1": 9, "VDELBL": 1, "RESMP0": 1, "GRP0": 0xAA, "REFP0": 1}
-    for name, value in edits.items():
-        state[name] = value
-    state.ram[:] = np.arange(128) ^ 0x5A
-    restore_state(ale, state)
-    ale.act(0)
-    after = save_state(ale)
-    assert {name: after[name] for name in edits} == edits
-    assert (after.ram == (np.arange(128) ^ 0x5A)).all() and (ale.getRAM() == after.ram).all()
-
-
-@pytest.mark.parametrize(
-    ("game", "kind"),
-    [
-        ("breakout", "2K"),
-        ("alien", "4K"),
-        ("hero", "F8"),
-        ("klax", "F6SC"),
-        ("montezuma_revenge", "E0"),
-        ("pitfall2", "DPC"),
-    ],
-)
-def test_cartridges_of_real_games(game, kind):
-    """Would catch words that stand elsewhere after another cartridge."""
-    ale = ale_py.ALEInterface()
-    ale.loadROM(ale_roms.get_rom_path(game))
-    ale.reset_game()
-    state = save_state(ale)
-    assert state.cartridge == kind
-    assert (state.ram == ale.getRAM()).all()
-    assert state["LEFT_PADDLE"] == state["RIGHT_PADDLE"] and state["FRAME"] == state["EPISODE_FRAME"]
-    if kind == "E0":
-        assert state["SLICE3"] == 7
-    if kind == "DPC":
-        assert all(state[f"FLAG{i}"] in (0, 0xFF) for i in range(8))
+from tests.emulator.roms import restore_state, save_state, start_ale
 
 
 @pytest.mark.parametrize("game", ["freeway", "klax", "montezuma_revenge", "pitfall2", "tetris"])
@@ -87,14 +27,6 @@ def test_converted_there_and_back(game, tmp_path):
         assert differences(s, other) == {} and all(other[name] == state[name] for name in ("A", "PF", "POSP0", "TIMER"))
 
 
-def open_game(game, seed=1, repeat_action_probability=0.0):
-    ale = ale_py.ALEInterface()
-    ale.setInt("random_seed", seed)
-    ale.setFloat("repeat_action_probability", repeat_action_probability)
-    ale.loadROM(ale_roms.get_rom_path(game))
-    return ale
-
-
 # Games whose states hold something else than reward, score, end and lives
 OTHERS = ["adventure", "darkchambers", "skiing", "tennis"]
 REST = [game for game in known_games() if game_of(game).saved and game not in OTHERS]
@@ -103,7 +35,7 @@ REST = [game for game in known_games() if game_of(game).saved and game not in OT
 @pytest.mark.parametrize("game", OTHERS + [pytest.param(game, marks=pytest.mark.slow) for game in REST])
 def test_what_the_rules_remember(game):
     """Would catch a value at the wrong place: changed, it leads to something else in ale-py, or comes back another."""
-    ale, atari = open_game(game), BatchAtari(game, 1, full_action_space=True, draw=False)
+    ale, atari = start_ale(game), BatchAtari(game, 1, full_action_space=True, draw=False)
     rng = np.random.default_rng(0)
     for _ in range(4):
         for _ in range(30):
@@ -131,7 +63,7 @@ def test_what_the_rules_remember(game):
 def test_generators():
     """Would catch a generator that is read or written wrong, of actions or of the system: other sticky actions and
     other timers after a reset."""
-    ale, atari = open_game("breakout", 3, 0.25), BatchAtari("breakout", 2, seed=[3, 4], full_action_space=True)
+    ale, atari = start_ale("breakout", 3, 0.25), BatchAtari("breakout", 2, seed=[3, 4], full_action_space=True)
     for frame in range(700):
         ale.act(ale_py.Action.FIRE if frame % 10 else ale_py.Action.LEFT)
         atari.step([1 if frame % 10 else 4] * 2)
@@ -143,7 +75,7 @@ def test_generators():
         assert (generator == atari.words(0)[words : words + len(generator)]).all()
     assert save_state(ale).generator(ACTION_GENERATOR) is None
 
-    other = open_game("breakout", 5, 0.25)
+    other = start_ale("breakout", 5, 0.25)
     template = other.cloneState(include_rng=True).__getstate__()
     restore_state(other, AleState(atari.save_ale_state(0, template)))
     atari.load_ale_state(1, bytes(saved))

@@ -1,8 +1,5 @@
 """Batches of consoles: what a user calls."""
 
-import copy
-import pickle
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +9,8 @@ import pytest
 
 from accel_rl.emulator import BatchArrays, BatchAtari
 from accel_rl.emulator import state as state_words
-from accel_rl.emulator.state import STATE_WORDS
 from accel_rl.errors import UsageError
-from tests.emulator.roms import assemble
+from tests.emulator.roms import assemble, save_state, start_ale
 
 PLAIN = assemble("start: STA WSYNC\n JMP start")
 
@@ -27,26 +23,6 @@ def play(atari: BatchAtari, frames: int, seed: int = 0) -> list[np.ndarray]:
         arrays = atari.step(rng.integers(len(atari.actions), size=atari.num_envs))
         rows.append(np.concatenate([arrays.frames[:, 100, ::7], atari.ram, arrays.rewards[:, None]], axis=1))
     return rows
-
-
-def test_environments_of_a_batch_are_independent() -> None:
-    """Would catch state that environments share, and a mask or a seed that reaches another environment."""
-    together = BatchAtari("breakout", 3, seed=[5, 6, 7], repeat_action_probability=0.25)
-    together.step([1, 1, 1])
-    together.reset(np.array([False, True, False]))
-    rng = np.random.default_rng(0)
-    actions = rng.integers(4, size=(40, 3))
-    alone = [BatchAtari("breakout", 1, seed=seed, repeat_action_probability=0.25) for seed in (5, 6, 7)]
-    for env, atari in enumerate(alone):
-        atari.step([1])
-        if env == 1:
-            atari.reset()
-    for chosen in actions:
-        together.step(chosen)
-        for env, atari in enumerate(alone):
-            assert (atari.step(chosen[env : env + 1]).frames[0] == together.arrays.frames[env]).all()
-            assert (atari.ram[0] == together.ram[env]).all()
-    assert (together.ram[0] != together.ram[2]).any(), "sticky actions have their own seeds"
 
 
 @pytest.mark.parametrize("game", ["seaquest", "video_cube"])  # how long the latter's reset presses Select is random
@@ -76,10 +52,7 @@ def test_equal_consoles_are_reset_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", [-2, -(2**31), 2**31 - 1])
 def test_seeds_are_ale_pys(seed: int) -> None:
     """Would catch other sticky actions for half of the seeds that gymnasium hands to ale-py."""
-    ale = ale_py.ALEInterface()
-    ale.setInt("random_seed", seed)
-    ale.setFloat("repeat_action_probability", 0.5)
-    ale.loadROM(Path(str(ale_py.roms.get_rom_path("breakout"))))
+    ale = start_ale("breakout", seed, 0.5)
     atari = BatchAtari("ALE/Breakout-v5", 1, seed=seed, repeat_action_probability=0.5, full_action_space=True)
     for frame in range(60):
         action = (1, 3, 4)[frame % 3]
@@ -92,18 +65,6 @@ def test_the_seed_of_ale_py_that_is_another_each_time() -> None:
     """Would catch one fixed sequence for the seed -1."""
     first, second = (BatchAtari("breakout", 1, seed=-1).words(0) for _ in range(2))
     assert (first != second).any()
-
-
-@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda atari: pickle.loads(pickle.dumps(atari))])
-def test_a_copy_is_a_batch_of_its_own(make_copy: Callable[[BatchAtari], BatchAtari]) -> None:
-    """Would catch a copy whose steps move the original."""
-    atari = BatchAtari("ms_pacman", 2, seed=3, repeat_action_probability=0.5)
-    play(atari, 10)
-    copied = make_copy(atari)
-    before = atari.get_state()
-    first = play(copied, 20)
-    assert (atari.get_state().words == before.words).all()
-    assert (np.array(play(atari, 20)) == np.array(first)).all()
 
 
 def test_a_frame_may_stop_at_every_instruction() -> None:
@@ -160,24 +121,9 @@ def test_frames_that_nobody_has_drawn_can_be_drawn_later() -> None:
     assert (undrawn.ram == drawn.ram).all()
 
 
-def test_a_step_of_several_frames() -> None:
-    """Would catch rewards that are lost between the frames of a step, and steps beyond the end of a game."""
-    single, skipping = BatchAtari("pong", 1), BatchAtari("pong", 1, frame_skip=4)
-    total = 0
-    for step in range(300):
-        rewards = [int(single.step([step // 8 % 6]).rewards[0]) for _ in range(4)]
-        assert int(skipping.step([step // 8 % 6]).rewards[0]) == sum(rewards)
-        total += sum(rewards)
-    assert total < 0 and (single.ram == skipping.ram).all()
-
-
 def test_sticky_actions_in_steps_of_several_frames() -> None:
     """Would catch draws of the generator that are left out when a game ends within a step."""
-    ale = ale_py.ALEInterface()
-    for name, value in (("random_seed", 4), ("frame_skip", 4), ("max_num_frames_per_episode", 270)):
-        ale.setInt(name, value)
-    ale.setFloat("repeat_action_probability", 0.4)
-    ale.loadROM(Path(str(ale_py.roms.get_rom_path("boxing"))))
+    ale = start_ale("boxing", 4, 0.4, frame_skip=4, max_num_frames_per_episode=270)
     options = {"seed": 4, "frame_skip": 4, "max_episode_frames": 270, "repeat_action_probability": 0.4}
     atari = BatchAtari("boxing", 1, full_action_space=True, **options)  # type: ignore[arg-type]
     for action in np.random.default_rng(0).integers(18, size=200).tolist():
@@ -215,44 +161,13 @@ def test_results_are_written_into_given_arrays() -> None:
             BatchAtari("breakout", 3, arrays=replace(arrays, **{name: wrong}))
 
 
-@pytest.mark.parametrize("game", ["breakout", "enduro"])
-def test_ale_py_goes_on_from_our_state(game: str) -> None:
-    """Would catch hardware that the conversion to ale-py's states forgets."""
-    ale = ale_py.ALEInterface()
-    ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(Path(str(ale_py.roms.get_rom_path(game))))
-    atari = BatchAtari(game, 1, full_action_space=True)
-    for frame in range(150):
-        atari.step([(1, 3, 4, 0)[frame // 10 % 4]])
-    state = ale_py.ALEState.__new__(ale_py.ALEState)
-    template = bytes(ale.cloneState().__getstate__())  # type: ignore[arg-type]
-    state.__setstate__(atari.save_ale_state(0, template))  # type: ignore[arg-type]
-    ale.restoreState(state)
-    assert (ale.getRAM() == atari.ram[0]).all() and ale.getEpisodeFrameNumber() == atari.words(0)[
-        state_words.EPISODE_FRAME
-    ]
-    for frame in range(60):
-        action = (3, 1, 4)[frame // 7 % 3]
-        ale.act(ale_py.Action(action))
-        atari.step([action])
-        assert (ale.getRAM() == atari.ram[0]).all(), frame
-        assert frame < 2 or (ale.getScreen() == atari.arrays.frames[0]).all(), frame
-
-
 def test_states_that_are_none_of_this_game() -> None:
     """Would catch another game in silence, and a traceback from the depths."""
     atari = BatchAtari("breakout", 1)
     with pytest.raises(UsageError, match="no saved state of ale-py's"):
         atari.load_ale_state(0, b"nothing")
-    ale = ale_py.ALEInterface()
-    ale.loadROM(Path(str(ale_py.roms.get_rom_path("robotank"))))
     with pytest.raises(UsageError, match=r"a state of a FE cartridge does not fit breakout's \(2K\)"):
-        atari.load_ale_state(0, bytes(ale.cloneState().__getstate__()))  # type: ignore[arg-type]
-
-
-def test_the_size_of_a_state() -> None:
-    """Would catch a state that outgrows its 12 KB."""
-    assert 4 * STATE_WORDS <= 12 * 1024
+        atari.load_ale_state(0, bytes(save_state(start_ale("robotank"))))
 
 
 def test_games_are_truncated() -> None:

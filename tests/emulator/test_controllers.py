@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from ale_py import roms as ale_roms
 
-from accel_rl.emulator import state
 from accel_rl.emulator.ale_states import copy_from_ale
 from accel_rl.emulator.controllers import NUM_ACTIONS
-from tests.emulator.consoles import Console, start_ale
-from tests.emulator.roms import assemble, restore_state, save_state
+from tests.emulator.consoles import Console
+from tests.emulator.roms import assemble, restore_state, save_state, start_ale
 
 # Keeps what it reads, and the lines until each paddle's capacitor is charged. It runs in RAM, so any game's console
 # can run it: the plugs depend on the ROM.
@@ -74,22 +73,3 @@ def test_programs_read_what_ale_pys_controllers_give(game, settings):
         ale.act(ale_py.Action(action))
         ours.act(action)
         assert (ours.ram() == ale.getRAM()).all(), action
-
-
-def test_difficulty_switches_move_before_the_next_frame(tmp_path):
-    """Would catch other bits of SWCHB, or a switch that waits for the next reset."""
-    rom = assemble(
-        "start: LDA SWCHB\n STA $80\n LDA #2\n STA VSYNC\n STA WSYNC\n STA WSYNC\n LDA #0\n STA VSYNC\n JMP start"
-    )
-    (tmp_path / "boxing.bin").write_bytes(rom)
-    ale, ours = start_ale(tmp_path / "boxing.bin"), Console(rom)
-    for difficulty in (0, 1, 2, 3):
-        ale.setDifficulty(difficulty)
-        ours.s[state.DIFFICULTY] = difficulty
-        for _ in range(2):
-            ale.act(0)
-            ours.act(0)
-            assert ours.ram()[0] == ale.getRAM()[0]
-    ale.reset_game()
-    ours.reset()
-    assert ours.ram()[0] == ale.getRAM()[0]

@@ -2,15 +2,12 @@
 
 import random
 
-import ale_py
 import pytest
-from ale_py import roms as ale_roms
 
 from accel_rl.emulator import opcodes
 from accel_rl.emulator import state as words
-from accel_rl.emulator.cartridges import prepare
-from tests.emulator.machine import JUMP_TO_WAIT, PROGRAM, WAIT_END, Lab, console_in, differences, run_frame
-from tests.emulator.roms import assemble, save_state
+from tests.emulator.machine import JUMP_TO_WAIT, PROGRAM, WAIT_END, Lab, differences, run_frame
+from tests.emulator.roms import assemble
 
 RTS, RTI = 0x60, 0x40
 BRANCHES = (0x10, 0x30, 0x50, 0x70, 0x90, 0xB0, 0xD0, 0xF0)
@@ -147,31 +144,3 @@ def test_decimal_mode(operation, folder):
 @pytest.mark.parametrize("operation", ["ADC", "SBC"])
 def test_decimal_mode_with_all_bytes(operation, folder):
     check_decimal(operation, folder, [(a, c, first) for a in range(256) for c in (0, 1) for first in range(0, 256, 32)])
-
-
-def snapshots(game, count, seed=0):
-    """Yields states of random play, and the ones that ale-py comes to when nobody does anything for a frame."""
-    ale = ale_py.ALEInterface()
-    ale.setInt("random_seed", seed)
-    ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(ale_roms.get_rom_path(game))
-    ale.reset_game()
-    rng, actions = random.Random(seed), ale.getMinimalActionSet()
-    for _ in range(count):
-        for _ in range(rng.randrange(1, 20)):
-            ale.act(rng.choice(actions))
-        if ale.game_over():
-            ale.reset_game()
-        ale.act(0)  # so that no button is held any more
-        before = save_state(ale)
-        ale.act(0)
-        yield before, save_state(ale)
-
-
-@pytest.mark.parametrize("game", ["freeway", "seaquest", "hero"])
-def test_frames_of_real_games(game):
-    rom = prepare(ale_roms.get_rom_path(game).read_bytes())
-    for before, after in snapshots(game, 15):
-        s = console_in(before, rom)
-        run_frame(s, rom)
-        assert differences(s, after) == {}

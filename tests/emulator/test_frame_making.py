@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from accel_rl.emulator.batch import BatchAtari
 from accel_rl.emulator.compiled import address, entry
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.frame_making import make_frame as compiled_make_frame
@@ -96,20 +95,6 @@ class Makers:
         assert np.array_equal(self.made(newest, before), self.expected(newest, before))
 
 
-@pytest.mark.slow
-def test_one_bright_pixel_by_hand() -> None:
-    """A pixel of an 84x84 frame is 5/2 rows by 40/21 columns. Row 2 goes half to row 0, half to row 1: 1/5 of either.
-    Of column 1, 19/21 go to column 0 and 2/21 to column 1: 19/40 and 2/40 of these."""
-    makers, dark = Makers(210, (84, 84)), np.zeros((210, 160), np.uint8)
-    bright, expected = dark.copy(), np.zeros((84, 84), np.uint8)
-    bright[2, 1] = 200
-    expected[:2, 0] = 19  # 200 * 1/5 * 19/40
-    expected[:2, 1] = 2
-    assert np.array_equal(makers.made(bright, dark), expected)
-    assert np.array_equal(makers.made(dark, bright), expected), "the maximum of both"
-    assert not makers.made(dark).any()
-
-
 @pytest.mark.parametrize("color", [False, True])
 @pytest.mark.parametrize(("height", "frame_shape"), SHAPES + LARGER)
 def test_noise(height: int, frame_shape: tuple[int, int], color: bool) -> None:
@@ -188,20 +173,3 @@ def test_every_kind_of_shape() -> None:
         makers = Makers(height, frame_shape)
         for colours in (2, 4, 256):
             makers.check(rng.integers(colours, size=(height, 160), dtype=np.uint8) * np.uint8(255 // (colours - 1)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("game", ["pong", "riverraid", "seaquest", "montezuma_revenge", "enduro", "air_raid"])
-def test_games(game: str) -> None:
-    """Random play in all common shapes, in grey and in colour."""
-    batch, rng = BatchAtari(game, 1), np.random.default_rng(0)
-    height = batch.rules.height
-    shapes = [(height // 2 - 1, 80), (84, 84), (96, 96), (42, 42), (height, 160)]
-    kinds = [Makers(height, shape, False, batch.grey_palette()) for shape in shapes]
-    kinds += [Makers(height, shape, True, batch.palette()) for shape in shapes]
-    before = batch.reset().frames[0].copy()
-    for step in range(1000):
-        newest = batch.step([rng.integers(len(batch.actions))]).frames[0]
-        for makers in kinds if step % 4 == 3 else ():
-            makers.check(newest, before)
-        np.copyto(before, newest)

@@ -169,15 +169,6 @@ def test_numba_is_missing_or_too_old(cache: Path, monkeypatch: pytest.MonkeyPatc
     machine_code._build_key.cache_clear()
 
 
-def test_numba_cannot_be_imported(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a traceback of Numba's, as with a NumPy that is too new for it, or an endless wait."""
-    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.2 or less')")
-    monkeypatch.syspath_prepend(tmp_path)
-    message = r"cannot compile the Atari emulator: ImportError: Numba needs NumPy 2.2 .*pip install --upgrade numba"
-    with pytest.raises(UsageError, match=message):
-        run_it()
-
-
 def test_llvmlite_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch a traceback, in `accel-rl doctor` too, where a package is there but broken."""
     (tmp_path / "llvmlite").mkdir()

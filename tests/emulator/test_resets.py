@@ -10,7 +10,8 @@ from accel_rl.emulator import state
 from accel_rl.emulator.console import JUMP_UNLESS, PLAY, PRESS, RANDOM_PRESS, RESET_RULES, STICKY_PLAY
 from accel_rl.emulator.resets import reset_program
 from accel_rl.emulator.rules import game_of, known_games
-from tests.emulator.consoles import Console, differences, start_ale
+from tests.emulator.consoles import Console, differences
+from tests.emulator.roms import start_ale
 
 BEFORE = [(PRESS, 0, 0, 60), (PRESS, 0, 1, 4), (RESET_RULES, 0, 0, 0)]
 AFTER = [(PRESS, 0, 1, 4)]

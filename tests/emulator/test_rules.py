@@ -15,7 +15,7 @@ from accel_rl.emulator.compiled import address, entry
 from accel_rl.emulator.rule_code import compile_rules, reset_rules, update_rules
 from accel_rl.emulator.state import CARTRIDGE_RAM, LIVES, MEMORY, RAM, REWARD, SCORE, STATE_WORDS, TERMINAL
 from accel_rl.errors import UsageError
-from tests.emulator.roms import save_state
+from tests.emulator.roms import save_state, start_ale
 
 ROMS = Path(ale_py.__file__).parent / "roms"
 WITHOUT_RULES = {"combat", "joust", "maze_craze", "warlords"}  # ale-py can't play them either
@@ -32,15 +32,6 @@ def evaluate(s, row, frames, mode):
         reset_rules(s, row, mode)
     for _ in range(frames):
         update_rules(s, row)
-
-
-def load(name: str) -> ale_py.ALEInterface:
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    ale = ale_py.ALEInterface()
-    ale.setInt("random_seed", 1)
-    ale.setFloat("repeat_action_probability", 0.0)
-    ale.loadROM(str(ROMS / f"{name}.bin"))
-    return ale
 
 
 def disagreements(name: str, ale: ale_py.ALEInterface, frames: int, mode: int) -> list[str]:
@@ -86,7 +77,7 @@ def disagreements(name: str, ale: ale_py.ALEInterface, frames: int, mode: int) -
 @pytest.mark.parametrize("name", rules.known_games()[::4])
 def test_games_are_those_of_ale_py(name):
     """Would catch a wrong address, digit, weight or condition, and rules that remember the wrong thing."""
-    ale, game = load(name), rules.game_of(name)
+    ale, game = start_ale(name), rules.game_of(name)
     assert game.actions == tuple(action.value for action in ale.getMinimalActionSet())
     assert game.modes == tuple(ale.getAvailableModes())
     assert game.difficulties == tuple(ale.getAvailableDifficulties())
@@ -99,7 +90,7 @@ def test_games_are_those_of_ale_py(name):
 def test_games_are_those_of_ale_py_for_long_and_in_every_mode(name):
     modes = rules.game_of(name).modes
     for mode in modes:
-        ale = load(name)
+        ale = start_ale(name)
         ale.setMode(mode)
         assert not disagreements(name, ale, 3000 // len(modes) + 50, mode), f"mode {mode}"
 

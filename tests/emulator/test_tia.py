@@ -1,6 +1,5 @@
 """The TIA against ale-py's: random programs, and each rule that is not in the Stella Programmer's Guide by itself."""
 
-import ale_py
 import numpy as np
 import pytest
 from ale_py import roms as ale_roms
@@ -9,7 +8,7 @@ from accel_rl.emulator import state as words
 from accel_rl.emulator.cartridges import prepare
 from accel_rl.emulator.objects import motion
 from tests.emulator.machine import console_in, run_frame
-from tests.emulator.roms import open_ale, save_state
+from tests.emulator.roms import open_ale, save_state, start_ale
 from tests.emulator.tia_programs import GAME, Program, check, compare_frames, random_program
 
 VISIBLE = {"COLUP0": 0x22, "COLUP1": 0x44, "COLUPF": 0x66, "COLUBK": 0x88}
@@ -165,25 +164,6 @@ def test_short_vsync_does_not_end_the_frame(tmp_path):
     check(program.write("VSYNC", 2).wait(66).write("VSYNC", 0).write("COLUBK", 0x12).rom(), tmp_path)
 
 
-def test_short_frames_keep_lines_of_the_frame_before_the_last(tmp_path):
-    """Frames of 90 and 262 lines in turns, three times: the two pictures get short and long frames alike."""
-    program = start(PF1=0xF0)
-    program.source += (
-        " INC $90\n LDA $90\n STA COLUBK\n CMP #0\n AND #3\n BNE short\n LDX #170\nlong: STA WSYNC\n DEX\n"
-    )
-    program.source += " BNE long\nshort: NOP\n"
-    ale = open_ale(program.rom(90), tmp_path, GAME)
-    ale.reset_game()
-    rom = prepare(program.rom(90))
-    s, screen = console_in(save_state(ale), rom), np.zeros((2, 320, 160), np.uint8)
-    s[words.PAINT] = 1
-    for frame in range(24):
-        ale.act(0)
-        run_frame(s, rom, screen)
-        if frame >= 9:
-            np.testing.assert_array_equal(screen[s[words.FRAME_BUFFER], :210], ale.getScreen())
-
-
 def test_painting_changes_nothing_but_pixels(tmp_path):
     rom = random_program(5).rom()
     ale = open_ale(rom, tmp_path, GAME)
@@ -202,12 +182,8 @@ def test_painting_changes_nothing_but_pixels(tmp_path):
 
 @pytest.mark.parametrize("game", ["seaquest", "space_invaders", "enduro", "pitfall", "ms_pacman", "hero"])
 def test_games(game):
-    ale = ale_py.ALEInterface()
-    ale.setInt("random_seed", 1)
-    ale.setFloat("repeat_action_probability", 0.0)
-    path = ale_roms.get_rom_path(game)
-    ale.loadROM(path)
+    ale = start_ale(game)
     ale.reset_game()
     for frame in range(200):
         ale.act(frame // 4 % 2)
-    compare_frames(ale, prepare(path.read_bytes()), [0] * 20, COMB=int(game != "ms_pacman"))
+    compare_frames(ale, prepare(ale_roms.get_rom_path(game).read_bytes()), [0] * 20, COMB=int(game != "ms_pacman"))

@@ -15,7 +15,6 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv as AleVectorEnv
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from accel_rl.emulator import AtariVectorEnv
 from accel_rl.errors import UsageError
@@ -201,18 +200,6 @@ def test_a_copy_is_refused() -> None:
         with pytest.raises(TypeError, match="an AtariVectorEnv cannot be copied or pickled, since it has threads"):
             make_copy(env)
     env.close()
-
-
-def test_episode_statistics() -> None:
-    """Would catch ends and rewards that gymnasium's wrappers do not understand."""
-    env = RecordEpisodeStatistics(AtariVectorEnv("breakout", 2, max_num_frames_per_episode=40))
-    env.reset(seed=0)
-    lengths: list[int] = []
-    while len(lengths) < 4:
-        infos = env.step(env.action_space.sample())[-1]
-        if "episode" in infos:
-            lengths += infos["episode"]["l"][infos["_episode"]].tolist()
-    assert lengths == [10] * 4
 
 
 def test_threads_end_with_the_environment() -> None:

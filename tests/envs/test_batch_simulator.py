@@ -197,21 +197,6 @@ def test_true_last_frames_of_an_atari_game(reset_mode, fire_on_start, simulator)
 
 
 @pytest.mark.parametrize("simulator", NATIVE_FIRST)
-def test_true_final_observation_of_an_atari_game(simulator):
-    """Catches a final observation that is the first frame of the next game."""
-    options = {"max_episode_steps": 3, "noop_max": 0}
-    batch = Batch("pong", horizon=4, options=options, simulator=simulator).start()
-    unlimited = Batch("pong", horizon=4, options={"noop_max": 0}, simulator=simulator).start()
-    actions = np.array([[2], [3], [2], [3]])
-    found, expected = batch.rollout(actions), unlimited.rollout(actions)
-    assert found["truncated"][:, 0].tolist() == [False, False, True, False]
-    assert not found["terminated"].any() and found["reset"][:, 0].tolist() == [True, False, False, True, False]
-    assert np.array_equal(found["final_observation"][2], expected["observation"][3 + 3])
-    assert np.array_equal(found["observation"][3 + 3], expected["observation"][3])
-    assert not np.array_equal(found["final_observation"][2], found["observation"][3 + 3])
-
-
-@pytest.mark.parametrize("simulator", NATIVE_FIRST)
 def test_history_rows_are_left_alone(simulator):
     """Catches frames written into the rows of history, or a row too far."""
     batch = Batch("pong", horizon=2, num_envs=2, simulator=simulator).start()
@@ -261,14 +246,6 @@ def test_decorrelation_samples_actions_of_the_environment():
     for name in ("BoxAction", "Nested", "Switches"):
         batch = Batch(name, num_envs=8, decorrelation_steps=9).start()
         assert batch.rollout(actions=1)["observation"][0].std(0).any()
-
-
-def test_restart_on_error():
-    """Catches a lost step that counts, a score of two halves of games, and a new environment that starts too early."""
-    batch = Batch("Broken", num_envs=1, options={"at_step": 2, "lengths": [5]}, restart_on_error=True).start()
-    for num_restarts in (1, 2):
-        assert_column(batch.rollout(), 0, "00 01 01 01 01", [1, 0, 0, 0], "....", "x...", "x....")
-        assert batch.arrays["restarts"].tolist() == [num_restarts]
 
 
 def test_restart_of_one_environment(tmp_path):

@@ -119,25 +119,6 @@ def test_stack(frame_stack, simulator):
     assert lives_lost >= 4 and games_over >= 1
 
 
-def test_color():
-    """Catches pictures that are stacked, or another one than the simulator's newest."""
-    env = make_env("breakout", color=True, frame_stack=1)
-    simulator = AtariSimulator(
-        "breakout", make_options("stooke", {"color": True, "frame_stack": 1}), np.random.SeedSequence(3)
-    )
-    frame = np.zeros((3, 104, 80), np.uint8)
-    simulator.reset(frame)
-    observation, _ = env.reset(seed=3)
-    assert np.array_equal(observation, frame) and observation in env.observation_space
-    for observation, newest, outcome in play(env, simulator, frame, 300, np.random.default_rng(0)):
-        if outcome.terminated:
-            break
-        assert np.array_equal(observation, newest)
-    assert outcome.terminated and not outcome.game_over
-    assert np.array_equal(env.reset()[0], frame)  # the next life's first frame
-    assert env.render().shape == (210, 160, 3)
-
-
 def test_truncated_game_starts_anew():
     """Catches a reset after the time limit that goes on with the old game, and a wrong last observation."""
     env = make_env("pong", max_episode_steps=5, noop_max=0)

@@ -11,7 +11,6 @@ import pytest
 import accel_rl
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spec import EnvConfig
-from tests.helpers.runs import rows_without_time
 
 pytest.importorskip("mujoco")
 
@@ -49,18 +48,6 @@ def test_state_is_exact(name, steps):
         original.reset(row)
         copy.reset(row_copy)
     assert trace(original, row, 120, seed=7) == trace(copy, row_copy, 120, seed=7)
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed(tmp_path: Path) -> None:
-    """Catches a resumed run that differs, or restarts its environments, and a video that needs a screen."""
-    settings = {"envs": 2, "workers": 2, "horizon": 5, "eval_interval_steps": 0, "tensorboard": False}
-    settings |= {"log_interval_steps": 50, "schedule_steps": 400, "device": "cpu", "seed": 3}
-    whole = accel_rl.train("a2c", "Hopper-v5", steps=400, out=tmp_path / "whole", **settings)
-    half = accel_rl.train("a2c", "Hopper-v5", steps=200, out=tmp_path / "half", **settings)
-    accel_rl.train(resume=half, steps=400)
-    assert rows_without_time(half) == rows_without_time(whole)
-    assert "start a new episode" not in (half / "log.txt").read_text()
 
 
 @pytest.mark.slow

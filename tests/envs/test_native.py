@@ -52,12 +52,6 @@ def test_a_state_of_another_version():
         simulator.set_state(simulator.get_state() | {"layout": 0})
 
 
-def test_a_state_of_another_game():
-    simulator = make_native("pong", OPTIONS, SEED)
-    with pytest.raises(UsageError, match="a state of breakout does not fit pong"):
-        simulator.set_state(make_native("breakout", OPTIONS, SEED).get_state())
-
-
 def test_a_damaged_state():
     """Catches words that would crash the interpreter, and a traceback of zlib's."""
     simulator = make_native("pong", OPTIONS, SEED)

@@ -143,13 +143,6 @@ def test_a_prepared_start_goes_on_in_other_presets(game, preset, kind):
     assert_courses_equal(game, make_options(preset, {}), [0, 0] if preset == "v5" else NOOPS, kind)
 
 
-@pytest.mark.parametrize("kind", NATIVE_FIRST)
-def test_a_prepared_start_goes_on_in_color(kind):
-    """Catches first frames in grey."""
-    options = make_options("stooke", {"noop_max": 3, "color": True, "frame_stack": 1})
-    assert_courses_equal("seaquest", options, NOOPS, kind)
-
-
 def test_every_game_is_accepted_or_refused_for_a_reason():
     """Catches names in the lists of refused games that no game has."""
     refused = {game: why for game in games() if (why := why_no_reserve(game, make_options("stooke", {})))}
@@ -256,15 +249,6 @@ def outcomes(game, options, num_resets, reserve=False, played_steps=0, seed=1):
 
 
 @pytest.mark.slow
-def test_where_resets_have_few_outcomes_prepared_starts_have_them_all():
-    """Catches prepared starts that are all from the same reset, or of which only some are ever used."""
-    options = make_options("stooke", {"noop_max": 1})
-    real = outcomes("beam_rider", options, 120)
-    assert len(real) == 4  # two outcomes of a reset, with and without a no-op
-    assert outcomes("beam_rider", options, 120, reserve=True) == real
-
-
-@pytest.mark.slow
 def test_where_resets_have_many_outcomes_prepared_starts_are_a_sample_of_them():
     """Catches a prepared start that no reset leads to, and too small a choice of them."""
     options = make_options("stooke", {"noop_max": 0})
@@ -333,13 +317,6 @@ def test_resets_that_remember_what_was_played(game):
     options = make_options("stooke", {"noop_max": 0})
     fresh = outcomes(game, options, 200 if game == "assault" else 30)
     assert bool(outcomes(game, options, 12, played_steps=60) - fresh) == (game in RESET_REMEMBERS)
-
-
-def test_sticky_actions_change_the_presses_that_start_a_game():
-    """Catches a refusal without need: the same reset has several outcomes, which no generator of a run decides."""
-    sticky = {"noop_max": 0, "repeat_action_probability": 0.5}
-    assert len(outcomes("breakout", make_options("stooke", sticky), 8)) > 1
-    assert len(outcomes("breakout", make_options("stooke", {**sticky, "fire_on_start": False}), 8)) == 1
 
 
 @pytest.mark.parametrize("game", [*sorted(NO_STATES), "surround"])

@@ -4,7 +4,6 @@ stubbed."""
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.training import build
 from accel_rl.training import resolve as resolving
 from accel_rl.training.build import build_algo, check
-from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config, resolve
 from tests.helpers.samplers import spec_of
@@ -155,35 +153,3 @@ def test_advice_without_figures(on_gpu: Config, monkeypatch: Any) -> None:
 
 
 # ---- the generator in checkpoints ----
-
-
-def saved_by(device: str) -> dict[str, Any]:
-    """Returns what a learner on this device submits for a checkpoint."""
-    learner = MagicMock()
-    learner.config.device = device
-    learner.algo.replay = None
-    Checkpointer(learner).save()
-    (state, _), _ = learner.coordinator.submit_state.call_args
-    return dict(state)
-
-
-@pytest.mark.parametrize("saved_on", ["cuda:1", "cpu", "an older version"])
-@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-def test_a_gpus_generator_is_saved_and_restored(saved_on: str, device: str, monkeypatch: Any) -> None:
-    """Would catch networks with dropout that do not resume exactly, and checkpoints that bind a run to its device."""
-    restored = []
-    generator = torch.arange(16, dtype=torch.uint8)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: generator + (device.index or 0))
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append((state, device)))
-    state = saved_by(saved_on.replace("an older version", "cuda:1"))
-    if saved_on == "an older version":
-        del state["cuda_generator"]
-    learner = MagicMock()
-    learner.config.device, learner.algo.replay = device, None
-    learner.sampler.set_state.return_value = []
-    Checkpointer(learner)._restore_learner(state)
-    if (saved_on, device) == ("cuda:1", "cuda:0"):
-        ((state, where),) = restored
-        assert torch.equal(state, generator + 1) and where == torch.device("cuda:0")
-    else:
-        assert not restored

@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import accel_rl
 from tests.helpers.samplers import TOYS
-from tests.helpers.toy_envs import Recall
 
 # With these settings all of 10 seeds solve it, with either core.
 SETTINGS: dict[str, Any] = {
@@ -46,19 +44,3 @@ def test_a_core_remembers(tmp_path: Path, core: str, steps: int) -> None:
     1/2, whatever is learned: the observation on which the last action is chosen is always the same."""
     run = accel_rl.train(**SETTINGS, core=core, steps=steps, out=tmp_path / "run")
     assert accel_rl.load(run, trust=True).evaluate(20).mean_reward >= 0.95
-
-
-def test_the_task_is_what_it_says() -> None:
-    """Would catch a cue that is visible later, or a reward for anything but the last action."""
-    env = Recall(delay=10, num_cues=3)
-    cues = []
-    for game in range(30):
-        observation, _ = env.reset(seed=0 if game == 0 else None)
-        assert observation.tolist().count(1) == 1 and observation.sum() == 1
-        cue, answer = int(observation.argmax()), game % 3
-        for step in range(11):
-            observation, reward, terminated, truncated, _ = env.step(answer if step == 10 else cue)
-            assert not np.any(observation) and not truncated
-            assert terminated == (step == 10) and reward == float(step == 10 and answer == cue)
-        cues.append(cue)
-    assert set(cues) == {0, 1, 2}

@@ -41,16 +41,6 @@ def whole(tmp_path_factory: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_two_halves_equal_a_whole_run(whole: Path, tmp_path: Path) -> None:
-    """Would catch anything that a checkpoint forgets: a generator, a schedule, an environment, a moving average."""
-    run = accel_rl.train(**CARTPOLE, steps=STEPS // 2, out=tmp_path / "run")
-    assert checkpoint.load(run / "checkpoint.pt")["steps"] == STEPS // 2
-    assert accel_rl.train(resume=run, steps=STEPS) == run
-    assert_same_run(run, whole)
-    assert len(rows(run)) == STEPS // 100
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("simulator", ["native", "ale"])
 def test_two_halves_equal_a_whole_run_on_pong(tmp_path: Path, simulator: str) -> None:
     """Would catch what a checkpoint forgets of emulators, stacks of frames, games cut in two, and evaluations."""
