@@ -480,6 +480,7 @@ NUM_PARAMETERS = {
     "qr_dqn": 3_620_518 + 513 * 6 * 199,
     "pqn": 1_687_206 + 2 * (32 + 64 + 64 + 512),  # on 4x84x84, with a factor and an offset of each normalized number
     "a3c_cpu16": 677_943,  # on 4x84x84
+    "async_n_step_q": 677_686,  # the same without a value
     "unreal": 2_874_977,  # on 3x84x84, with the heads of its tasks
     "ga3c": 1_005_623,  # padded, on 4x84x84
     "gunreal": 2_343_521,  # on 4x84x84, with the heads of its tasks

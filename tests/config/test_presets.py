@@ -150,6 +150,7 @@ def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
         ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting 'core'"),
         ({"algo": "a2c", "env": "pong", "normalize_observations": True}, "only vectors of numbers"),
+        ({"algo": "ppo", "env": "FrozenLake-v1", "normalize_observations": True}, "only vectors of numbers"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -7,19 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.spaces import left_out, make_spec, parts_of, to_rows
-from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import RunError, UsageError
-
-TOYS = "tests.helpers.toy_envs"
-
-
-def make(name, seed=0, wrappers=(), **options):
-    """The simulator, and a row for what it writes."""
-    env_id = name if "-v" in name else f"{TOYS}:{name}"
-    simulator = GymSimulator(EnvConfig(env_id, options=options, wrappers=wrappers), np.random.SeedSequence(seed))
-    return simulator, np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)
+from tests.helpers.gym_simulators import assert_state_is_exact, make
+from tests.helpers.samplers import TOYS
 
 
 def test_counting():
@@ -321,21 +312,6 @@ def test_spaces_that_change(declares, words):
         simulator.reset(row)
 
 
-def trace(simulator, row, steps, seed=0):
-    """What the next steps look like, with resets."""
-    rng = np.random.default_rng(seed)
-    space = simulator.spec.action_space
-    found = []
-    for _ in range(steps):
-        action = rng.integers(getattr(space, "nvec", getattr(space, "n", None)))
-        outcome = simulator.step(action, row)
-        found.append((outcome, row.tobytes()))
-        if outcome.game_over:
-            simulator.reset(row)
-            found.append(row.tobytes())
-    return found
-
-
 def test_games_differ():
     """Catches games that all begin alike: only the first reset is seeded."""
     simulator, row = make("CartPole-v1")
@@ -368,16 +344,7 @@ def test_factory_gets_the_seed():
 @pytest.mark.parametrize("steps", [0, 1, 30])
 def test_state_is_exact(name, options, steps):
     """Catches state left out: the generator, a wrapper's count of steps, a first reset that is still to come."""
-    original, row = make(name, 1, **options)
-    copy, row_copy = make(name, 2, **options)
-    if steps:
-        original.reset(row)
-        trace(original, row, steps)
-    copy.set_state(pickle.loads(pickle.dumps(original.get_state())))
-    if not steps:
-        original.reset(row)
-        copy.reset(row_copy)
-    assert trace(original, row, 60, seed=7) == trace(copy, row_copy, 60, seed=7)
+    assert_state_is_exact(name, steps, **options)
 
 
 @pytest.mark.parametrize("name", ["Unpicklable", "Deceptive"])

@@ -88,11 +88,19 @@ def play(env, simulator, frame, steps, rng):
         yield stack, frame, outcome
 
 
-@pytest.mark.parametrize(("frame_stack", "simulator"), [(1, "native"), (4, "ale")])
-def test_stack(frame_stack, simulator):
-    """Catches stacks in the wrong order, frames of an earlier life or game in them, and a reset that loses lives."""
-    env = make_env("breakout", frame_stack=frame_stack, simulator=simulator)
-    simulator = AtariSimulator("breakout", make_options("stooke", {}), np.random.SeedSequence(3))
+@pytest.mark.parametrize(
+    ("options", "simulator"),
+    [({"frame_stack": 1}, "native"), ({}, "ale"), ({"frame_stack": 1, "color": True}, "native")],
+)
+def test_stack(options, simulator):
+    """Catches stacks in the wrong order, frames of an earlier life or game in them, stacked pictures in colour, and a
+    reset that loses lives."""
+
+    def stacked(frames):
+        return frames[-1] if "color" in options else frames[-options.get("frame_stack", 4) :]
+
+    env = make_env("breakout", simulator=simulator, **options)
+    simulator = AtariSimulator("breakout", make_options("stooke", options), np.random.SeedSequence(3))
     frame = np.zeros(simulator.spec.row_shape, np.uint8)
     rng = np.random.default_rng(0)
     simulator.reset(frame)
@@ -100,20 +108,20 @@ def test_stack(frame_stack, simulator):
     frames = [np.zeros_like(frame)] * 3 + [frame.copy()]
     lives_lost, games_over = 0, 0
     for _ in range(8):
-        assert np.array_equal(stack, frames[-frame_stack:]) and stack.dtype == np.uint8
+        assert np.array_equal(stack, stacked(frames)) and stack.dtype == np.uint8
         assert info["lives"] == simulator.lives
         for stack, newest, outcome in play(env, simulator, frame, 300, rng):
             if outcome.terminated:
                 break
             frames.append(newest.copy())
-            assert np.array_equal(stack, frames[-frame_stack:])
+            assert np.array_equal(stack, stacked(frames))
         assert outcome.terminated
         lives_lost, games_over = lives_lost + (not outcome.game_over), games_over + outcome.game_over
         if outcome.game_over:
-            assert np.array_equal(stack, [*frames, frame][-frame_stack:])  # the true last observation
+            assert np.array_equal(stack, stacked([*frames, frame]))  # the true last observation
             simulator.reset(frame)
         else:
-            assert np.array_equal(stack, frames[-frame_stack:])  # the next life's first frame does not belong here
+            assert np.array_equal(stack, stacked(frames))  # the next life's first frame does not belong here
         stack, info = env.reset()
         frames = [np.zeros_like(frame)] * 3 + [frame.copy()]
     assert lives_lost >= 4 and games_over >= 1

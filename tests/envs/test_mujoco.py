@@ -1,35 +1,15 @@
 """MuJoCo's environments: stepped, saved exactly, drawn; and the error where MuJoCo is not installed."""
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import accel_rl
-from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.spec import EnvConfig
+from tests.helpers.gym_simulators import assert_state_is_exact
 
 pytest.importorskip("mujoco")
-
-
-def make(name, seed):
-    simulator = GymSimulator(EnvConfig(name), np.random.SeedSequence(seed))
-    return simulator, np.zeros(simulator.spec.row_shape, simulator.spec.row_dtype)
-
-
-def trace(simulator, row, steps, seed):
-    rng, found = np.random.default_rng(seed), []
-    for _ in range(steps):
-        action = rng.normal(size=simulator.spec.action_shape).astype(np.float32)
-        outcome = simulator.step(action, row)
-        found.append((outcome, row.tobytes()))
-        if outcome.game_over:
-            simulator.reset(row)
-            found.append(row.tobytes())
-    return found
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Reacher-v5"])
@@ -37,17 +17,7 @@ def trace(simulator, row, steps, seed):
 def test_state_is_exact(name, steps):
     """Catches what positions and velocities leave out: accelerations that the solver starts from, a body's place as of
     the step before (which Ant's reward uses), a goal, the steps so far."""
-    (original, row), (copy, row_copy) = make(name, 1), make(name, 2)
-    if steps:
-        original.reset(row)
-        trace(original, row, steps, seed=0)
-    state = pickle.dumps(original.get_state())
-    assert len(state) < 100_000
-    copy.set_state(pickle.loads(state))
-    if not steps:
-        original.reset(row)
-        copy.reset(row_copy)
-    assert trace(original, row, 120, seed=7) == trace(copy, row_copy, 120, seed=7)
+    assert assert_state_is_exact(name, steps) < 100_000
 
 
 @pytest.mark.slow

@@ -10,25 +10,18 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint
-from tests.helpers.runs import assert_same, assert_same_run, rows
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 
 slow = pytest.mark.slow
 
 ALL = "pixel_control,value_replay,reward_prediction"
 COMMON: dict[str, Any] = {
-    "device": "cpu",
-    "envs": 4,
-    "sampler": "serial",
-    "horizon": 5,
+    **TINY_SERIAL_RUN,
     "seed": 5,
     "learning_rate_schedule": "linear",
     "decorrelation_steps": 5,
     "log_interval_steps": 20,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
     "auxiliary": ALL,
     "auxiliary_replay_steps": 18,  # full, and overwritten, before a run is stopped
     "schedule_steps": 240,

@@ -8,25 +8,20 @@ import torch
 
 import accel_rl
 from accel_rl.training import checkpoint
-from tests.helpers.runs import assert_same, assert_same_policy, assert_same_run, rows, rows_without_time
+from tests.helpers.runs import TINY, assert_same, assert_same_policy, assert_same_run, rows, rows_without_time
 
 PONG: dict[str, Any] = {
+    **TINY,
     "device": "cpu",
     "env": "pong",
     "frame_shape": (42, 42),
     "max_episode_steps": 7,
     "noop_max": 3,
     "decorrelation_steps": 5,
-    "envs": 4,
-    "horizon": 5,
     "seed": 5,
     "steps": 80,
     "schedule_steps": 80,
     "log_interval_steps": 20,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
     "bf16": True,
 }
 REPLAY: dict[str, Any] = {"warmup_steps": 20, "batch_size": 8, "replay_size": 60, "training_intensity": 2, "n_step": 2}

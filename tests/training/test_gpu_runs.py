@@ -8,21 +8,16 @@ import torch
 
 import accel_rl
 from accel_rl.training import checkpoint
-from tests.helpers.runs import assert_same_run, rows
+from tests.helpers.runs import TINY, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 
 COMMON: dict[str, Any] = {
-    "envs": 4,
-    "horizon": 5,
+    **TINY,
     "seed": 5,
     "sampler": "serial",
     "learning_rate_schedule": "linear",
-    "tensorboard": False,
     "decorrelation_steps": 3,
-    "sampling_threads": 1,
-    "learning_threads": 1,
     "log_interval_steps": 20,
-    "eval_interval_steps": 0,
     "steps": 100,  # five rollouts: graphs are captured in the third
     "schedule_steps": 400,
 }

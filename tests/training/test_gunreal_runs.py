@@ -8,10 +8,11 @@ import torch
 
 import accel_rl
 from accel_rl.algos.auxiliary_tasks import TASKS
-from tests.helpers.runs import rows
+from tests.helpers.runs import TINY, rows
 
 pytestmark = pytest.mark.multiprocess
 RUN: dict[str, Any] = {
+    **TINY,
     "algo": "gunreal",
     "env": "pong",
     "device": "cpu",
@@ -20,16 +21,11 @@ RUN: dict[str, Any] = {
     "envs": 2,
     "predictors": 1,
     "trainers": 1,
-    "horizon": 5,
     "min_training_batch": 10,
     "frame_shape": (36, 36),
     "frame_stack": 3,
     "auxiliary_replay_steps": 24,
     "log_interval_steps": 10,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
 }
 
 

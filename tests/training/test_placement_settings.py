@@ -27,9 +27,6 @@ needs_pinning = pytest.mark.skipif(sys.platform != "linux", reason="processes ca
 
 needs_two = pytest.mark.skipif(len(ONLINE) < 2, reason="a single logical CPU")
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
 TINY: dict[str, Any] = {"env": "CartPole-v1", "envs": 8, "device": "cpu"}
 
 
@@ -105,20 +102,16 @@ def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd:
         assert main(show(*words.replace("''", " ").split(" ", 3))) == 2, words
 
 
-@pytest.mark.parametrize(("num_gpus", "usable"), [(0, "cpu"), (2, "cpu or cuda:0 or cuda:1")])
-def test_a_gpu_that_is_not_there(num_gpus: int, usable: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "usable"),
+    [("cuda:7", 0, "cpu"), ("cuda", 0, "cpu"), ("cuda:7", 2, "cpu or cuda:0 or cuda:1")],
+)
+def test_a_gpu_that_is_not_there(device: str, num_gpus: int, usable: str, monkeypatch: Any) -> None:
     """Would catch a traceback of CUDA's instead of a line that names what there is."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    with pytest.raises(UsageError, match=f"device='cuda:7', but there is no such GPU here; use --device {usable}$"):
-        resolve({**TINY, "device": "cuda:7"})
-
-
-@no_gpu
-def test_cuda_without_a_gpu() -> None:
-    """The same without a number, on a machine that has none."""
-    with pytest.raises(UsageError, match="device='cuda', but there is no such GPU here; use --device cpu"):
-        resolve({**TINY, "device": "cuda"})
+    with pytest.raises(UsageError, match=f"device='{device}', but there is no such GPU here; use --device {usable}$"):
+        resolve({**TINY, "device": device})
 
 
 @pytest.mark.slow

@@ -12,21 +12,15 @@ from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.training import checkpoint
 from tests.helpers.processes import Command
-from tests.helpers.runs import assert_same, assert_same_policy, assert_same_run, rows
+from tests.helpers.runs import TINY_RUN, assert_same, assert_same_policy, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 
 STEPS = 4000
 COMMON: dict[str, Any] = {
-    "device": "cpu",
-    "envs": 4,
-    "workers": 2,
-    "horizon": 5,
+    **TINY_RUN,
     "seed": 5,
     "learning_rate_schedule": "linear",
     "decorrelation_steps": 20,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
 }
 CARTPOLE = {**COMMON, "env": "CartPole-v1", "log_interval_steps": 100, "eval_interval_steps": 0}
 CARTPOLE |= {"schedule_steps": STEPS, "checkpoint_interval_steps": 400}
