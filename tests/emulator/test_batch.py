@@ -10,9 +10,7 @@ import pytest
 from accel_rl.emulator import BatchArrays, BatchAtari
 from accel_rl.emulator import state as state_words
 from accel_rl.errors import UsageError
-from tests.emulator.roms import assemble, save_state, start_ale
-
-PLAIN = assemble("start: STA WSYNC\n JMP start")
+from tests.emulator.roms import save_state, start_ale
 
 
 def play(atari: BatchAtari, frames: int, seed: int = 0) -> list[np.ndarray]:
@@ -224,13 +222,10 @@ def test_options_out_of_range(options: dict[str, object], message: str) -> None:
         BatchAtari(**{"game": "pong", "num_envs": 1, **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("rom", "message"),
-    [(PLAIN, "no game with the MD5 [0-9a-f]{32}: use one of the 104 ROMs"), (bytes(5000), "MD5")],
-)
-def test_an_unknown_rom(rom: bytes, message: str, tmp_path: Path) -> None:
+def test_an_unknown_rom(tmp_path: Path) -> None:
     """Would catch another game's rules for a ROM that has its name."""
     path = tmp_path / "pong.bin"
-    path.write_bytes(rom)
+    path.write_bytes(bytes(4096))
+    message = "no game with the MD5 [0-9a-f]{32}: use one of the 104 ROMs"
     with pytest.raises(UsageError, match=message):
         BatchAtari(path, 1)

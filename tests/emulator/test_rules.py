@@ -14,7 +14,6 @@ from accel_rl.emulator import rules
 from accel_rl.emulator.compiled import address, entry
 from accel_rl.emulator.rule_code import compile_rules, reset_rules, update_rules
 from accel_rl.emulator.state import CARTRIDGE_RAM, LIVES, MEMORY, RAM, REWARD, SCORE, STATE_WORDS, TERMINAL
-from accel_rl.errors import UsageError
 from tests.emulator.roms import save_state, start_ale
 
 ROMS = Path(ale_py.__file__).parent / "roms"
@@ -101,13 +100,6 @@ def test_table_has_every_rom():
         name: md5 for name, md5 in hashes.items() if name.removesuffix(".bin") not in WITHOUT_RULES
     }
     assert rules.rules_for("60e0ea3cbe0913d39803477945e9e5ec") is rules.game_of("pong")
-
-
-def test_unknown_games_are_refused():
-    with pytest.raises(UsageError, match="no game with the MD5 0123: use one of the 104 ROMs"):
-        rules.rules_for("0123")
-    with pytest.raises(UsageError, match="did you mean breakout"):
-        rules.game_of("breakuot")
 
 
 def value_of(expression: str, ram: np.ndarray) -> int:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import accel_rl
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
-from accel_rl.training.finite_guard import FiniteGuard, first_not_finite
+from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import NotFinite, UpdateStatistics
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import Adam
@@ -144,19 +144,6 @@ def test_the_optimizers_state_must_be_finite_too(tmp_path: Path) -> None:
     assert all(value.isfinite().all() for value in layer.parameters())
     with pytest.raises(RunError, match=r"update\.optimizer\.square is inf"):
         watch.check(20)
-
-
-def test_first_not_finite() -> None:
-    """Would catch a later tensor being named, or an integer one that cannot be checked."""
-    tensors = [
-        ("a", torch.ones(2)),
-        ("b", torch.arange(3)),
-        ("c", torch.tensor([1.0, -math.inf])),
-        ("d", torch.ones(0)),
-    ]
-    assert first_not_finite(tensors) == ("c", -math.inf)
-    assert first_not_finite(tensors[:2]) is None
-    assert first_not_finite([]) is None
 
 
 class TestStatistics:
