@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # test_recall.py has the learning test of `make test`
+pytestmark = pytest.mark.slow  # envs/test_spaces.py has the learning test of `make test`
 
 
 def train(folder: Path, *arguments: str) -> None:
