@@ -27,7 +27,7 @@ def trace(simulator: GymSimulator, row: np.ndarray, steps: int, seed: int = 0) -
         if isinstance(space, gymnasium.spaces.Box):
             action: Any = rng.normal(size=space.shape).astype(np.float32)
         else:
-            action = rng.integers(getattr(space, "nvec", getattr(space, "n", None)))
+            action = rng.integers(space.nvec if hasattr(space, "nvec") else space.n)
         outcome = simulator.step(action, row)
         found.append((outcome, row.tobytes()))
         if outcome.game_over:
