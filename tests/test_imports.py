@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,11 @@ def test_links_lead_to_the_same_modules() -> None:
     """Would catch links at the top of the tree that have become copies."""
     for name in ("algos", "samplers"):
         assert (ROOT / name).resolve() == PACKAGE / name
+
+
+def test_the_package_imports_nothing_of_benchmarks() -> None:
+    """Would catch an installed command that needs a checkout."""
+    programs = {"benchmarks", *(path.stem for path in (ROOT / "benchmarks").rglob("*.py"))}
+    for path in PACKAGE.rglob("*.py"):
+        imported = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        assert not programs.intersection(imported), path

@@ -13,15 +13,11 @@ import torch
 from accel_rl.bench import sampling, sampling_table
 from accel_rl.bench.contestants import RandomPolicy, sampler_shares
 from accel_rl.bench.figure import draw_sampling
-from accel_rl.bench.output import first_cores
 from accel_rl.bench.peers import peer_builders, peer_frame_shape
 from accel_rl.bench.timing import Turns
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.atari import PRESETS
-from accel_rl.errors import UsageError
-from accel_rl.hardware.placement import pinned
-from accel_rl.hardware.topology import available_cpus
 
 ANY = "*"  # any key
 RATIO = {"median": float, "low": float, "high": float}
@@ -145,17 +141,6 @@ def test_figure_has_a_curve_for_each_number_of_cores(result: Any, tmp_path: Path
     points += [point("process", 1, None, 2000.0), point("hyperthreads", 1, None, 2500.0)]
     draw_sampling({**result, "figure_2": points}, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="no pinning")
-def test_cores_are_given_back() -> None:
-    """Would catch a benchmark that leaves this process pinned to few cores."""
-    before = available_cpus()
-    with pinned(tuple(cpu for core in first_cores(1) for cpu in core)):
-        assert available_cpus() == first_cores(1)[0]
-    assert available_cpus() == before
-    with pytest.raises(UsageError):
-        first_cores(0)
 
 
 def test_bare_processes_import_no_torch() -> None:

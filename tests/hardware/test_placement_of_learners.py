@@ -1,8 +1,6 @@
 """How several learners divide a machine, on machines of every shape."""
 
 import random
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,35 +8,18 @@ import pytest
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import Plan, default_workers, divide, make_plan, make_plans, show_plans
 from accel_rl.hardware.topology import CpuTopology, parse_cpus, show_cpus
-from tests.helpers.machines import EIGHT, TWO_NODES, build_topology
+from tests.helpers.machines import EIGHT, TWO_NODES
 
 DGX_1: dict[str, Any] = {"cores": [f"{n},{n + 40}" for n in range(40)], "nodes": ["0-19,40-59", "20-39,60-79"]}
-
-
 DGX_A100: dict[str, Any] = {  # 4 NUMA nodes in each of 2 sockets
     "cores": [f"{n},{n + 128}" for n in range(128)],
     "nodes": [f"{n}-{n + 15},{n + 128}-{n + 143}" for n in range(0, 128, 16)],
 }
-
-
 LAPTOP: dict[str, Any] = {"cores": [f"{n},{n + 4}" for n in range(4)]}
-
-
 PAIR: dict[str, Any] = {"cores": ["0", "1"]}
-
-
 SIXTEEN: dict[str, Any] = {"cores": [str(n) for n in range(16)]}
-
-
 DGX_1_GPUS = [0, 0, 0, 0, 1, 1, 1, 1]
-
-
 DGX_A100_GPUS = [3, 3, 1, 1, 7, 7, 5, 5]
-
-
-@pytest.fixture
-def topology(tmp_path: Path, monkeypatch: Any) -> Any:
-    return partial(build_topology, tmp_path, monkeypatch)
 
 
 def parts_of(topology: CpuTopology, gpu_nodes: Any, share: bool = False) -> list[str]:
@@ -70,7 +51,6 @@ def test_dgx_1_gives_the_papers_five_cores_to_each_gpu(topology: Any) -> None:
     [
         ([0, 0], ["0-9,20-29,40-49,60-69", "10-19,30-39,50-59,70-79"]),
         ([0, 1], ["0-19,40-59", "20-39,60-79"]),
-        ([1, 0], ["20-39,60-79", "0-19,40-59"]),
         (
             [0, 0, 0, 0],
             ["0-4,20-24,40-44,60-64", "5-9,25-29,45-49,65-69", "10-14,30-34,50-54,70-74", "15-19,35-39,55-59,75-79"],
@@ -116,13 +96,9 @@ def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
     [
         (PAIR, 2, ["0", "1"], 1, 1),
         ({"cores": ["0-1"]}, 2, ["0", "1"], 1, 1),  # of one core
-        ({**SIXTEEN, "quota": 2}, 2, ["0-7", "8-15"], 1, 1),
         ({**SIXTEEN, "quota": 6}, 2, ["0-7", "8-15"], 2, 3),
         (LAPTOP, 2, ["0-1,4-5", "2-3,6-7"], 4, 4),
-        (LAPTOP, 4, ["0,4", "1,5", "2,6", "3,7"], 1, 2),
         (LAPTOP, 6, ["0,4", "1,5", "2", "6", "3", "7"], 1, None),
-        (LAPTOP, 8, ["0", "4", "1", "5", "2", "6", "3", "7"], 1, 1),
-        (TWO_NODES, 2, ["0-3,8-11", "4-7,12-15"], 8, 8),
         (TWO_NODES, 4, ["0-1,8-9", "4-5,12-13", "2-3,10-11", "6-7,14-15"], 4, 4),
         ({**TWO_NODES, "chosen": "0-2,4-6"}, 3, ["0-1", "4-5", "2,6"], 2, 2),
         ({**TWO_NODES, "allowed": "1-3,12"}, 2, ["1-2", "3,12"], 2, 2),

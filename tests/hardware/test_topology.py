@@ -2,7 +2,6 @@
 
 import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,7 @@ import pytest
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import make_plan
 from accel_rl.hardware.topology import parse_cpus, read_quota, read_topology, show_cpus
-from tests.helpers.machines import EIGHT, build_topology, write
-
-
-@pytest.fixture
-def topology(tmp_path: Path, monkeypatch: Any) -> Any:
-    return partial(build_topology, tmp_path, monkeypatch)
+from tests.helpers.machines import EIGHT, write
 
 
 def test_without_sysfs_and_without_pinning(tmp_path: Path, monkeypatch: Any) -> None:

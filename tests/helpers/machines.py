@@ -11,11 +11,13 @@ EIGHT = [f"{n},{n + 8}" for n in range(8)]  # 8 cores of 2 threads
 TWO_NODES: dict[str, Any] = {"cores": EIGHT, "nodes": ["0-3,8-11", "4-7,12-15"]}
 
 
-def write(root: Path, files: dict[str, str]) -> None:
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Writes files under root, each with a newline at its end; returns root."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}\n")
+    return root
 
 
 def build_topology(
