@@ -5,12 +5,11 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from accel_rl.errors import RunError, UsageError
-from compare_commits import CompareOptions, ProgressFile
+from accel_rl.errors import RunError
+from compare_commits import ProgressFile
 from process_tree import ProcessTree
 
 ROOT = Path(__file__).parents[2]
@@ -71,14 +70,3 @@ def test_contests_and_their_json(
     assert "should be at least 0.97" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
-        ({"old": ROOT / "tests"}, "tests must be a checkout of accel_rl, but importing"),
-    ],
-)
-def test_bad_options(bad: dict[str, Any], message: str) -> None:
-    """Would catch an error that comes only after minutes of work, and a comparison of an installed package."""
-    with pytest.raises(UsageError, match=message):
-        CompareOptions(**{"old": ROOT, "new": ROOT, **bad})

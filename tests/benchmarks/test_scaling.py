@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 import scaling
 import scaling_learner
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 from accel_rl.hardware.topology import available_cpus, parse_cpus
 from accel_rl.training import resolve as resolving
 from scaling import LearnersRun, ScalingOptions
@@ -140,15 +139,3 @@ def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_cpus[1] == num_cpus[2] == len(available_cpus()) and num_cpus[0] <= -(-num_cpus[1] // 2)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"device": "cuda:0"}, "device=cuda:0 must be auto, cpu or cuda"),
-        ({"learners": (0,), "device": "cpu"}, "learners=0 must be from 1 to"),
-        ({"learners": (100_000,), "device": "cpu"}, "learners=100000 must be from 1 to .*, the number of logical CPUs"),
-    ],
-)
-def test_bad_options(bad: dict[str, Any], message: str) -> None:
-    """Would catch an error that comes only after minutes of work."""
-    with pytest.raises(UsageError, match=message):
-        ScalingOptions(**bad)

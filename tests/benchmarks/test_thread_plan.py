@@ -103,16 +103,3 @@ def test_a_grid_needs_another_point_than_the_pick(monkeypatch: pytest.MonkeyPatc
         thread_plan.run_grid("a2c", "float32", TWO, ThreadPlanOptions())
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
-        ({"precisions": ("bf16",)}, "unknown precision 'bf16'"),
-        ({"learning_threads": (0, 1)}, r"learning_threads=\(0, 1\) must be at least 1 each"),
-        ({"workers": (3,)}, "workers=3 do not divide the 16 environments of a2c; omit one"),
-    ],
-)
-def test_bad_options(bad: dict[str, Any], message: str) -> None:
-    """Would catch an error that comes only after minutes of work."""
-    with pytest.raises(UsageError, match=message):
-        ThreadPlanOptions(**bad)

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 import training_throughput as training
-from accel_rl.errors import UsageError
 from command_line import FULL_ROUNDS
 from peer_environments import PEERS
 from peer_process import DRIVERS, PeerProcess, driver_command
-from training_contestants import Training
 from training_contests import CONTESTS, Contest
 from training_throughput import TrainingOptions
 
@@ -121,21 +119,6 @@ def test_failed_trials_leave_nothing_open() -> None:
     assert all(player.closed for player in players.values())
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ({"env": "CartPole-v1"}, "env=CartPole-v1 is not an Atari game"),
-        ({"contests": ("a2cc",)}, "unknown contest 'a2cc'; did you mean a2c"),
-        ({"seconds": 0.0}, "seconds=0.0 must be greater than 0"),
-        ({"rounds": 0}, "rounds=0 must be at least 1"),
-    ],
-)
-def test_bad_options(bad: dict[str, Any], message: str) -> None:
-    """Would catch an error that comes only after minutes of work."""
-    with pytest.raises(UsageError, match=message.replace("(", "\\(")):
-        TrainingOptions(**bad)
-
-
 @pytest.mark.parametrize("name", CONTESTS)
 def test_the_default_fits_into_its_time(name: str) -> None:
     """Would catch contests that together take longer than 4 minutes."""
@@ -192,15 +175,3 @@ def test_q_learning_against_its_network(options: TrainingOptions) -> None:
     assert given == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}
 
 
-@pytest.mark.slow
-def test_ours_counts_its_updates() -> None:
-    """Would catch a table with a wrong number of our updates."""
-    ours = Training("ours", SMALL)
-    try:
-        assert ours.run(0.05) > 0
-        assert ours.steps == 8 * ours.updates
-        network = ours.network()
-        assert network.run(0.05) > 0
-        assert ours.steps == 8 * ours.updates
-    finally:
-        ours.close()

@@ -22,7 +22,6 @@ class Counts:
 
     kernels: launches outside of graphs, by operation; captured: the same while capturing. graphs: launches of graphs.
     syncs: waits of the host, by reason. up, down: copies over the bus, by kind; up_bytes, down_bytes: their sizes.
-    events: created. waits: of one stream for another.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
@@ -33,8 +32,6 @@ class Counts:
     down: Counter[str] = field(default_factory=Counter)
     up_bytes: int = 0
     down_bytes: int = 0
-    events: int = 0
-    waits: int = 0
 
     @property
     def launches(self) -> int:

@@ -108,13 +108,11 @@ class Stream:
         self.device = torch.device("cuda", self.queue.gpu)
 
     def wait_stream(self, other: Stream) -> None:
-        machine().counts.events += 1  # as PyTorch does
-        self.wait_event(other.record_event(_counted=True))
+        self.wait_event(other.record_event())
 
     def wait_event(self, event: Event) -> None:
         if event.at is None:
             return
-        machine().counts.waits += 1
         queue, position, me = *event.at, self.queue
         if (me.capture is None) != (queue.capture is None):
             capture = me.capture or queue.capture
@@ -126,8 +124,8 @@ class Stream:
         if queue is not me:
             me.push(lambda: queue.run_to(position))
 
-    def record_event(self, event: Event | None = None, _counted: bool = False) -> Event:
-        event = event or Event(_counted=_counted)
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
         event.record(self)
         return event
 
@@ -148,14 +146,11 @@ class Stream:
 class Event:
     """torch.cuda.Event."""
 
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, _counted: bool = False
-    ):
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
         if interprocess:
             raise NotImplementedError("events of several processes")
         self.has_timing = enable_timing
         self.at: tuple[Queue, int] | None = None
-        machine().counts.events += not _counted
 
     def record(self, stream: Stream | None = None) -> None:
         queue = stream.queue if stream else current_queue()

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,10 @@ BUILD_S, TURN_S = 2.0, 0.5
 
 
 class Machine:
-    """Builds points with these rates, times noise and a drift; knows what is open."""
+    """Builds points with these rates, times noise and a drift; knows what is open. training: what a point becomes."""
 
-    def __init__(self, rate: Callable[..., float], noise: float = 0.0, seed: int = 0):
-        self.rate, self.noise, self.rng = rate, noise, random.Random(seed)
+    def __init__(self, rate: Callable[..., float], noise: float = 0.0, seed: int = 0, training: Any = None):
+        self.rate, self.noise, self.rng, self.training = rate, noise, random.Random(seed), training or Training
         self.now = 0.0
         self.open: list[Point] = []
         self.built: list[Point] = []
@@ -26,7 +27,7 @@ class Machine:
 
     def build(self, point: Point) -> "Training":
         self.now += BUILD_S
-        training = Training(self, point, self.rate(**point.settings))
+        training: Training = self.training(self, point, self.rate(**point.settings))
         self.open.append(point)
         self.built.append(point)
         self.most_open = max(self.most_open, len(self.open))
@@ -133,13 +134,7 @@ def test_uneven_rounds_do_not_keep_the_default(rates: tuple[float, ...], is_pick
             rate = super().run(seconds)
             return rate * (rates[self.num_turns % 3] if self.point.settings["workers"] == 4 else 1.0)
 
-    machine = Machine(lambda workers, threads: 0.0)
-
-    def build(point: Point) -> Training:
-        machine.build(point)
-        return Uneven(machine, point, 1000.0 / point.settings["threads"] ** 2)
-
-    found = Search(SMALL, build, TURN_S, 60.0, lambda: machine.now).run()
+    found = Machine(lambda workers, threads: 1000.0 / threads**2, training=Uneven).search(SMALL, 1.0)
     uneven = SMALL.start.replace("workers", 4)
     assert found.best == uneven and found.against_default(uneven)["low"] < 1
     assert (found.pick == uneven) == is_picked
@@ -154,13 +149,7 @@ def test_only_the_final_counts() -> None:
             self.rate = 1000.0 if self.point == lucky and self.num_turns < 5 else 500.0
             return super().run(seconds)
 
-    machine = Machine(lambda workers, threads: 0.0)
-
-    def build(point: Point) -> Training:
-        machine.build(point)
-        return Lucky(machine, point, 0.0)
-
-    found = Search(SMALL, build, TURN_S, 60.0, lambda: machine.now).run()
+    found = Machine(lambda workers, threads: 0.0, training=Lucky).search(SMALL, 1.0)
     assert lucky in found.final and len(found.trials[lucky].rates) >= 3
     assert found.pick == SMALL.start
 
@@ -249,7 +238,6 @@ def test_an_error_of_the_default_is_the_users() -> None:
 @pytest.mark.parametrize("turns", [0, 1, 12])
 def test_nothing_is_left_when_a_signal_ends_it(turns: int) -> None:
     """Would catch processes that outlive Ctrl-C."""
-    machine = Machine(peak)
 
     class Interrupted(Training):
         def run(self, seconds: float) -> float:
@@ -259,10 +247,7 @@ def test_nothing_is_left_when_a_signal_ends_it(turns: int) -> None:
                 raise KeyboardInterrupt
             return super().run(seconds)
 
-    def build(point: Point) -> Training:
-        machine.build(point)
-        return Interrupted(machine, point, 1.0)
-
+    machine = Machine(peak, training=Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Search(SMALL, build, TURN_S, 180.0, lambda: machine.now).run()
+        machine.search(SMALL)
     assert machine.built and machine.open == []
