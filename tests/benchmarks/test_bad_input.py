@@ -22,7 +22,10 @@ BAD = [
     (lambda: CompareOptions(old=ROOT / "tests", new=ROOT), "tests must be a checkout of accel_rl, but importing"),
     (lambda: same_results.compare(ROOT, ROOT, ["a2cc"]), "unknown run 'a2cc'; did you mean a2c"),
     (lambda: ScalingOptions(device="cuda:0"), "device=cuda:0 must be auto, cpu or cuda"),
-    (lambda: ScalingOptions(learners=(0,), device="cpu"), "learners=0 must be from 1 to .*, the number of logical CPUs"),
+    (
+        lambda: ScalingOptions(learners=(0,), device="cpu"),
+        "learners=0 must be from 1 to .*, the number of logical CPUs",
+    ),
     (lambda: ThreadPlanOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: ThreadPlanOptions(precisions=("bf16",)), "unknown precision 'bf16'"),
     (lambda: ThreadPlanOptions(learning_threads=(0, 1)), r"learning_threads=\(0, 1\) must be at least 1 each"),

@@ -68,5 +68,3 @@ def test_contests_and_their_json(
         assert contest["new / old"]["median"] == pytest.approx(new[0] / old[0])
     assert str(ROOT) not in file.read_text()
     assert "should be at least 0.97" in capsys.readouterr().out
-
-

@@ -26,8 +26,8 @@ Trained = list[str]
 
 @pytest.fixture
 def cut_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, int], Trained]:
-    """Replaces a program's trainings, of which Ctrl-C ends one after so many others; returns a list of what was trained,
-    "cut" for that one."""
+    """Replaces a program's trainings, of which Ctrl-C ends one after so many others; returns the list of what was made,
+    with "cut" for that one."""
 
     def replace_trainings(program: Any, name: str, number: int) -> Trained:
         made: Trained = []
@@ -77,14 +77,13 @@ def test_runs_that_are_known_are_not_made_again(
 
 def test_the_figure_has_a_panel_for_each_task() -> None:
     """Would catch curves of other runs than the panel's."""
-    known = {
-        algo: {
-            task: {str(seed): {"curve": {"steps": [1000.0, 2000.0], "score": [0.0, 10.0 * seed * k * (i + 1)]}}}
-            for i, task in enumerate(TASKS)
-            for seed in (4, 6)
-        }
-        for algo, k in (("dqn", 1), ("a2c", 3))
-    }
+
+    def runs(scale: int) -> dict[str, Any]:
+        scores = {seed: [0.0, 10.0 * seed * scale] for seed in (4, 6)}
+        return {str(seed): {"curve": {"steps": [1000.0, 2000.0], "score": scores[seed]}} for seed in scores}
+
+    scales = {"dqn": 1, "a2c": 3}
+    known = {a: {task: runs(k * (i + 1)) for i, task in enumerate(TASKS)} for a, k in scales.items()}
     panels = defaults.make_figure(known).axes
     assert [axes.get_title() for axes in panels] == [*TASKS, ""]
     for index, axes in enumerate(panels[:-1]):

@@ -137,5 +137,3 @@ def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [settings["devices"] for settings in found.values()] == ["cuda:0", "cuda:0,cuda:1", "cuda:0,cuda:1"]
     num_cpus = [len(parse_cpus(settings["cpus"])) for settings in found.values()]
     assert num_cpus[1] == num_cpus[2] == len(available_cpus()) and num_cpus[0] <= -(-num_cpus[1] // 2)
-
-

@@ -101,5 +101,3 @@ def test_a_grid_needs_another_point_than_the_pick(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(thread_plan, "point_of", lambda _: pick)
     with pytest.raises(UsageError, match="the grid has one point, which is what a run picks: 2 workers, threads 1"):
         thread_plan.run_grid("a2c", "float32", TWO, ThreadPlanOptions())
-
-

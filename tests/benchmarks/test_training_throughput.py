@@ -173,5 +173,3 @@ def test_q_learning_against_its_network(options: TrainingOptions) -> None:
 
     given = training.driver_settings({**contest.settings, "env": "pong"}, contest.variants[0])
     assert given == {"game": "Pong", **small, "training_intensity": 8, "algo": "dqn", "vectorization": "subproc"}
-
-

@@ -361,5 +361,3 @@ def test_waits_that_nobody_asked_for_can_be_errors() -> None:
     torch.cuda.current_stream().synchronize()
     torch.cuda.set_sync_debug_mode("default")
     assert x.tolist() == [1] * 3
-
-
