@@ -98,12 +98,7 @@ def test_a_game_of_atari_is_recorded_over_all_its_lives(tmp_path):
 
 def test_cartpole_is_recorded(tmp_path):
     env = make_env("CartPole-v1", render_mode="rgb_array")
-    try:
-        import pygame  # noqa: F401
-    except ModuleNotFoundError:
-        with pytest.raises(UsageError, match="pygame"):
-            record_video(env, random_policy(env), tmp_path / "cartpole.mp4")
-        return
+    pytest.importorskip("pygame")
     record = record_video(env, random_policy(env), tmp_path / "cartpole.mp4", fps=20)
     frames, fps = read(tmp_path / "cartpole.mp4")
     assert frames.shape == (record.length + 1, 400 + STRIP_HEIGHT, 600, 3)
@@ -136,6 +131,13 @@ def test_errors_name_what_is_wrong(tmp_path):
     blind = Corridor()
     blind.render = lambda: None
     with pytest.raises(UsageError, match="render_mode='rgb_array'"):
+        record_video(blind, lambda observation, reward: 1, tmp_path / "game.mp4")
+
+    def needs_package():
+        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    blind.render = needs_package
+    with pytest.raises(UsageError, match="pygame"):
         record_video(blind, lambda observation, reward: 1, tmp_path / "game.mp4")
     restless = Corridor()
     restless.render = lambda: np.zeros((30 + restless.position, 40, 3), np.uint8)

@@ -1,10 +1,10 @@
 """The comparison of two checkouts' speed: rows of progress.csv, turns of real runs, and the JSON."""
 
 import json
-import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,14 +52,12 @@ def test_steps_are_those_of_the_last_complete_row(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("contests", [("a2c", "startup"), ("sampling",)])
 def test_contests_and_their_json(
-    contests: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    contests: tuple[str, ...], run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Would catch a program that no longer runs, and contestants that make no steps in their turns."""
-    program, file = ROOT / "benchmarks" / "compare_commits.py", tmp_path / "c.json"
-    options = ["--rounds", "1", "--seconds", "0.1", "--json", str(file), "--contests", *contests]
-    monkeypatch.setattr(sys, "argv", [str(program), str(ROOT), str(ROOT), *options])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(program), run_name="__main__")
+    file = tmp_path / "c.json"
+    options = ["--rounds", 1, "--seconds", 0.1, "--json", file, "--contests", *contests]
+    run_program("compare_commits.py", ROOT, ROOT, *options)
     result = json.loads(file.read_text())
     assert result["contests"].keys() == {*contests} and result["commits"].keys() == {"old", "new"}
     for contest in result["contests"].values():

@@ -1,8 +1,7 @@
 """The check that a refactoring changed no number."""
 
-import runpy
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,10 +23,7 @@ def test_differences() -> None:
 
 
 @pytest.mark.slow
-def test_a_checkout_equals_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkout_equals_itself(run_program: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Would catch a program that no longer runs, and digests that differ from run to run."""
-    program = ROOT / "benchmarks" / "same_results.py"
-    monkeypatch.setattr(sys, "argv", [str(program), str(ROOT), str(ROOT), "ppo_vec", "dqn_vec"])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(program), run_name="__main__")
+    run_program("same_results.py", ROOT, ROOT, "ppo_vec", "dqn_vec")
     assert capsys.readouterr().out.startswith("EQUAL: ")

@@ -2,12 +2,11 @@
 
 import json
 import os
-import runpy
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,23 +19,17 @@ from accel_rl.training import resolve as resolving
 from scaling import LearnersRun, ScalingOptions
 from scaling_learner import Turn
 
-PROGRAM = Path(__file__).parents[2] / "benchmarks" / "scaling.py"
 SMALL = {"algo": "a2c", "env": "CartPole-v1", "envs": 4, "horizon": 5, "sampler": "serial"}
 needs_two = pytest.mark.skipif(len(available_cpus()) < 2, reason="two learners need a logical CPU each")
 
 
 @pytest.mark.slow
 @needs_two
-def test_table_figure_and_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_figure_and_json(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would catch a program that no longer runs, an efficiency the wrong way round, and missing shares."""
     json_file, plot = tmp_path / "out" / "s.json", tmp_path / "s.png"
-    options = ["--env", "CartPole-v1", "--learners", "2", "--seconds", "0.05", "--rounds", "1"]
-    files = ["--json", str(json_file), "--plot", str(plot)]
-    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *options, "--device", "cpu", *files])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+    options = ["--env", "CartPole-v1", "--learners", 2, "--seconds", 0.05, "--rounds", 1, "--device", "cpu"]
+    run_program("scaling.py", *options, "--json", json_file, "--plot", plot)
     printed = capsys.readouterr().out
     assert plot.read_bytes().startswith(b"\x89PNG")
     written = json_file.read_text()

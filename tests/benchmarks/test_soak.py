@@ -1,15 +1,12 @@
 """The soak: it runs, counts what there is, and tells growth from none. And the benchmark of starting up."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import soak
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def samples(**last: float) -> list[dict[str, float]]:
@@ -35,16 +32,10 @@ def test_growth_differs_from_warm_up() -> None:
     assert grown(uss_kb=-9000.0) == []
 
 
-def run_program(name: str, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [name, *options])
-    runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
-
-
-def test_a_short_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_soak(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would catch a program that no longer runs, or counts nothing."""
     file = tmp_path / "soak.json"
-    options = ["--seconds", "0.4", "--envs", "4", "--workers", "2", "--json", str(file)]
-    run_program("soak.py", options, monkeypatch)
+    run_program("soak.py", "--seconds", 0.4, "--envs", 4, "--workers", 2, "--json", file)
     assert capsys.readouterr().out.splitlines()[-1].startswith(("constant", "growing: "))
     found = json.loads(file.read_text())
     assert {"machine", "options", "growing", "means"} <= found.keys()
@@ -54,11 +45,9 @@ def test_a_short_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert sample["fds"] > sample["server_fds"] > 0
 
 
-def test_a_short_startup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_startup(run_program: Any, tmp_path: Path) -> None:
     """Would catch a program that no longer runs."""
     file = tmp_path / "startup.json"
-    run_program(
-        "startup.py", ["--workers", "2", "--rounds", "1", "--env", "CartPole-v1", "--json", str(file)], monkeypatch
-    )
+    run_program("startup.py", "--workers", 2, "--rounds", 1, "--env", "CartPole-v1", "--json", file)
     seconds = json.loads(file.read_text())["seconds"]
     assert {name: len(values) for name, values in seconds.items()} == {"up": 1, "first_rollout": 1, "close": 1}

@@ -1,8 +1,6 @@
 """The benchmark of what a run picks for this machine: its grid, the result, and a tiny real run."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from accel_rl.hardware.placement import make_plan
 from accel_rl.hardware.topology import CpuTopology
 from thread_plan import Point, ThreadPlanOptions, grid, point_of
 
-ROOT = Path(__file__).parents[2]
 TWO = CpuTopology(((0,), (1,)), (0, 0), 2)
 SIBLINGS = CpuTopology(((0, 4), (1, 5), (2, 6), (3, 7)), (0, 0, 0, 0), 8)  # 4 cores of 2 threads
 
@@ -74,16 +71,12 @@ def test_the_result_is_that_of_the_final(pick_rates: list[float], behind: float,
 
 
 @pytest.mark.slow
-def test_a_tiny_run_and_its_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tiny_run_and_its_json(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would catch a program that no longer runs, and contestants that do not have the plan of their point."""
-    program, file = ROOT / "benchmarks" / "thread_plan.py", tmp_path / "out" / "plan.json"
-    axes = ["--workers", "2", "--sampling-threads", "1", "--learning-threads", "1"]
-    options = ["--rounds", "2", "--seconds", "0.05", "--contests", "a2c", "--precisions", "bfloat16"]
-    monkeypatch.setattr(sys, "argv", [str(program), *options, *axes, "--json", str(file)])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(program), run_name="__main__")
+    file = tmp_path / "out" / "plan.json"
+    axes = ["--workers", 2, "--sampling-threads", 1, "--learning-threads", 1]
+    options = ["--rounds", 2, "--seconds", 0.05, "--contests", "a2c", "--precisions", "bfloat16"]
+    run_program("thread_plan.py", *options, *axes, "--json", file)
     result = json.loads(file.read_text())
     assert result["benchmark"] == "thread_plan" and result["grids"].keys() == {"a2c, bfloat16"}
     found = result["grids"]["a2c, bfloat16"]

@@ -69,16 +69,6 @@ def test_some_of_the_gpus_have_the_whole_machine(gpu_nodes: Any, parts: list[str
             assert {cpu // 20 % 2 for cpu in (*plan.server_cpus, *workers_of(plan)[:4])} == {node}
 
 
-def test_two_learners_on_each_gpu_have_its_five_cores(topology: Any) -> None:
-    """Would catch odd cores that all go to the first GPUs, or to the other socket."""
-    plans = make_plans(topology(**DGX_1), 16, gpu_nodes=[node for node in DGX_1_GPUS for _ in range(2)], on_gpu=True)
-    for gpu in range(8):
-        pair = plans[2 * gpu : 2 * gpu + 2]
-        assert [len(plan.topology.cores) for plan in pair] == [3, 2]
-        assert sorted(cpu for plan in pair for cpu in plan.topology.cpus if cpu < 40) == [*range(5 * gpu, 5 * gpu + 5)]
-    assert all(plan.server_cpus == plan.topology.cpus for plan in plans)  # too few to reserve one
-
-
 def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
     """Would catch the four nodes without GPUs idling, cores of the other socket, or few workers that are far away."""
     plans = make_plans(topology(**DGX_A100), 16, gpu_nodes=DGX_A100_GPUS, on_gpu=True)
