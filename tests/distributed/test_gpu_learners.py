@@ -8,24 +8,12 @@ import torch
 
 import accel_rl
 from accel_rl.training import checkpoint
-from tests.helpers.runs import assert_same_run
+from tests.helpers.runs import TINY, assert_same_run
 
 pytestmark = pytest.mark.multiprocess
 
-COMMON: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "envs": 4,
-    "horizon": 5,
-    "seed": 5,
-    "sampler": "serial",
-    "sampling_threads": 1,
-    "learning_threads": 1,
-    "decorrelation_steps": 3,
-    "tensorboard": False,
-    "log_interval_steps": 40,
-    "eval_interval_steps": 0,
-    "schedule_steps": 400,
-}
+COMMON: dict[str, Any] = {**TINY, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "log_interval_steps": 40}
+COMMON |= {"schedule_steps": 400}
 DQN = {"algo": "dqn", "prioritized": True, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "n_step": 2}
 DQN |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 200}
 

@@ -29,18 +29,8 @@ TWO = {"devices": "cpu,cpu"}
 STORE = {"update": "central_store"}
 DQN = {**TWO, "algo": "dqn", "warmup_steps": 40, "n_step": 1, "horizon": 4, "training_intensity": 5}
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-WORDS: list[Any] = [
-    "train",
-    "--env",
-    "CartPole-v1",
-    "--envs",
-    4,
-    "--sampler",
-    "serial",
-    "--steps",
-    400,
-    "--no-tensorboard",
-]
+WORDS: list[Any] = ["train", "--env", "CartPole-v1", "--envs", 4, "--sampler", "serial", "--steps", 400]
+WORDS += ["--no-tensorboard"]
 
 
 def assert_refused(capfd: Any, out: Path, flags: list[Any], message: str) -> None:

@@ -19,21 +19,10 @@ from accel_rl.training.build import build_algo, build_store
 from accel_rl.training.resolve import resolve
 from accel_rl.training.trainer import Trainer
 from tests.helpers.processes import Command
-from tests.helpers.runs import assert_same, assert_same_run, rows, rows_without_time
+from tests.helpers.runs import TINY, assert_same, assert_same_run, rows, rows_without_time
 from tests.helpers.samplers import TOYS
 
-COMMON: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "envs": 4,
-    "sampler": "serial",
-    "horizon": 5,
-    "decorrelation_steps": 0,
-    "log_interval_steps": 20,
-    "eval_interval_steps": 0,
-    "tensorboard": False,
-    "sampling_threads": 1,
-    "learning_threads": 1,
-}
+COMMON: dict[str, Any] = {**TINY, "sampler": "serial", "decorrelation_steps": 0, "log_interval_steps": 20}
 TWO = {**COMMON, "devices": "cpu,cpu"}
 # Observations do not depend on actions here, so that learners see the same whatever they have learned.
 COUNTING: dict[str, Any] = {"env": f"{TOYS}:Counting", "env_options": {"lengths": [3, -4, 2, -1, 7], "seeded": True}}
@@ -60,11 +49,7 @@ def moments(run: Path) -> dict[str, Any]:
 
 STEPS = 6000  # a signal after 100 of them must arrive before the end
 A2C: dict[str, Any] = {**TWO, "optimizer": "sgd", "optimizer_options": {}, "learning_rate": 0.05}
-A2C |= {
-    "learning_rate_schedule": "linear",
-    "log_norms": True,
-    "checkpoint_interval_steps": 500,
-}
+A2C |= {"learning_rate_schedule": "linear", "log_norms": True, "checkpoint_interval_steps": 500}
 A2C |= {"eval_interval_steps": 500, "eval_episodes": 5, "normalize_observations": False, "normalize_returns": False}
 LARGEST_STEP = 0.05 * 0.5  # learning rate times clip
 
@@ -332,26 +317,12 @@ def test_learners_save_and_restore_what_is_their_own(tmp_path: Path) -> None:
     first.checkpointer.write_submitted()
     state = load(tmp_path)
     assert torch.equal(state["update"]["parameters"], second.learner.update.parameters.values)
-    assert [learner["replay"] for learner in state["learners"]] == ["replay-10.pt", "replay-60-1.pt"]
+    names = [learner["replay"] for learner in state["learners"]]
+    assert names == ["replay-10.pt", "replay-60-1.pt"]
+    assert [load(tmp_path, name)["ring"]["size"] for name in names] == [(2, 63)] * 2  # 120 steps of its own
     for trainer, resumed in zip((first, second), start(state), strict=True):
         learner, other = trainer.learner, resumed.learner
         assert_same(other.sampler.get_state(), learner.sampler.get_state())
         assert_same(other.algo.replay.state_dict(), learner.algo.replay.state_dict())
         for each in (trainer, resumed):
             each.close()
-
-
-@pytest.mark.multiprocess
-@pytest.mark.slow
-def test_asynchronous_learners_have_their_own_replays(tmp_path: Path) -> None:
-    """Would catch a learner with another one's replay, a replay of another moment than its checkpoint, and replays of
-    checkpoints that were never written, which pile up."""
-    settings = {**TWO, **REPLAY, "update": "central_store", "checkpoint_interval_steps": 20}
-    run = accel_rl.train(**settings, steps=400, out=tmp_path / "run")
-    names = [learner["replay"] for learner in load(run)["learners"]]
-    kept = {*names, *(learner["replay"] for learner in load(run, "checkpoint.previous.pt")["learners"])}
-    assert {path.name for path in run.glob("replay-*")} == kept
-    assert [name.endswith("-1.pt") for name in names] == [False, True]
-    replays = [load(run, name)["ring"] for name in names]
-    assert [replay["size"] for replay in replays] == [(2, 63)] * 2  # 120 steps of its own
-    assert not torch.equal(*(replay["arrays"]["action"] for replay in replays))

@@ -198,21 +198,6 @@ def test_learners_fail_in_time_when_a_machine_is_cut_off(machines: Machines) -> 
     wait_until(lambda: all(re.search(lost.format(r"[01]"), node.text()) for node in (first, second)), nodes=(second,))
 
 
-@pytest.mark.slow
-def test_different_settings_on_two_machines_are_refused(machines: Machines) -> None:
-    """Would catch learners that train together with different settings."""
-    flags = ["--out", machines.folder / "run", "--steps", 1000]
-    first = machines.start(0, ["--nnodes", 2], flags)
-    second = machines.start(1, ["--nnodes", 2], [*flags, "--learning-rate", 0.1])
-    assert first.finish() == second.finish() == 1
-    for node in (first, second):
-        assert re.search(
-            r"accel-rl: learner 1 on \S+ has learning_rate=0.1, but learner 0 on \S+ has 0.001; start all", node.text()
-        )
-        assert re.search(r"exitcode +: 2 ", first.text())
-    assert not (machines.folder / "run").exists()
-
-
 # ---- the folder that they share ----
 
 

@@ -1,5 +1,7 @@
-"""Policies and comparisons that several sampler tests use."""
+"""Policies, comparisons and set-ups that several tests of samplers use."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,6 +19,8 @@ from accel_rl.samplers.gpu_action_server import GpuActionServer
 from tests.helpers.forks import probe_spec
 
 TOYS = "tests.helpers.toy_envs"
+COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
+PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 
 
 class Echo:
@@ -50,6 +54,14 @@ class Greedy(Echo):
         return super().act(observation, None, recurrent_inputs)
 
 
+class SameNoise(Echo):
+    """Noise is drawn on the CPU wherever it is used, so that two devices act alike."""
+
+    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
+        self.drawn = getattr(self, "drawn", 0) + 1
+        return torch.rand(num_steps, num_envs, generator=torch.Generator().manual_seed(self.drawn))
+
+
 def spec_of(env: EnvConfig) -> EnvSpec:
     """`probe_spec`, once for each kind of environment."""
     return _SPECS.get(repr(env)) or _SPECS.setdefault(repr(env), probe_spec(env))
@@ -65,43 +77,48 @@ def make(sampler_class: Any, env: EnvConfig, config: SamplerConfig, policy: Any 
     return sampler_class(spec, options, policy, config)
 
 
+@contextlib.contextmanager
+def closing(*samplers: Any) -> Iterator[None]:
+    """Closes the samplers at the end, however that comes."""
+    try:
+        yield
+    finally:
+        for sampler in samplers:
+            sampler.close()
+
+
+def use_gpu_server(sampler: Any, device: torch.device | str = "cpu", graphs: bool = True) -> Any:
+    """Lets the server of a GPU choose the sampler's actions; it works on the CPU, too."""
+    shares = isinstance(sampler, AlternatingSampler)
+    sampler._server = GpuActionServer(
+        sampler.spec,
+        sampler.pool.train.arrays if shares else sampler._server.arrays,
+        sampler._server.generator,
+        torch.device(device),
+        sampler.config.window,
+        sampler.pool.train.memory if shares else None,
+        graphs,
+        terminal_frames=sampler.config.terminal_frames,
+    )
+    return sampler
+
+
 KINDS = ("serial", "alternating", "device")
 
 
 def make_kind(kind: str, env: EnvConfig, config: SamplerConfig, policy: Any = None, **batch: Any) -> Any:
     """A sampler: serial | alternating | device, an alternating one whose server works as on a GPU, on the CPU."""
     sampler = make(SerialSampler if kind == "serial" else AlternatingSampler, env, config, policy, **batch)
-    if kind == "device":
-        server, arrays = sampler._server, sampler.pool.train.arrays
-        sampler._server = GpuActionServer(
-            sampler.spec,
-            arrays,
-            server.generator,
-            torch.device("cpu"),
-            config.window,
-            terminal_frames=config.terminal_frames,
-        )
-    return sampler
+    return use_gpu_server(sampler) if kind == "device" else sampler
 
 
-FIELDS = [
-    "observation_rows",
-    "age",
-    "action",
-    "reward",
-    "terminated",
-    "truncated",
-    "valid",
-    "reset",
-    "final_step",
-    "final_env",
-    "final_observation",
-]
+FINALS = ["final_step", "final_env", "final_observation"]
+PER_ENV = ["observation_rows", "age", "action", "reward", "terminated", "truncated", "valid", "reset"]
 
 
 def assert_equal(first: Any, second: Any, what: str = "") -> None:
     """Two rollouts, bit for bit."""
-    for name in FIELDS:
+    for name in PER_ENV + FINALS:
         assert torch.equal(getattr(first, name), getattr(second, name)), f"{what}: {name}"
     assert first.policy_outputs.keys() == second.policy_outputs.keys()
     for name in first.policy_outputs:
@@ -114,12 +131,12 @@ def assert_equal(first: Any, second: Any, what: str = "") -> None:
             assert torch.equal(one, other), f"{what}: {part}'s {name}"
 
 
-def copy(rollout: Any) -> Any:
+def copy(rollout: Any, clone_tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
     """A rollout that outlives the next `collect`."""
 
     def clone(value: Any) -> Any:
         if isinstance(value, Tensor | np.ndarray):
-            return value.clone() if isinstance(value, Tensor) else value.copy()
+            return clone_tensor(value) if isinstance(value, Tensor) else value.copy()
         if isinstance(value, RecurrentInputs | TerminalFrames):
             return type(value)(*map(clone, value))
         return {name: clone(v) for name, v in value.items()} if isinstance(value, dict) else value
@@ -127,14 +144,18 @@ def copy(rollout: Any) -> Any:
     return replace(rollout, **{f.name: clone(getattr(rollout, f.name)) for f in fields(rollout)})
 
 
+def to_cpu(rollout: Any) -> Any:
+    """A copy on the CPU."""
+    return copy(rollout, lambda tensor: tensor.clone().cpu())
+
+
 def columns_of(rollout: Any, envs: slice) -> Any:
     """The rollout of some of the environments, by themselves."""
-    per_env = [name for name in FIELDS if not name.startswith("final_")]
     kept = (rollout.final_env >= envs.start) & (rollout.final_env < envs.stop)
     games = [game._replace(env=game.env - envs.start) for game in rollout.games if envs.start <= game.env < envs.stop]
     return replace(
         rollout,
-        **{name: getattr(rollout, name)[:, envs] for name in per_env},
+        **{name: getattr(rollout, name)[:, envs] for name in PER_ENV},
         policy_outputs={name: rows[:, envs] for name, rows in rollout.policy_outputs.items()},
         final_step=rollout.final_step[kept],
         final_env=rollout.final_env[kept] - envs.start,

@@ -73,13 +73,6 @@ def test_the_parent_is_told_how_a_child_ended(family: Family) -> None:
     assert describe_exit(3) == "exited with status 3" and describe_exit(-9) == "was killed by SIGKILL"
 
 
-def test_closing_leaves_no_child(family: Family) -> None:
-    """Would catch children that go on after the parent is done with them."""
-    processes = [family.process, *(psutil.Process(child.pid) for child in family.children)]
-    family.server.close()
-    assert not any(process.is_running() for process in processes)
-
-
 def test_children_end_with_a_killed_server(family: Family) -> None:
     """Would catch children that nobody can wait for, and a parent that waits for an answer for ever."""
     processes = [psutil.Process(child.pid) for child in family.children]

@@ -5,7 +5,6 @@ import os
 import pickle
 import random
 import re
-import resource
 import signal
 import sys
 import threading
@@ -28,11 +27,11 @@ from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.training import checkpoint
 from tests.helpers.processes import TINY, Command, Result
 from tests.helpers.runs import rows
-from tests.helpers.samplers import TOYS, make
+from tests.helpers.samplers import TOYS, closing, make
 
 SEED = 11
 FOREVER = 10**9
-QUEUED = ("--algo", "ga3c", "--predictors", 1, "--trainers", 1)
+QUEUED = ("--algo", "ga3c", "--predictors", 1, "--trainers", 1, "--min-training-batch", 8)
 BROKEN = f"{TOYS}:Broken"
 NAMED = rf"environment [0-3] \(run seed {SEED}, {BROKEN}\)"
 
@@ -41,12 +40,6 @@ pytestmark = [
     pytest.mark.multiprocess,
 ]
 slow = pytest.mark.slow
-
-
-def train(
-    out: Path, env: str = BROKEN, options: dict[str, Any] | None = None, *flags: Any, steps: int = 400
-) -> Command:
-    return Command(*arguments(out, env, options, *flags, steps=steps))
 
 
 def arguments(
@@ -59,57 +52,69 @@ def arguments(
     return [str(word) for word in (*words, *flags)]
 
 
+def train(*words: Any, **options: Any) -> Command:
+    return Command(*arguments(*words, **options))
+
+
 # ---- environments ----
 
 ENDS = {
-    "raise": r"worker [01]: {named} failed {when}:\nTraceback (.|\n)*ValueError: broken on purpose\n",
-    "exit": r"worker [01] \(process \d+\), in {named} ?{when}, exited with status 7\n",
-    "kill": r"worker [01] \(process \d+\), in {named} ?{when}, was killed by SIGKILL\n",
-    "hang": r"worker [01] \(process \d+\), in {named} ?{when}, has not answered for 3 s \(--env-timeout-s\)\n",
+    "raise": r"{who}: {named} failed {when}:\nTraceback (.|\n)*ValueError: broken on purpose\n",
+    "exit": r"{who} \(process \d+\), in {named} ?{when}, exited with status 7\n",
+    "kill": r"{who} \(process \d+\), in {named} ?{when}, was killed by SIGKILL\n",
+    "hang": r"{who} \(process \d+\), in {named} ?{when}, has not answered for 3 s \({limit}\)\n",
 }
 HANG_S = 3  # a worker that does not hang is never that long without a step, however busy the machine
 
 
-def time_limit(how: str) -> tuple[str, int]:
+def time_limit(how: str, limit: str = "--env-timeout-s") -> tuple[str, int]:
     """Short where it has to be reached."""
-    return "--env-timeout-s", HANG_S if how == "hang" else 60
+    return limit, HANG_S if how == "hang" else 60
 
 
-def assert_failed(result: Result, run: Path, how: str, when: str) -> None:
+def assert_failed(result: Result, run: Path, how: str, when: str, flags: Any, limit: str = "--env-timeout-s") -> None:
     assert result.status == 1, result.err
-    message = ENDS[how].format(named=NAMED, when=when)
+    who = "agent [0-3]" if "ga3c" in flags else "worker [01]"
+    message = ENDS[how].format(who=who, named=NAMED, when=when, limit=limit)
     assert re.search(f"accel-rl: {message}", result.err), result.err
     assert result.err.count(f"run seed {SEED}") == 1, f"said twice: {result.err}"
     assert re.search(message, (run / "log.txt").read_text())
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) -> None:
+STEPS = [pytest.param(how, (), id=how) for how in ENDS]
+STEPS += [pytest.param(how, QUEUED, id=f"queued-{how}", marks=() if how == "raise" else slow) for how in ENDS]
+
+
+@pytest.mark.parametrize(("how", "flags"), STEPS)
+def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, flags: Any) -> None:
     """Would catch a hang, a wrong status, processes left, or a message that lacks worker, seed, action or cause."""
     before, run = psutil.Process().children(), tmp_path / how
-    options = {"how": how, "at_step": 5, "lengths": [0]}
+    words = (run, BROKEN, {"how": how, "at_step": 5, "lengths": [0]}, *time_limit(how), *flags)
     if how == "hang":  # a command of its own, which may have to end such a worker when it ends
-        result = train(run, BROKEN, options, *time_limit(how)).finish()
+        result = train(*words).finish()
     else:
-        result = Result(main(arguments(run, BROKEN, options, *time_limit(how))), *capfd.readouterr())
-    assert_failed(result, run, how, "at action [01]")
+        result = Result(main(arguments(*words)), *capfd.readouterr())
+    assert_failed(result, run, how, "at action [01]", flags)
     assert psutil.Process().children() == before
 
 
 # One with a message from the worker, and one without; at a step, above, they end in all the ways.
-@pytest.mark.parametrize("how", ["raise", "kill"])
-def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str) -> None:
-    """The same when the second game starts, and when the first one does: nobody has acted yet."""
-    for game in (1, 0):
-        before, run = psutil.Process().children(), tmp_path / str(game)
-        options = {"how": how, "at_step": 0, "at_game": game}
-        status = main(arguments(run, BROKEN, options, *time_limit(how)))
-        when = "at action [01]" if game else ("while it was built or reset" if how == "raise" else "")
-        assert_failed(Result(status, *capfd.readouterr()), run, how, when)
-        assert psutil.Process().children() == before
+RESETS = [pytest.param(how, game, (), id=f"{how}-{game}") for how in ("raise", "kill") for game in (1, 0)]
+NOT_REPLACED = (*QUEUED, "--on-env-error", "restart")
+RESETS += [pytest.param(how, 0, NOT_REPLACED, id=f"queued-{how}", marks=slow) for how in ("raise", "kill", "hang")]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("how", "game", "flags"), RESETS)
+def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, game: int, flags: Any) -> None:
+    """The same when the second game starts, and when the first one does: nobody has acted yet, nor can be replaced."""
+    before, run, limit = psutil.Process().children(), tmp_path / "run", "--env-build-timeout-s"
+    options = {"how": how, "at_step": 0, "at_game": game}
+    status = main(arguments(run, BROKEN, options, *time_limit(how, limit), *flags))
+    when = "at action [01]" if game else ("while it was built or reset" if how == "raise" else "")
+    assert_failed(Result(status, *capfd.readouterr()), run, how, when, flags, limit)
+    assert psutil.Process().children() == before
+
+
 @slow
 def test_the_worker_that_hangs_is_the_one_named(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
     """Would catch the first worker being accused of what another one does while environments start."""
@@ -170,36 +175,10 @@ def test_an_environment_that_can_be_built_only_once(tmp_path: Path, capfd: Any, 
     assert re.search(failed, err), err
 
 
-@pytest.mark.parametrize(
-    ("how", "at_step", "message"),
-    [
-        ("nan_observation", 5, r"the observation at step 5 of the episode is not finite: \[nan nan\]"),
-        pytest.param("nan_reward", 5, r"the reward at step 5 of the episode is nan", marks=slow),
-        pytest.param(
-            "wrong_shape",
-            5,
-            r"the observation at step 5 of the episode has shape \(1,\), but .* says \(2,\)",
-            marks=slow,
-        ),
-        pytest.param(
-            "wrong_shape",
-            0,
-            r"the observation at step 0 of the episode has shape \(1,\), but .* says \(2,\)",
-            marks=slow,
-        ),
-        pytest.param(
-            "out_of_bounds",
-            0,
-            r"the first observation of an episode is out of the declared bounds: \[-100. -100.\]",
-            marks=slow,
-        ),
-    ],
-)
-def test_nonsense_of_an_environment_ends_the_run(
-    tmp_path: Path, capfd: Any, how: str, at_step: int, message: str
-) -> None:
+def test_nonsense_of_an_environment_ends_the_run(tmp_path: Path, capfd: Any) -> None:
     """Would catch numbers that are learned from although they are none, or an error that does not say whose."""
-    assert main(arguments(tmp_path, BROKEN, {"how": how, "at_step": at_step, "lengths": [0]})) == 1
+    assert main(arguments(tmp_path, BROKEN, {"how": "nan_observation", "at_step": 5, "lengths": [0]})) == 1
+    message = r"the observation at step 5 of the episode is not finite: \[nan nan\]"
     assert re.search(f"worker [01]: {NAMED} failed (.|\n)*{message}", err := capfd.readouterr().err), err
 
 
@@ -227,20 +206,6 @@ def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None]
         assert me.children() == before
 
 
-def test_a_worker_killed_from_outside_ends_the_run(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a trainer that waits for a worker that is gone (out of memory, an administrator)."""
-    killed = []
-
-    def strike(workers: list[psutil.Process]) -> None:
-        killed.append(workers[1].pid)
-        workers[1].kill()
-
-    assert train_until_struck(tmp_path / "run", strike) == 1
-    where = rf"worker [01] \(process {killed[0]}\), in environment [0-3] \(run seed {SEED}, CartPole-v1\)"
-    message = f"accel-rl: {where}( at action [01])?, was killed by SIGKILL\n"
-    assert re.search(message, err := capfd.readouterr().err), err
-
-
 # ---- environments that are replaced ----
 
 
@@ -258,6 +223,18 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf"WARNING worker [01].* {NAMED}", log), log
     assert ("broken on purpose" in log) == (how == "raise")
+
+
+@slow
+def test_a_queued_run_counts_new_environments(tmp_path: Path) -> None:
+    """Would catch a lost environment that progress.csv and the log do not tell of, or a count that starts anew."""
+    options = {"how": "kill", "at_step": 5, "lengths": [9], "once": str(tmp_path / "once")}
+    flags = ("--on-env-error", "restart", "--log-interval-steps", 100, *QUEUED)
+    assert main(arguments(tmp_path / "run", BROKEN, options, *flags)) == 0
+    assert [int(row["rollout/env_restarts"]) for row in rows(tmp_path / "run")][-1] == 1
+    assert re.search(rf"WARNING agent [0-3].* {NAMED}", (tmp_path / "run" / "log.txt").read_text())
+    accel_rl.train(resume=tmp_path / "run", steps=600)
+    assert int(rows(tmp_path / "run")[-1]["rollout/env_restarts"]) == 1
 
 
 def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -> Any:
@@ -352,7 +329,7 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.002, "lengths": [7]})
     sampler = make(AlternatingSampler, env, SamplerConfig(8, 5, 4), restart_on_error=True)
     rng = random.Random(0)
-    try:
+    with closing(sampler):
         for num_killed in range(10):
             assert sampler.num_restarts == 2 * num_killed
             victim = rng.choice(sampler.pool.processes).pid
@@ -366,8 +343,6 @@ def test_any_worker_may_be_killed_at_any_moment() -> None:
             rollout = sampler.collect()
             assert not assert_rollout(rollout, "immediate").any()
         assert len(sampler.evaluate(GamesToPlay(8), 0, False)) == 8
-    finally:
-        sampler.close()
 
 
 @pytest.mark.parametrize("held", [None, slice(0, 2)], ids=["between two steps", "while group 0 is held"])
@@ -387,7 +362,7 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
                 while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
                     time.sleep(0.001)
 
-    try:
+    with closing(sampler):
         rollout = sampler.collect(StepHook(on_step, envs_to_update=lambda t: held))
         assert_rollout(rollout, "immediate")
         assert_no_token_left(sampler)
@@ -395,8 +370,6 @@ def test_all_workers_may_be_killed_at_once(held: slice | None) -> None:
         assert sampler.num_restarts == 4
         rollout = sampler.collect()
         assert rollout.valid.all() and rollout.reset[0].all() and not rollout.observation_rows[0].any()
-    finally:
-        sampler.close()
 
 
 @pytest.mark.parametrize(
@@ -457,7 +430,6 @@ def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
     assert_stopped(Result(status, *capfd.readouterr()), 143, tmp_path)
 
 
-@pytest.mark.slow
 @slow
 def test_signals_during_an_evaluation(tmp_path: Path) -> None:
     """Would catch a signal that is only heeded when all games are over."""
@@ -477,7 +449,6 @@ def test_signals_during_an_evaluation(tmp_path: Path) -> None:
         assert assert_stopped(command.finish(), 128 + number, run)["steps"] == 16
 
 
-@pytest.mark.slow
 @slow
 def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     """Would catch tracebacks, a wrong status, or processes that build environments for nobody."""
@@ -494,7 +465,6 @@ def test_signals_while_a_run_starts(tmp_path: Path) -> None:
     assert (result.status, result.out, result.err) == (143, "", "")
 
 
-@pytest.mark.slow
 @slow
 def test_the_second_signal_insists(tmp_path: Path) -> None:
     """Would catch a user who has to wait for an environment that hangs."""
@@ -508,7 +478,7 @@ def test_the_second_signal_insists(tmp_path: Path) -> None:
     assert command.finish().status == 130
 
 
-@pytest.mark.slow
+@slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
     """Would catch orphans, even such as never return from their environment."""
     (tmp_path / "endless.py").write_text(
@@ -542,27 +512,6 @@ def test_a_gpu_without_enough_memory(tmp_path: Path, monkeypatch: Any, capfd: An
 
 
 # ---- the disk ----
-
-
-@pytest.mark.slow
-@slow
-def test_a_full_disk(tmp_path: Path) -> None:
-    """Would catch a checkpoint that is lost, half written, or left as a temporary file when the disk is full."""
-    command = train(tmp_path, "CartPole-v1", None, "--checkpoint-interval-steps", 16, steps=FOREVER)
-    command.wait_for((tmp_path / "checkpoint.pt").exists)
-    limit = (tmp_path / "checkpoint.pt").stat().st_size // 2
-    resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE, (limit, limit))  # no larger file can be written
-    result = command.finish()
-    assert result.status == 1
-    name = re.escape(str(tmp_path / "checkpoint.pt"))
-    assert re.search(
-        f"accel-rl: could not write the checkpoint {name}: File too large; the previous one is intact\n", result.err
-    ), result.err
-    assert "Traceback" not in result.err
-    assert not list(tmp_path.glob("*.tmp"))
-    steps = checkpoint.load(tmp_path / "checkpoint.pt")["steps"]
-    accel_rl.train(resume=tmp_path, steps=steps + 1)
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] == steps + 16
 
 
 def test_damaged_and_foreign_checkpoints(tmp_path: Path, capfd: Any) -> None:

@@ -1,6 +1,5 @@
 """What learners compute from rollouts in which an environment was replaced, against sums written out step by step."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler, serial
 from accel_rl.samplers.base import SamplerConfig, StepHook
 from accel_rl.samplers.gpu_action_server import GpuActionServer
-from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind
+from tests.helpers.samplers import TOYS, SameNoise, assert_equal, closing, copy, make, make_kind, to_cpu
 
 pytestmark = pytest.mark.multiprocess
 
@@ -102,26 +101,17 @@ def test_the_step_before_a_lost_one_is_bootstrapped_with_one_discount(
     def on_step(t: int) -> None:
         recent.append(copy(sampler.recent(t, min(window, len(recent)), slice(0, 4))))
 
-    try:
+    with closing(sampler):
         rollouts = [copy(sampler.collect(StepHook(on_step))) for _ in range(6)]
         assert sum(map(assert_learned_right, rollouts)) == (0 if at_step == 5 else sampler.num_restarts)
         assert sum(map(assert_learned_right, recent[1:])) > 0
         assert sampler.num_restarts > 0 and sum(int((~rollout.valid).sum()) for rollout in rollouts) > 0
-    finally:
-        sampler.close()
 
 
 def test_a_rollout_without_hooks_is_bootstrapped_too(tmp_path: Path) -> None:
     """Would catch the step before a lost one being truncated only where an update asks for recent steps."""
     sampler = sampler_of("serial", tmp_path, "raise", at_step=7, window=0)
     assert sum(assert_learned_right(copy(sampler.collect())) for _ in range(6)) == sampler.num_restarts > 0
-
-
-class SameNoise(Echo):
-    """Noise is drawn on the CPU wherever it is used."""
-
-    def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        return torch.rand(num_steps, num_envs, generator=torch.Generator().manual_seed(0))
 
 
 def break_after(sampler: Any, env: int, num_steps: int) -> None:
@@ -136,12 +126,6 @@ def break_after(sampler: Any, env: int, num_steps: int) -> None:
         return step(*arguments)
 
     simulator.step = breaks
-
-
-def on_cpu(rollout: Rollout) -> Rollout:
-    rollout = copy(rollout)
-    tensors = {name: value.cpu() for name, value in vars(rollout).items() if isinstance(value, Tensor)}
-    return replace(rollout, policy_outputs={k: v.cpu() for k, v in rollout.policy_outputs.items()}, **tensors)
 
 
 @pytest.mark.gpu
@@ -167,9 +151,9 @@ def test_lost_steps_are_the_same_on_a_gpu(horizon: int, window: int, monkeypatch
                 break_after(sampler, index % 4, index % horizon)
 
             def on_step(t: int, sampler: Any = sampler, rollouts: list[Rollout] = rollouts) -> None:
-                rollouts.append(on_cpu(sampler.recent(t, window, slice(1, 4))))
+                rollouts.append(to_cpu(sampler.recent(t, window, slice(1, 4))))
 
-            rollouts.append(on_cpu(sampler.collect(StepHook(on_step))))
+            rollouts.append(to_cpu(sampler.collect(StepHook(on_step))))
             state = sampler.get_state()["server"]
             assert torch.equal(state["rows"]["truncated"], sampler._server._rows["truncated"][horizon:])
         num_finals += int((seen[0][-1].truncated[:-1] & ~seen[0][-1].valid[1:]).sum())

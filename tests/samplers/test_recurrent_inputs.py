@@ -13,14 +13,12 @@ from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
-from tests.helpers.samplers import TOYS, Flat, assert_equal, make, spec_of
+from tests.helpers.samplers import COUNTING, PONG, TOYS, Flat, assert_equal, closing, make, spec_of
 
 LENGTHS = {"lengths": [3, -4, 2, -1, 7]}
-COUNTING = EnvConfig(f"{TOYS}:Counting", options={**LENGTHS, "seeded": True})
 CONTINUOUS = EnvConfig(f"{TOYS}:BoxAction", options=LENGTHS)
 CHOICES = EnvConfig(f"{TOYS}:Nested", options=LENGTHS)  # MultiDiscrete
 SWITCHES = EnvConfig(f"{TOYS}:Switches", options=LENGTHS)  # MultiBinary, of two axes
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 CONFIG = SamplerConfig(4, 5, 2)
 ALSO_ALTERNATING = ("lstm", "separate value", "choices", "reserve", "q-network")
 CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
@@ -130,7 +128,7 @@ def test_what_acted_is_what_learns(case: str) -> None:
     kinds = (SerialSampler, AlternatingSampler) if case in ALSO_ALTERNATING else (SerialSampler,)
     samplers = [make(kind, env, CONFIG, policy, reset_mode=reset_mode, decorrelation_steps=5) for kind in kinds]
     by_hand, num_finals = ByHand(policy, 4), 0
-    try:
+    with closing(*samplers):
         for index in range(6):
             rollout, *others = (sampler.collect() for sampler in samplers)
             for other in others:
@@ -155,9 +153,6 @@ def test_what_acted_is_what_learns(case: str) -> None:
                     goes_on = ~rollout.reset[0]
                     assert not goes_on.any() or not torch.allclose(elsewhere[0, goes_on], value[0, goes_on], atol=1e-5)
         assert num_finals > 0
-    finally:
-        for sampler in samplers:
-            sampler.close()
 
 
 def test_a_lost_life_is_remembered() -> None:
@@ -184,7 +179,7 @@ def test_a_lost_life_is_remembered() -> None:
 def test_evaluation_begins_with_nothing(kind: Any) -> None:
     """Would catch games of an evaluation that remember training or the evaluation before, or the other way round."""
     samplers = [make(kind, COUNTING, CONFIG, recurrent(COUNTING)) for _ in range(3)]
-    try:
+    with closing(*samplers):
         first = samplers[0].evaluate(GamesToPlay(8), 0, True)
         for _ in range(3):
             samplers[1].collect()
@@ -193,6 +188,3 @@ def test_evaluation_begins_with_nothing(kind: Any) -> None:
         for _ in range(3):
             samplers[2].collect()
         assert_equal(samplers[1].collect(), samplers[2].collect(), "after evaluations")
-    finally:
-        for sampler in samplers:
-            sampler.close()

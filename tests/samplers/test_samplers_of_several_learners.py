@@ -11,15 +11,13 @@ import torch
 
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.batch_simulator import BatchConfig
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook, noise_generator
-from tests.helpers.samplers import TOYS, Echo, Greedy, assert_equal, columns_of, copy, make
+from tests.helpers.samplers import COUNTING, PONG, TOYS, Greedy, assert_equal, closing, columns_of, copy, make
 
 pytestmark = pytest.mark.multiprocess
 
-COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 SAMPLERS = [SerialSampler, AlternatingSampler]
 
 
@@ -37,7 +35,7 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     whole = make(sampler_class, env, SamplerConfig(8, 5, 2), Greedy(6), **batch)
     parts = [make(sampler_class, env, SamplerConfig(4, 5, 1), Greedy(6), **batch, first_env=k) for k in (0, 4)]
-    try:
+    with closing(whole, *parts):
         for index in range(5):
             rollout = copy(whole.collect())
             for part, envs in zip(parts, (slice(0, 4), slice(4, 8)), strict=True):
@@ -50,9 +48,6 @@ def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvC
             ]
             assert sorted(games[0]) == sorted([*games[1], *(game._replace(env=game.env + 4) for game in games[2])])
             assert len(games[0]) >= 16
-    finally:
-        for sampler in (whole, *parts):
-            sampler.close()
 
 
 def test_each_learner_has_its_own_noise() -> None:
@@ -89,7 +84,7 @@ def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
         )
         return [rollout.first_step, *seen]
 
-    try:
+    with closing(*samplers):
         assert collect(samplers[0]) == [0, -24, -12, 0]
         assert collect(samplers[0]) == [36, 12, 24, 36]
         assert collect(samplers[0], 1000) == [1000, 976, 988, 1000]
@@ -97,9 +92,6 @@ def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
         assert collect(samplers[0]) == [1036, 1012, 1024, 1036]
         assert samplers[1].set_state(pickle.loads(pickle.dumps(samplers[0].get_state()))) == []
         assert collect(samplers[1]) == [1072, 1048, 1060, 1072]
-    finally:
-        for sampler in samplers:
-            sampler.close()
 
 
 @pytest.mark.parametrize("sampler_class", SAMPLERS)
@@ -107,15 +99,12 @@ def test_an_environment_without_a_state_is_named(sampler_class: Any) -> None:
     """Would catch a warning that names another learner's environments, or the window of a column that is not there."""
     env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})
     samplers = [make(sampler_class, env, SamplerConfig(4, 4, 2, window=3), first_env=8) for _ in range(2)]
-    try:
+    with closing(*samplers):
         samplers[0].collect()
         assert samplers[1].set_state(samplers[0].get_state()) == [8, 9, 10, 11]
         seen: list[torch.Tensor] = []
         samplers[1].collect(StepHook(lambda t: seen.append(samplers[1].recent(t, 1, slice(0, 4)).truncated.clone())))
         assert seen[0].all() and not seen[1].any()
-    finally:
-        for sampler in samplers:
-            sampler.close()
 
 
 @pytest.mark.parametrize("how", ["raise", "kill"])
@@ -125,11 +114,9 @@ def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> No
     named = r"environment 1[2-5] \(run seed 3, [a-z_.]+:Broken\)( failed)? at action [01]"
     config = SamplerConfig(4, 4, 2)
     sampler = make(AlternatingSampler, env, config, first_env=12)
-    try:
+    with closing(sampler):
         with pytest.raises(RunError, match=named):
             sampler.collect()
-    finally:
-        sampler.close()
     if how == "raise":
         serial = make(SerialSampler, env, config, first_env=12, restart_on_error=True)
         assert not serial.collect().valid[2].any()
@@ -149,23 +136,6 @@ class Wakes(Greedy):
             for process in self.suspended:
                 process.resume()
         return acted
-
-
-@pytest.mark.parametrize("sampler_class", SAMPLERS)
-@pytest.mark.parametrize("every", [2, 3, 5, 9])
-def test_on_step_at_some_steps_only(every: int, sampler_class: Any) -> None:
-    """Would catch a callback at other steps, or before a group has its actions or after one has its next ones."""
-    policy = Echo(2)
-    sampler = make(sampler_class, COUNTING, SamplerConfig(4, 7, 2), policy)
-    try:
-        seen: list[tuple[int, int]] = []
-        for index in range(2):
-            sampler.collect(
-                StepHook(lambda t, index=index: seen.append((t, len(policy.observations) - 14 * index)), every)
-            )
-        assert seen == 2 * [(t, 2 * (t + 1)) for t in range(0, 7, every)]
-    finally:
-        sampler.close()
 
 
 def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
@@ -189,10 +159,3 @@ def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
         for process in policy.suspended:
             process.resume()
         sampler.close()
-
-
-@pytest.mark.parametrize(("numbers", "message"), [({"num_learners": 0}, "learners=0 must be at least 1")])
-def test_nonsense_is_refused(numbers: dict[str, int], message: str) -> None:
-    """Would catch steps that stand still."""
-    with pytest.raises(UsageError, match=message):
-        SamplerConfig(4, 5, 2, **numbers)

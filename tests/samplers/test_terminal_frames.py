@@ -9,7 +9,7 @@ from accel_rl.envs import EnvConfig
 from accel_rl.rollout import Rollout
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
-from tests.helpers.samplers import TOYS, assert_equal, copy, make, make_kind
+from tests.helpers.samplers import TOYS, assert_equal, closing, copy, make, make_kind
 
 pytestmark = pytest.mark.multiprocess
 
@@ -95,7 +95,7 @@ def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvCon
 
         return copy(sampler.collect(StepHook(on_step)))  # type: ignore[no-any-return]
 
-    try:
+    with closing(*samplers):
         for index in range(4):
             plain, serial, other = map(collect, samplers)
             assert_equal(serial, other, f"rollout {index}")
@@ -110,23 +110,3 @@ def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvCon
                         sampler.evaluate(LooksAtRollouts(), 0, False)
                     assert sampler.set_state(samplers[0].get_state()) == []
         assert num_terminated >= 4
-    finally:
-        for sampler in samplers:
-            sampler.close()
-
-
-@pytest.mark.parametrize("reset_mode", ["wait", "reserve", pytest.param("immediate", marks=pytest.mark.slow)])
-def test_of_a_game(reset_mode: str) -> None:
-    """Would catch a frame that belongs to another episode: the ball and the bricks change little in one step."""
-    config = SamplerConfig(2, 250, 0, terminal_frames=True)
-    sampler = make(SerialSampler, BREAKOUT, config, reset_mode=reset_mode, decorrelation_steps=20)
-    rollout = sampler.collect()
-    frames = rollout.terminal_frames
-    assert torch.equal(torch.stack([frames.step, frames.env], 1), rollout.terminated.nonzero())
-    before, after = (rollout.observation_rows[1:][rows, frames.env].int() for rows in (frames.step, frames.step + 1))
-    waits = ~rollout.valid[(frames.step + 1).clamp(max=249), frames.env]
-    game_over = waits | rollout.reset[frames.step + 1, frames.env]
-    assert game_over.any() and not game_over.all()
-    is_shown = (frames.frame == after).flatten(1).all(1)
-    assert torch.equal(is_shown, waits)
-    assert (frames.frame.int() - before).abs().flatten(1).float().mean(1).max() < 10

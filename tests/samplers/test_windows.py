@@ -16,12 +16,10 @@ from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import RecurrentInputs, Rollout
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig, StepHook
-from tests.helpers.samplers import TOYS, Echo, assert_equal, copy, make, make_kind, spec_of
+from tests.helpers.samplers import COUNTING, PONG, TOYS, Echo, assert_equal, closing, copy, make, make_kind, spec_of
 
 pytestmark = pytest.mark.multiprocess
 
-COUNTING = EnvConfig(f"{TOYS}:Counting", options={"lengths": [3, -4, 2, -1, 7], "seeded": True})
-PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (16, 16)})
 PER_STEP = ("action", "reward", "terminated", "truncated", "valid")
 PER_ROW = ("age", "reset")
 ENVS = [slice(0, 2), slice(1, 4), slice(0, 4)]
@@ -159,7 +157,7 @@ def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str,
 
             sampler.recent = recent
         watchers.append(Watcher(sampler, [5, 2], holds))
-    try:
+    with closing(*(watcher.sampler for watcher in watchers)):
         for index in range(6):
             assert_equal(*(watcher.collect() for watcher in watchers), f"rollout {index}")
         for one, other in zip(*(watcher.seen for watcher in watchers), strict=True):
@@ -168,9 +166,6 @@ def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str,
             assert torch.equal(one[3].observations(from_step, one[1] + 1), other[3].observations(from_step, one[1] + 1))
         for watcher in watchers:
             watcher.check()
-    finally:
-        for watcher in watchers:
-            watcher.sampler.close()
 
 
 def test_on_step_holds_the_faster_group_back() -> None:
@@ -188,11 +183,9 @@ def test_on_step_holds_the_faster_group_back() -> None:
                 worker.suspend()
                 threading.Timer(0.3, worker.resume).start()
 
-    try:
+    with closing(sampler):
         sampler.collect(StepHook(on_step))
         assert seen == [(t, 2 * (t + 1)) for t in range(6)]
-    finally:
-        sampler.close()
 
 
 @pytest.mark.parametrize("kinds", [("serial", "alternating"), ("device", "device"), ("alternating", "device")])
@@ -203,7 +196,7 @@ def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[s
     policies = [recurrent(COUNTING) if env is COUNTING else Echo(6) for _ in kinds]
     batch = {"reset_mode": "wait" if env is COUNTING else "immediate", "decorrelation_steps": 5}
     samplers = [make_kind(kind, env, config, policy, **batch) for kind, policy in zip(kinds, policies, strict=True)]
-    try:
+    with closing(*samplers):
         for _ in range(4):
             samplers[0].collect()
         assert samplers[1].set_state(pickle.loads(pickle.dumps(samplers[0].get_state()))) == []
@@ -213,9 +206,6 @@ def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[s
         for (*where, one), (*same, other) in zip(*(watcher.seen for watcher in watchers), strict=True):
             assert where == same
             assert_equal(one, other, f"recent {where}")
-    finally:
-        for sampler in samplers:
-            sampler.close()
 
 
 @pytest.mark.parametrize("kind", ["serial", "alternating", "device"])
@@ -225,7 +215,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
     env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})  # [game, step, noise]
     config = SamplerConfig(4, 4, 2, window=3)
     samplers = [make_kind(kind, env, config, recurrent(env)) for _ in range(2)]
-    try:
+    with closing(*samplers):
         samplers[0].collect()
         last = copy(samplers[0].collect())
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
@@ -253,9 +243,6 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
             recurrent_inputs = RecurrentInputs(*(rows[0] for rows in is_first.recurrent_inputs))
             value = samplers[1].policy.step(is_first.observation_rows[0], recurrent_inputs)[1]
         torch.testing.assert_close(is_first.policy_outputs["value"][0], value)
-    finally:
-        for sampler in samplers:
-            sampler.close()
 
 
 @pytest.mark.parametrize("kind", ["alternating", "device"])
@@ -263,7 +250,7 @@ def test_what_is_replaced_between_rollouts_ends_the_window(kind: str) -> None:
     """Would catch returns that go on from a game whose worker died while a checkpoint was made into another game."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [100]})
     sampler = make_kind(kind, env, SamplerConfig(4, 4, 2, window=3), restart_on_error=True)
-    try:
+    with closing(sampler):
         sampler.collect()
         victim = sampler.pool.processes[0]
         os.kill(victim.pid, signal.SIGKILL)
@@ -275,5 +262,3 @@ def test_what_is_replaced_between_rollouts_ends_the_window(kind: str) -> None:
         assert torch.equal(watcher.collect().reset[0], lost) and 0 < lost.sum() < 4
         for step, size, envs, recent in watcher.seen[:3]:
             assert torch.equal(recent.truncated[size - 1 - step], lost[envs])
-    finally:
-        sampler.close()

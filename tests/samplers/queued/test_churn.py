@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from accel_rl.samplers.queued.sampler import QueuedSampler
 from tests.helpers.queued import Book, free_tokens, make_queued, numbered
+from tests.helpers.samplers import closing
 
 pytestmark = pytest.mark.multiprocess
 MAX_AGENTS = 5
@@ -98,7 +99,7 @@ def test_any_churn(schedule: list[Change], horizon: int, min_training_batch: int
 def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
     """Would catch steps that an agent has taken and does not hand over before it ends; slots that are lost with it."""
     sampler, book = make(tmp_path), Book()
-    try:
+    with closing(sampler):
         for num_agents in (5, 1, 4, 2):
             sampler.set_counts(num_agents, 1, 1)
             while len(sampler.pool.processes) != num_agents or sampler.pool.starting:
@@ -110,8 +111,6 @@ def test_a_retired_agent_leaves_nothing_behind(tmp_path: Path) -> None:
         assert {identity: taken.get(identity, 0) for identity in retired} == retired
         assert len(retired) == 6  # nearly always one of them in mid-segment, which is chance
         assert all(free == tokens for free, tokens in free_tokens(sampler))
-    finally:
-        sampler.close()
 
 
 @pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,12 +1,10 @@
 """Settings that the queued sampler cannot run with: one line, at once, that says what to do."""
 
 import resource
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.hardware import host_memory
 from accel_rl.training.build import check
@@ -63,24 +61,3 @@ def test_more_agents_than_files_or_memory(monkeypatch: Any) -> None:
     monkeypatch.setattr(host_memory, "free_host_bytes", lambda: 1 << 30)
     with pytest.raises(UsageError, match=r"envs=200 needs 1\.\d\d GB on cpu, .*: use --envs \d\d\d or less"):
         check(config)
-
-
-def test_a_refused_run_writes_nothing(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a folder of a run that never was, or a traceback."""
-    words = [
-        "train",
-        "--algo",
-        "ga3c",
-        "--env",
-        "CartPole-v1",
-        "--device",
-        "cpu",
-        "--workers",
-        4,
-        "--out",
-        tmp_path / "run",
-    ]
-    assert main(list(map(str, words))) == 2
-    error = capfd.readouterr().err
-    assert error.count("\n") == 1 and "Traceback" not in error
-    assert not (tmp_path / "run").exists()

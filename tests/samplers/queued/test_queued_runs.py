@@ -1,4 +1,4 @@
-"""Queued runs from start to end: algorithms, recurrent policies, resuming, GPUs, and what is done with them."""
+"""Queued runs from start to end: recurrent policies, resuming, GPUs, and what is done with them."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
 from tests.helpers.queued import Telling, make_queued
 from tests.helpers.runs import assert_same, rows
-from tests.helpers.samplers import TOYS
+from tests.helpers.samplers import TOYS, closing
 
 pytestmark = pytest.mark.multiprocess
 slow = pytest.mark.slow
@@ -39,28 +39,6 @@ def _not_deterministic() -> Any:
     torch.use_deterministic_algorithms(False)
 
 
-# ---- algorithms ----
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "a2c": {**CARTPOLE, **A2C, "normalize_observations": True},
-    "a2c lstm": {**CARTPOLE, **A2C, **LSTM},
-    "ppo": {**CARTPOLE, **PPO, "normalize_observations": True},
-    "ppo lstm": {**CARTPOLE, **PPO, **LSTM},
-    "vtrace": {**PONG, **VTRACE, "network": "ga3c"},
-    "vtrace lstm": {**CARTPOLE, **VTRACE, **LSTM},
-}
-
-
-@pytest.mark.parametrize("case", [pytest.param(name, marks=slow) for name in ALGORITHMS])
-def test_actor_critics_learn_from_queues(case: str, tmp_path: Path) -> None:
-    """Would catch an algorithm that cannot take a merged batch, or whose loss is that of padding."""
-    run = accel_rl.train(**ALGORITHMS[case], device="cpu", out=tmp_path / "run")
-    table = rows(run)
-    assert 400 <= int(table[-1]["time/total_timesteps"]) < 420
-    assert len({row["train/loss"] for row in table if row["train/loss"]}) >= 3
-    assert float(table[-1]["sampler/policy_lag_max"]) >= 0
-
-
 def test_recurrent_policies_get_what_they_had() -> None:
     """Would catch a recurrent state, previous action or reward of another step or agent, a state that outlives its game
     or is forgotten in it, and a value behind a segment from another state."""
@@ -72,7 +50,7 @@ def test_recurrent_policies_get_what_they_had() -> None:
     # From where an agent is to what its policy remembers there: state, previous action and reward.
     memories: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
     num_checked = 0
-    try:
+    with closing(sampler):
         for _ in range(25):
             rollout = sampler.collect()
             inputs = rollout.recurrent_inputs
@@ -114,8 +92,6 @@ def test_recurrent_policies_get_what_they_had() -> None:
                         assert inputs.previous_reward[t, column] == memory[2]
                     num_checked += 1
         assert num_checked > 100
-    finally:
-        sampler.close()
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -130,6 +106,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "batches of one segment": {**CARTPOLE, "envs": 5, "min_training_batch": 1, "training_queue": 1},
     "lstm": {**CARTPOLE, **A2C, **LSTM},
     "ppo": {**CARTPOLE, **PPO, "normalize_observations": True, "learning_rate_schedule": "linear"},
+    "vtrace": {**PONG, **VTRACE, "network": "ga3c"},
 }
 
 
@@ -159,7 +136,7 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
     first.number.data.fill_(7.0)
     second.number.data.fill_(5.0)
     sampler = make_queued(policy=second)
-    try:
+    with closing(sampler):
         second.load_state_dict(first.state_dict())  # as a checkpoint is restored
         sampler.set_state(state)
         found = set[float]()
@@ -167,19 +144,6 @@ def test_predictors_of_a_resumed_run_act_with_its_parameters() -> None:
             rollout = sampler.collect()
             found |= {*rollout.policy_outputs["number"][rollout.valid].tolist()}
         assert found <= {0.0, 7.0}
-    finally:
-        sampler.close()
-
-
-@slow
-def test_environments_without_a_state_start_anew(tmp_path: Path) -> None:
-    """Would catch environments that are resumed wrongly in silence."""
-    run = accel_rl.train(**{**COMMON, "env": f"{TOYS}:Unpicklable"}, device="cpu", out=tmp_path / "run")
-    accel_rl.train(resume=run, steps=600)
-    assert (
-        "these environments have no state to save and start a new episode: [0, 1, 2]" in (run / "log.txt").read_text()
-    )
-    assert checkpoint.load(run / "checkpoint.pt")["steps"] >= 600
 
 
 @slow
@@ -234,7 +198,7 @@ def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
     policy = build_algo_and_update(here)[0].policy
     sampler = build_training_sampler(there, algo)
     iteration, steps, states, tested = Iteration(sampler, algo, update, there.plan), 0, [], 0
-    try:
+    with closing(sampler):
         for _ in range(15):
             states.append({name: value.cpu().clone() for name, value in algo.policy.state_dict().items()})
             rollout = to_device(iteration.collect_and_learn(steps).rollout, "cpu")
@@ -253,5 +217,3 @@ def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
         assert tested == steps and not all(
             torch.allclose(states[0][name], value, atol=1e-2) for name, value in states[-1].items()
         )
-    finally:
-        sampler.close()

@@ -118,9 +118,9 @@ def test_actors_never_see_half_an_update() -> None:
     assert len(copies._others) <= 4 and not any(copy.num_users for copy in copies._others)
 
 
-def make_server(num_agents: int, horizon: int, slots_per_agent: int = 2) -> tuple[PredictionServer, dict[str, Any]]:
+def make_server(num_agents: int, horizon: int) -> tuple[PredictionServer, dict[str, Any]]:
     spec = spec_of(numbered())
-    arrays = SharedArrays(shared_layout(spec, horizon, num_agents * slots_per_agent, num_agents)).arrays
+    arrays = SharedArrays(shared_layout(spec, horizon, 2 * num_agents, num_agents)).arrays
     replies = [Semaphore(one_at_a_time=True) for _ in range(num_agents)]
     generator = torch.Generator().manual_seed(0)
     return PredictionServer(spec, arrays, replies, Telling(), generator, torch.device("cpu")), arrays
@@ -169,32 +169,3 @@ def test_the_lag_of_a_scripted_schedule() -> None:
     assert (found["prediction_queue"], found["training_queue"], found["training_segments"]) == (7, 3, 2)
     assert found["prediction_batch"] == 7 / 5  # seven predictions in five batches
     assert "policy_lag" not in meter.read(server.counts)
-
-
-def test_segments_that_end_in_every_way() -> None:
-    """Would catch a wrong flag at a segment's end, another value behind it, or rows of an earlier batch that count."""
-    server, arrays = make_server(num_agents=1, horizon=3, slots_per_agent=6)
-    batch = SegmentBatch(server.spec, server, 100, torch.device("cpu"))
-    server.copies.publish(0)
-    kinds = ((3, Ending.FULL), (1, Ending.TERMINATED), (2, Ending.TRUNCATED), (1, Ending.CUT), (3, Ending.TERMINATED))
-    for _ in range(2):  # the second time over what the first one has left
-        for slot, (num_steps, ending) in enumerate(reversed(kinds) if _ else kinds):
-            for row in range(3):
-                ask(server, [0], [slot], row)
-            arrays["num_steps"][slot], arrays["ending"][slot] = num_steps, ending
-            server.bootstrap_value[slot] = 1000 + slot
-            batch.add(slot, 0)
-        rollout = batch.rollout(0)
-        expected = list(reversed(kinds)) if _ else list(kinds)
-        assert rollout.num_segments == 5 and rollout.bootstrap_value is not None
-        for column, (num_steps, ending) in enumerate(expected):
-            last = torch.arange(3) == num_steps - 1
-            assert torch.equal(rollout.valid[:, column], torch.arange(3) < num_steps)
-            assert torch.equal(rollout.terminated[:, column], last & (ending == Ending.TERMINATED))
-            assert torch.equal(rollout.truncated[:, column], last & (ending in (Ending.TRUNCATED, Ending.CUT)))
-            if ending in (Ending.FULL, Ending.TRUNCATED):
-                assert rollout.bootstrap_value[column] == 1000 + column
-            elif ending == Ending.CUT:  # the value of the row that was predicted already
-                assert rollout.bootstrap_value[column] == value_of(torch.tensor([0.0, column, num_steps]))
-        batch.clear()
-        assert not batch.arrays["valid"].any()
