@@ -37,13 +37,6 @@ def start(run: Path, *flags: Any, algo: str = STRUCK) -> Command:
     return Command(*arguments(run, *flags, algo=algo))
 
 
-def marked_process(run: Path, command: Command) -> int:
-    """Waits for the process that halts to be killed; returns its id."""
-    mark = run / "mark"
-    command.wait_for(mark.exists)
-    return int(mark.read_text())
-
-
 def assert_failed(result: Result, run: Path, message: str) -> None:
     """Checks that the run has failed with this message, once on the console and in log.txt."""
     assert result.status == 1, result.err
@@ -66,8 +59,7 @@ FAST = ("all_reduce",)
     "phase", [phase if phase in FAST else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES]
 )
 def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -> None:
-    """Would catch learners that wait for a dead one, a message about the learner that only notices its death,
-    parameters that it has half written, and a checkpoint that is lost with it."""
+    """Would catch learners that wait for a dead one, or blame another, and parameters that it has half written."""
     rank, flags = PHASES[phase]
     run, before = tmp_path / "run", psutil.Process().children(recursive=True)
     has_ended = threading.Event()
@@ -160,7 +152,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     """Would catch a user who has to wait for a learner that hangs, and a first signal that does not wait for it."""
     run = tmp_path / "run"
     command = start(run, "--how", "sampling", "--mark", run / "mark", "--sampler", "serial")
-    marked_process(run, command)
+    command.wait_for((run / "mark").exists)
     command.process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert command.process.poll() is None

@@ -179,8 +179,7 @@ def test_torchrun_decides_the_devices_and_needs_a_folder(
 
 @pytest.mark.parametrize("flags", [{}, {"device": "cuda"}, {"device": "cuda:0"}])
 def test_launched_learners_that_see_one_gpu_each_use_it(flags: Any, launched: Any, monkeypatch: Any) -> None:
-    """Would catch learners that look for a second GPU where SLURM shows each its own, and learners that divide the
-    machine in different ways since each only knows where its own GPU is."""
+    """Would catch learners that look for a second GPU where SLURM shows each its own, or other plans."""
 
     def node(device: str) -> int | None:
         raise AssertionError("it is that of this learner's GPU only")

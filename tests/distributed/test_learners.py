@@ -122,8 +122,7 @@ def as_flags(settings: dict[str, Any]) -> list[str]:
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path: Path) -> None:
-    """Would catch minibatches, Adam's moments or running statistics that a checkpoint lacks; learners that have the
-    same environments, or other environments than a single learner; and statistics of a part of them."""
+    """Would catch what a checkpoint lacks, learners with the same environments, and statistics of a part of them."""
     settings = {**TWO, **NORMALIZED, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
@@ -140,8 +139,7 @@ def test_ppo_resumes_exactly_and_learners_share_the_environments_of_one(tmp_path
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_learners_of_pqn_resume_exactly_and_normalize_together(tmp_path: Path) -> None:
-    """Would catch a learner's epsilon, order of minibatches or running return that a checkpoint lacks, and rewards that
-    each learner scales by its own."""
+    """Would catch an epsilon, order or running return that a checkpoint lacks, and rewards scaled by each learner."""
     settings = {**TWO, "algo": "pqn", "minibatches": 2, "epsilon_steps": 200, "epsilon_final": (0.1, 0.5)}
     settings["schedule_steps"] = 240
     run = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
@@ -274,8 +272,7 @@ def check_shared(run: Path, state: dict[str, Any]) -> None:
 
 @pytest.mark.multiprocess
 def test_asynchronous_learners_share_parameters_and_statistics(tmp_path: Path) -> None:
-    """Would catch learners that normalise differently, samples that only one of them counts, games of the first learner
-    alone, and a count of updates that starts anew with another number of learners."""
+    """Would catch learners that normalise differently, samples that only one counts, and a count that starts anew."""
     settings = {**TWO, **NORMALIZED, "update": "central_store", "updates_per_exchange": 3, "pull_horizon": 2}
     run = accel_rl.train(**settings, steps=300, out=tmp_path / "run")
     state = load(run)

@@ -42,8 +42,7 @@ def write(path: Path, **parts: Any) -> Path:
 
 
 def test_a_file_describes_its_runs(tmp_path: Path) -> None:
-    """Would catch a combination that is left out, a setting that gets lost, or a name that is ambiguous or changes when
-    a block is added."""
+    """Would catch a combination or setting that is lost, or a name that changes when a block is added."""
     file = write(
         tmp_path / "x.yaml",
         settings={"env": "pong", "steps": 1000},
@@ -103,8 +102,7 @@ def test_the_papers_numbers_belong_to_their_runs() -> None:
     ],
 )
 def test_shipped_files_can_be_run(name: str, num_runs: int) -> None:
-    """Would catch a setting that does not exist or fit, or a batch that does not split over the learners, in a file
-    that few machines can run."""
+    """Would catch a setting that does not exist or fit, in a file that few machines can run."""
     experiment = read_experiment(SHIPPED / f"{name}.yaml", {"share_processors": True})
     assert len(resolve_all(experiment, [Slot("cpu", None)] * 8)) == num_runs
 
@@ -278,8 +276,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
-    """Would catch runs that outlive their scheduler or are lost with it, that start anew, or that continue with other
-    settings than before."""
+    """Would catch runs that outlive their scheduler or are lost with it, or go on with other settings."""
     file = write(tmp_path / "x.yaml", settings={**SMALL, "steps": 1_000_000}, grid=[{"algo": "a2c"}], seeds=[1, 2])
     out, slots = tmp_path / "out", [Slot("cpu", None)]
     first, second = out / "a2c-s1", out / "a2c-s2"

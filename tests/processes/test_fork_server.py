@@ -113,8 +113,7 @@ def test_a_program_that_cannot_be_imported_is_reported(capfd: Any) -> None:
 def test_what_prepares_may_fail(
     argument: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    """Would catch an error of the system that is taken for the parent's end, and an import path that is cut at a colon
-    in a folder's name."""
+    """Would catch an error of the system taken for the parent's end, and an import path that is cut at a colon."""
     monkeypatch.syspath_prepend(tmp_path / "a:b")
     server = ForkServer(LIGHT, [], LOST, "tests.helpers.light_child:fail", argument)
     with pytest.raises(error, match=message):

@@ -30,8 +30,7 @@ def pong(simulator: str) -> EnvConfig:
 
 @pytest.mark.parametrize("reset_mode", ["immediate", pytest.param("wait", marks=pytest.mark.slow)])
 def test_a_killed_worker_is_replaced(simulator: str, reset_mode: str) -> None:
-    """Would catch another worker's games that are touched, new ones that begin in the middle, or games that the new
-    worker scores although they were lost."""
+    """Would catch another worker's games that are touched, new ones begun in the middle, or lost ones that score."""
     samplers = [
         make(AlternatingSampler, pong(simulator), CONFIG, restart_on_error=True, reset_mode=reset_mode) for _ in "ab"
     ]

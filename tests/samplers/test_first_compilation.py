@@ -57,8 +57,7 @@ def test_interrupted_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.multiprocess
 @pytest.mark.slow
 def test_it_is_compiled_once_and_not_against_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch a first run that fails since compiling takes longer than building environments may, or several
-    learners that each compile."""
+    """Would catch compiling that counts as building environments, or several learners that each compile."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ["--steps", 200, "--envs", 4, "--decorrelation-steps", 0, "--eval-interval-steps", 0]
     flags += ["--devices", "cpu,cpu", "--env-build-timeout-s", 6, "--out", tmp_path / "run"]

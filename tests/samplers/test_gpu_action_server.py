@@ -67,11 +67,7 @@ def on_gpu(
 @pytest.mark.parametrize("device", [GPU], ids=str)
 @pytest.mark.parametrize(
     ("env", "reset_mode"),
-    [
-        (COUNTING, "immediate"),
-        (COUNTING, "wait"),
-        (PONG, "reserve"),
-    ],
+    [(COUNTING, "immediate"), (COUNTING, "wait"), (PONG, "reserve")],
     ids=["counting-immediate", "counting-wait", "pong-reserve"],
 )
 def test_rollouts_are_those_of_the_cpu(env: EnvConfig, reset_mode: str, device: torch.device) -> None:
@@ -238,8 +234,7 @@ class Calls(TorchDispatchMode):
 
 
 def test_a_step_is_two_uploads_a_graph_and_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch another copy or kernel in each step, a wait for the learner where it has done nothing, and events
-    that are made anew each time."""
+    """Would catch another copy or kernel in each step, a needless wait, and events that are made anew each time."""
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:

@@ -52,8 +52,7 @@ def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, 
     ],
 )
 def test_they_are_the_first_ones_of_more(env: EnvConfig, reset_mode: str, num_envs: int, server: str) -> None:
-    """Would catch an empty group that is served, a row of the larger group that is not acted upon, recurrent inputs of
-    another environment. Batch shapes are the same, so every bit must be."""
+    """Would catch an empty group that is served, a row that is not, or another one's recurrent inputs."""
     few = serial(num_envs, env, server, reset_mode=reset_mode)
     more = serial(num_envs + 1, env, reset_mode=reset_mode)  # its last group may be larger
     assert [len(range(4)[group]) for group in few._server.groups] == ([1] if num_envs == 1 else [2, 1])
@@ -103,14 +102,7 @@ def test_a_run_of_one_environment(tmp_path: Path) -> None:
     settings = {"sampler": "serial", "horizon": 5, "device": "cpu", "tensorboard": False, "eval_episodes": 3}
     for num_envs, eval_steps in ((1, None), (1, 100), (3, 100)):
         run = accel_rl.train(
-            "a2c",
-            "CartPole-v1",
-            60,
-            out=tmp_path / "run",
-            overwrite=True,
-            envs=num_envs,
-            eval_steps=eval_steps,
-            **settings,
+            "a2c", "CartPole-v1", 60, out=tmp_path / "run", overwrite=True, envs=num_envs, eval_steps=eval_steps, **settings
         )
         assert accel_rl.load(run).evaluate(3).episodes == 3
 

@@ -1,4 +1,4 @@
-"""Serial and alternating samplers against each other, and against rollouts written down by hand."""
+"""Serial and alternating samplers against each other, and what their rollouts and processes are like."""
 
 import os
 import pickle
@@ -105,34 +105,6 @@ def test_a_token_too_many_is_noticed() -> None:
             [sampler.collect() for _ in range(3)]
 
 
-def test_rows_are_stitched() -> None:
-    """Would catch an observation, action or reward that belongs to another step or environment."""
-    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [4, -3]})
-    sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2))
-    with closing(sampler):
-        previous = None
-        for _ in range(6):
-            rollout = copy(sampler.collect())
-            rows, T = rollout.observation_rows, rollout.horizon
-            game, step = rows[..., 0], rows[..., 1]
-            assert torch.equal(
-                rollout.policy_outputs["digest"], rows[:T].double().sum(-1)
-            )  # acted on the row of step t
-            assert torch.equal(rollout.reward, 10 * rollout.action + step[:T] + 1)  # whose reward follows in row t
-            lengths = torch.where(game[:T] % 2 == 0, 4, 3)
-            ends = step[:T] + 1 == lengths
-            assert torch.equal(rollout.terminated, ends & (game[:T] % 2 == 0))
-            assert torch.equal(rollout.truncated, ends & (game[:T] % 2 == 1))
-            assert torch.equal(rollout.reset[1:], ends)
-            assert torch.equal(step[1:], torch.where(ends, 0, step[:T] + 1))
-            assert torch.equal(game[1:], game[:T] + ends)
-            assert rollout.valid.all()
-            assert torch.equal(rollout.final_observation[:, 1], torch.full((len(rollout.final_step),), 3.0))
-            if previous is not None:
-                assert torch.equal(previous.observation_rows[-1], rows[0])
-            previous = rollout
-
-
 def test_stacks_are_blank_before_the_episode() -> None:
     """Would catch frames of an old game, or of an old life, in a new one's stack."""
     env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 7})
@@ -228,8 +200,7 @@ def test_evaluation_by_steps_is_the_same_for_both_samplers() -> None:
 
 @pytest.mark.parametrize("sampler_class", [SerialSampler, AlternatingSampler])
 def test_another_policy_is_evaluated(sampler_class: Any) -> None:
-    """Would catch the scores of the policy that acts for training under another one's name, and a rollout that the
-    other policy has acted in."""
+    """Would catch the scores of the policy of training under another's name, and a rollout that the other acted in."""
     env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [4]})
     policy, other = Always(0), Always(1)
     sampler = make(sampler_class, env, SamplerConfig(4, 6, 2), policy)
@@ -295,8 +266,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_many_workers_do_not_share_the_global_generators() -> None:
-    """Would catch workers that draw the same numbers, since one process forks them, and a limit far below what large
-    machines need."""
+    """Would catch workers that draw the same numbers, and a limit far below what large machines need."""
     sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:GlobalChance"), SamplerConfig(80, 3, 40, env_timeout_s=60.0))
     with closing(sampler):
         numbers = sampler.collect().observation_rows[0, :40]  # of one environment of each worker: numpy's, Python's

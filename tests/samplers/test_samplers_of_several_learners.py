@@ -30,8 +30,7 @@ SAMPLERS = [SerialSampler, AlternatingSampler]
     ],
 )
 def test_two_learners_have_the_environments_of_one(sampler_class: Any, env: EnvConfig, reset_mode: str) -> None:
-    """Would catch two learners that sample the same episodes, in training or in evaluation, or other ones than a single
-    learner would."""
+    """Would catch two learners that sample the same episodes, or other ones than a single learner would."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 10}
     whole = make(sampler_class, env, SamplerConfig(8, 5, 2), Greedy(6), **batch)
     parts = [make(sampler_class, env, SamplerConfig(4, 5, 1), Greedy(6), **batch, first_env=k) for k in (0, 4)]
@@ -71,8 +70,7 @@ SEEDS_OF_ONE_LEARNER = [
 
 @pytest.mark.parametrize("sampler_class", SAMPLERS)
 def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
-    """Would catch schedules and target updates that go by one learner's steps alone, or `recent` by other ones than the
-    rollout, and a count that a checkpoint forgets."""
+    """Would catch schedules that go by one learner's steps alone, and a count that a checkpoint forgets."""
     config = SamplerConfig(4, 3, 2, window=4, num_learners=3)
     samplers = [make(sampler_class, COUNTING, config) for _ in range(2)]
 
@@ -139,8 +137,7 @@ class Wakes(Greedy):
 
 
 def test_on_step_holds_nobody_back_where_it_does_not_run() -> None:
-    """Would catch groups that no longer alternate freely, which costs the time of the slower one at every step; and a
-    group that is not held where on_step does run."""
+    """Would catch groups that wait for each other at every step, and one that is not held where on_step does run."""
     policy = Wakes(after=6)  # the quick group alone gets as far as step 4; held at every step, it would not pass step 2
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, env_timeout_s=60.0), policy)
     seen: list[tuple[int, int]] = []

@@ -65,8 +65,7 @@ def in_step() -> Iterator[dict[str, Any]]:
 def test_the_step_alone_decides_which_policy_chose_an_action(
     named: list[slice | None], every: int, in_step: dict[str, Any]
 ) -> None:
-    """Would catch an update that shows one step late in the group that it learned from, or early in the other one, or
-    wherever the order in which groups become ready happens to put it."""
+    """Would catch an update that shows a step late in its own group, early in the other one, or by chance."""
     horizon = 7
     for sampler in in_step.values():
         sampler.policy.version = 0

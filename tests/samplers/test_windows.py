@@ -138,8 +138,7 @@ def test_recent_steps_of_a_game(reset_mode: str, horizon: int, window: int) -> N
 )
 @pytest.mark.parametrize("kind", ["alternating", "device"])
 def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str, kind: str, holds: bool) -> None:
-    """Would catch a group that acts with other parameters than in the serial sampler when on_step has changed them,
-    rows read while they are written, and anything that a GPU's server keeps elsewhere."""
+    """Would catch a group that acts before on_step's changes, and rows that are read while they are written."""
     watchers = []
     for each in ("serial", kind):
         policy = recurrent(COUNTING) if env is COUNTING else Echo(6)
@@ -169,8 +168,7 @@ def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str,
 
 
 def test_on_step_holds_the_faster_group_back() -> None:
-    """Would catch actions for step t + 1 that a group gets before on_step(t), since the other group is slow: what
-    on_step changes would show in it earlier or later, as chance has it."""
+    """Would catch actions for step t + 1 that a group gets before on_step(t), since the other group is slow."""
     policy = Echo(2)
     sampler = make(AlternatingSampler, COUNTING, SamplerConfig(4, 6, 4, window=2), policy)
     seen: list[tuple[int, int]] = []
@@ -210,8 +208,7 @@ def test_state_continues_in_the_middle_of_windows(env: EnvConfig, kinds: tuple[s
 
 @pytest.mark.parametrize("kind", ["serial", "alternating", "device"])
 def test_what_starts_anew_ends_the_window(kind: str) -> None:
-    """Would catch returns that go on from the last step before a checkpoint into another game, where an environment
-    has no state to save, and the old game's observation taken for the new one's."""
+    """Would catch returns that go on from before a checkpoint into another game, where environments have no state."""
     env = EnvConfig(f"{TOYS}:Unpicklable", options={"lengths": [6]})  # [game, step, noise]
     config = SamplerConfig(4, 4, 2, window=3)
     samplers = [make_kind(kind, env, config, recurrent(env)) for _ in range(2)]

@@ -97,8 +97,7 @@ def best_of_grid(surface: Surface) -> float:
 @pytest.mark.parametrize(("surface", "windows"), [(many_cores, 60), (two_cores, 30), (hill, 80)])
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_it_climbs_from_one_of_each(surface: Surface, windows: int, noise: float) -> None:
-    """Would catch a search that takes ages, or that noise keeps from the top or leads away from it again: the accepted
-    configuration reaches 0.90 of the best of a grid and stays there."""
+    """Would catch a search that takes ages, or that noise keeps from the top or leads away from it again."""
     best = best_of_grid(surface)
     for seed in range(5):
         running = machine(surface, noise=noise, seed=seed)
@@ -124,8 +123,7 @@ def test_where_nothing_pays_it_stays(drift: float) -> None:
 
 
 def test_what_pays_a_little_is_kept() -> None:
-    """Would catch a threshold that a small steady gain never reaches: 2.5 % here, of windows that differ by 2 % at
-    first sight."""
+    """Would catch a threshold that a small steady gain never reaches, of windows that differ as much by chance."""
     running = machine(lambda counts: 100 * 1.025**counts.trainers, limits=Counts(1, 1, 5))
     running.run(60)
     assert running.adjuster.accepted == Counts(1, 1, 5)
@@ -155,8 +153,7 @@ def test_a_lucky_window_is_not_enough() -> None:
 
 
 def test_a_rejected_change_goes_back_and_its_baseline_is_new() -> None:
-    """Would catch a rejected configuration that keeps running, or whose objective, or an old one of the accepted
-    configuration, is what the next change is compared with."""
+    """Would catch a rejected configuration that keeps running, or whose objective the next change is compared with."""
     adjuster = Adjuster(Counts(2, 1, 1), Counts(2, 1, 2), 0, INTERVAL_S)
     counts = advance_to(adjuster, [100, 50, 60, 70])  # rejected; then the machine has become slower
     first, second = counts[1], counts[3]

@@ -30,8 +30,7 @@ TAKES_OVER += [pytest.param(*case, marks=slow) for case in OTHERS]
 
 @pytest.mark.parametrize(("how", "at_game", "at_step"), TAKES_OVER)
 def test_a_new_environment_takes_over(tmp_path: Path, how: str, at_game: int, at_step: int) -> None:
-    """Would catch a loss that ends the run in spite of on_env_error=restart, one that is not counted, or a segment that
-    is learned from although its environment broke in the middle of it."""
+    """Would catch a loss that ends the run, one that is not counted, or half a segment that is learned from."""
     once, lengths = tmp_path / "once", (7, -3)
     env = numbered(lengths, how=how, at_game=at_game, at_step=at_step, once=str(once))
     sampler = make_queued(env, restart_on_error=True, env_timeout_s=3 if how == "hang" else 60)

@@ -29,10 +29,7 @@ CARTPOLE: dict[str, Any] = {"algo": "ga3c", "env": "CartPole-v1", "device": "cpu
         ({"envs_per_worker": 2}, "each environment of --envs has a process of its own: omit them"),
         ({"reset_mode": "wait"}, "reset_mode=wait waits .* use immediate"),
         ({"normalize_returns": True}, "normalize_returns=True needs all steps .* --sampler alternating"),
-        (
-            {"envs": 1025},
-            "envs=1025 agents .* use --envs 256 or less, or --training-queue 1",
-        ),
+        ({"envs": 1025}, "envs=1025 agents .* use --envs 256 or less, or --training-queue 1"),
         (
             {"max_agents": 2000, "dynamic_adjustment": True},
             "max_agents=2000 agents .* use --max-agents 256 or less, or --training-queue 1",

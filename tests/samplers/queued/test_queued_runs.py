@@ -40,8 +40,7 @@ def _not_deterministic() -> Any:
 
 
 def test_recurrent_policies_get_what_they_had() -> None:
-    """Would catch a recurrent state, previous action or reward of another step or agent, a state that outlives its game
-    or is forgotten in it, and a value behind a segment from another state."""
+    """Would catch a recurrent state, action or reward of another step or agent, or one that outlives its game."""
     settings = {**CARTPOLE, **A2C, **LSTM, "env": f"{TOYS}:Counting"}
     settings |= {"env_options": {"lengths": [3, -4, 12, 1, -1, 5], "seeded": True}, "steps": 10_000}
     config = resolve({**settings, "device": "cpu"})
@@ -190,8 +189,7 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
 @pytest.mark.gpu(real=True)  # the fake one is a part of the main thread, where predictors do not run
 @pytest.mark.parametrize("case", ["vectors", "pixels"])
 def test_predictors_on_a_gpu_act_with_what_was_published(case: str) -> None:
-    """Would catch an act with parameters that are not there yet, or half there; results that are read too early; memory
-    that another thread's stream still works on."""
+    """Would catch an act with parameters that are not there yet, or half there, and results that are read too early."""
     settings = {**(CARTPOLE if case == "vectors" else PONG), "predictors": 2, "learning_rate": 0.1}
     there, here = (resolve({**settings, "device": device}) for device in ("cuda:0", "cpu"))
     algo, update = build_algo_and_update(there)

@@ -41,8 +41,7 @@ def produce(fds: tuple[int, int], producer: int, count: int) -> None:
 
 @pytest.mark.multiprocess
 def test_a_queue_between_processes_and_threads() -> None:
-    """Would catch numbers that are lost, doubled, torn apart or out of the order of the one who put them, in more than
-    10,000 interleavings of three processes and two threads; a consumer that is not woken."""
+    """Would catch numbers that are lost, doubled, torn or out of order, and a consumer that is not woken."""
     count, queue, taken = 10_000, IndexQueue(), list[list[int]]()
     total, num_taken, lock = NUM_PRODUCERS * count, Counter[str](), threading.Lock()
 
@@ -136,8 +135,7 @@ def ask(server: PredictionServer, agents: list[int], slots: list[int], row: int,
 
 
 def test_the_lag_of_a_scripted_schedule() -> None:
-    """Would catch a version of another step or segment, or one that is not that of the parameters; a lag counted of
-    padding, or by the wrong number of batches."""
+    """Would catch a version of another step or segment; a lag of padding, or by the wrong number of batches."""
     server, arrays = make_server(num_agents=2, horizon=3)
     batch, meter = SegmentBatch(server.spec, server, 5, torch.device("cpu")), Meter()
     server.copies.publish(0)
