@@ -43,13 +43,6 @@ def assert_refused(capfd: Any, out: Path, flags: list[Any], message: str) -> Non
     assert not out.exists()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
-def test_missing_gpus_are_refused(tmp_path: Path, capfd: Any) -> None:
-    """Would catch a run on other devices than those that were named, or a traceback of CUDA's."""
-    message = "devices='cuda:0,cuda:1', but there is no GPU here; use --devices cpu,cpu for two learners"
-    assert_refused(capfd, tmp_path / "run", ["--devices", "cuda:0,cuda:1"], message)
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"devices": "cpu,cuda:0"}, "devices='cpu,cuda:0': learners are all on the CPU or all on GPUs, as in cpu,cpu or"),
     ({**TWO, "learners_per_gpu": 2}, "learners_per_gpu=2: that is for GPUs; name cpu once for each learner, as in"),

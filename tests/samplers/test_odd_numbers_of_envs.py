@@ -99,11 +99,10 @@ def test_one_environment_plays_game_after_game() -> None:
 
 def test_a_run_of_one_environment(tmp_path: Path) -> None:
     """Would catch a setting, an evaluation or a player that still takes an even number."""
-    settings = {"sampler": "serial", "horizon": 5, "device": "cpu", "tensorboard": False, "eval_episodes": 3}
+    settings: dict[str, Any] = {"sampler": "serial", "horizon": 5, "device": "cpu", "tensorboard": False}
+    settings |= {"eval_episodes": 3, "out": tmp_path / "run", "overwrite": True}
     for num_envs, eval_steps in ((1, None), (1, 100), (3, 100)):
-        run = accel_rl.train(
-            "a2c", "CartPole-v1", 60, out=tmp_path / "run", overwrite=True, envs=num_envs, eval_steps=eval_steps, **settings
-        )
+        run = accel_rl.train("a2c", "CartPole-v1", 60, envs=num_envs, eval_steps=eval_steps, **settings)
         assert accel_rl.load(run).evaluate(3).episodes == 3
 
 

@@ -155,26 +155,6 @@ def test_what_acted_is_what_learns(case: str) -> None:
         assert num_finals > 0
 
 
-def test_a_lost_life_is_remembered() -> None:
-    """Would catch a state that is forgotten when a life is lost, or kept when the game is."""
-    env = EnvConfig("breakout", options={"noop_max": 0, "max_episode_steps": 130, "frame_shape": (16, 16)})
-    policy = recurrent(env, core="lstm", network=lambda spec: Flat(spec))
-    with torch.no_grad():
-        policy.policy_head.weight.mul_(0.01)  # random play
-    sampler = make(SerialSampler, env, SamplerConfig(2, 20, 2), policy)
-    by_hand, lives, games = ByHand(policy, 2), 0, 0
-    for _ in range(14):
-        rollout = sampler.collect()
-        by_hand.check(rollout)
-        assert rollout.recurrent_inputs is not None
-        lost = rollout.terminated & ~rollout.reset[1:]
-        assert not rollout.recurrent_inputs.is_first[1:][lost].any()
-        assert rollout.recurrent_inputs.state[1:][lost].any(-1).all()
-        assert torch.equal(rollout.recurrent_inputs.is_first, rollout.reset)
-        lives, games = lives + int(lost.sum()), games + int(rollout.reset[1:].sum())
-    assert lives > 0 and games > 0
-
-
 @pytest.mark.parametrize("kind", [SerialSampler, AlternatingSampler])
 def test_evaluation_begins_with_nothing(kind: Any) -> None:
     """Would catch games of an evaluation that remember training or the evaluation before, or the other way round."""

@@ -241,9 +241,7 @@ def test_workers_are_free_of_torch_pinned_and_light(monkeypatch: pytest.MonkeyPa
             assert worker.memory_full_info().uss < 120e6 + 4 * 2e6
 
 
-@pytest.mark.parametrize(
-    "module", ["accel_rl", "accel_rl.envs", "accel_rl.samplers.worker", "accel_rl.samplers.queued.agent"]
-)
+@pytest.mark.parametrize("module", ["accel_rl.samplers.worker", "accel_rl.samplers.queued.agent"])
 def test_what_a_worker_imports_is_free_of_torch(module: str) -> None:
     """Would catch an import that costs every worker seconds and hundreds of megabytes."""
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"

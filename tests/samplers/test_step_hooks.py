@@ -72,14 +72,18 @@ def test_the_step_alone_decides_which_policy_chose_an_action(
     for index in range(3):
         rollouts = []
         for sampler in in_step.values():
-            called: list[int] = []
+            called, asked = list[int](), list[int]()
 
             def on_step(t: int, policy: Any = sampler.policy, called: list[int] = called) -> None:
                 called.append(t)
                 policy.version += 1
 
-            rollouts.append(sampler.collect(StepHook(on_step, every, lambda t: named[t % len(named)])))
-            assert called == [*range(0, horizon, every)]
+            def envs_to_update(t: int, asked: list[int] = asked) -> slice | None:
+                asked.append(t)
+                return named[t % len(named)]
+
+            rollouts.append(sampler.collect(StepHook(on_step, every, envs_to_update)))
+            assert called == asked == [*range(0, horizon, every)]
         expected = expected_versions(horizon, every, named, index * len(called))
         for kind, rollout in zip(KINDS, rollouts, strict=True):
             assert torch.equal(rollout.policy_outputs["version"], expected), kind
@@ -104,13 +108,3 @@ def test_a_group_that_is_not_learned_from_simulates_during_the_update(envs: slic
     with closing(sampler):
         sampler.collect(StepHook(on_step, envs_to_update=lambda t: envs))
         assert rows == [(t + 2, t + 1) for t in range(4)]
-
-
-def test_envs_to_update_is_asked_once_for_each_update() -> None:
-    """Would catch a question about a step that has no update, or two of them, with answers that may differ."""
-    asked: list[int] = []
-    hook = StepHook(lambda t: None, 3, lambda t: asked.append(t))
-    due, calls = hook.next_call(0, 8, GROUPS)[0], 1
-    while due < 8:
-        due, calls = hook.next_call(due + 1, 8, GROUPS)[0], calls + 1
-    assert asked == [0, 3, 6] and calls == 4

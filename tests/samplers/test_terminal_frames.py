@@ -60,8 +60,6 @@ class LooksAtRollouts:
         (COUNTING, "device"),
         pytest.param(BREAKOUT, "alternating", marks=pytest.mark.slow),
         (COLOR, "device"),
-        pytest.param(BREAKOUT, "device", marks=pytest.mark.slow),
-        pytest.param(COLOR, "alternating", marks=pytest.mark.slow),
     ],
     ids=lambda each: each if isinstance(each, str) else f"{each.env_id[-8:]}-{each.options.get('color', False)}",
 )
