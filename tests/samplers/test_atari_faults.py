@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from accel_rl.envs import EnvConfig
-from accel_rl.errors import RunError
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from tests.helpers.samplers import Echo, assert_equal, closing, copy, make

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
-import pytest
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

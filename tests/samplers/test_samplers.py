@@ -19,7 +19,7 @@ from accel_rl.processes import spawning
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from accel_rl.samplers.env_arrays import assign_envs
-from tests.helpers.samplers import COUNTING, TOYS, Echo, assert_equal, closing, copy, make
+from tests.helpers.samplers import COUNTING, TOYS, Echo, assert_equal, closing, make
 
 pytestmark = pytest.mark.multiprocess
 slow = pytest.mark.slow

@@ -112,9 +112,8 @@ def test_a_failure_names_the_environment_of_the_run(how: str, caplog: Any) -> No
     named = r"environment 1[2-5] \(run seed 3, [a-z_.]+:Broken\)( failed)? at action [01]"
     config = SamplerConfig(4, 4, 2)
     sampler = make(AlternatingSampler, env, config, first_env=12)
-    with closing(sampler):
-        with pytest.raises(RunError, match=named):
-            sampler.collect()
+    with closing(sampler), pytest.raises(RunError, match=named):
+        sampler.collect()
     if how == "raise":
         serial = make(SerialSampler, env, config, first_env=12, restart_on_error=True)
         assert not serial.collect().valid[2].any()

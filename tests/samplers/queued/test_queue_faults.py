@@ -46,7 +46,6 @@ def test_a_new_environment_takes_over(tmp_path: Path, how: str, at_game: int, at
         assert sampler.num_restarts == 1
 
 
-
 @slow
 def test_an_environment_that_breaks_at_once_is_not_replaced_for_ever(tmp_path: Path) -> None:
     """Would catch a run that starts processes again and again, and learns nothing any more."""
