@@ -199,12 +199,13 @@ def is_trial(setting: str) -> bool:
 
 
 def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
-    """Returns the scores of settings and games."""
-    rows = [
-        [f"`{setting}`", game, str(len(runs)), _cell([_at(run, steps=8e5) for run in runs]), *_row(runs)[1:]]
-        for (setting, game), runs in kept.items()
-    ]
-    return _table(["setting", "game", COLUMNS[0], "0.8 M steps", *COLUMNS[1:]], rows)
+    """Returns the scores of settings and games, and with how many each run ended."""
+    rows = []
+    for (setting, game), runs in kept.items():
+        ends = [f"{run.curve[-1, 2]:.1f} at {run.curve[-1, 0] / 1e6:.2f} M" for run in runs if len(run.curve)]
+        early = _cell([_at(run, steps=8e5) for run in runs])
+        rows.append([f"`{setting}`", game, str(len(runs)), early, *_row(runs)[1:], ", ".join(ends)])
+    return _table(["setting", "game", COLUMNS[0], "0.8 M steps", *COLUMNS[1:], "end of each run"], rows)
 
 
 def solved_table(runs: Sequence[Values]) -> str:
