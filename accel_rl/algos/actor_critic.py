@@ -19,7 +19,7 @@ from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.distributions import Distribution
 from accel_rl.models.normalize import ReturnScale
-from accel_rl.models.trunks import center_filters, initialize_by_fan_in, initialize_orthogonally
+from accel_rl.models.trunks import initialize_by_fan_in, initialize_orthogonally
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import LossPart, Update
 
@@ -37,11 +37,14 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
         "normalized",
         "first weights: normalized: weight vectors of norm 1 (0.01 of the policy's), Glorot-uniform convolutions, "
         "biases of 0; fan_in: weights and biases uniform within +-1/sqrt(inputs of a unit) (GA3C); orthogonal: "
-        "orthogonal matrices times sqrt(2), 0.01 of the policy's, 1 of the value's, biases of 0; centered: orthogonal, "
-        "and filters that take pixels sum to 0, so that a bright background switches none of them off",
-        choices=("normalized", "fan_in", "orthogonal", "centered"),
+        "orthogonal matrices times sqrt(2), 0.01 of the policy's, 1 of the value's, biases of 0",
+        choices=("normalized", "fan_in", "orthogonal"),
     )
-    normalize_observations: bool = setting(False, "normalize observations to mean 0, variance 1 by running statistics")
+    normalize_observations: bool = setting(
+        False,
+        "normalize observations to mean 0, variance 1 by running statistics; from pictures of bytes, subtract the "
+        "background, the most frequent pixel of the first rollout",
+    )
     normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
 
 
@@ -101,12 +104,10 @@ class ActorCriticAlgo(Algo):
         by_fan_in = settings.initialization == "fan_in"
         if by_fan_in:
             initialize_by_fan_in(policy)
-        elif settings.initialization in ("orthogonal", "centered"):
+        elif settings.initialization == "orthogonal":
             initialize_orthogonally(policy)
             initialize_orthogonally(policy.policy_head, 0.01)
             initialize_orthogonally(policy.value_head, 1.0)
-            if settings.initialization == "centered":
-                center_filters(policy)
         if isinstance(settings, AuxiliarySettings):
             add_heads(policy, spec, settings)
             if by_fan_in:

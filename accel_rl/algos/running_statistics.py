@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.models.normalize import ObservationNorm, ReturnScale
+from accel_rl.models.normalize import ObservationNorm, PixelNorm, ReturnScale
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 
 class ActorCriticStatistics:
-    """Normalises observations (inside the policy) and scales returns; either may be absent."""
+    """Normalizes observations (inside the policy) and scales returns; either may be absent."""
 
-    def __init__(self, observation_norm: ObservationNorm | None, return_scale: ReturnScale | None):
+    def __init__(self, observation_norm: ObservationNorm | PixelNorm | None, return_scale: ReturnScale | None):
         self.observation_norm, self.return_scale = observation_norm, return_scale
 
     def to(self, device: torch.device) -> None:
@@ -24,7 +24,7 @@ class ActorCriticStatistics:
 
     def update(self, rollout: Rollout, update: Update) -> None:
         with update.locked_buffers(self.shared_buffers()):
-            if self.observation_norm:
+            if self.observation_norm and not (self.observation_norm.stays and rollout.first_step):
                 observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
                 self.observation_norm.update(observation, update.sum, rollout.valid.flatten())
             if self.return_scale:

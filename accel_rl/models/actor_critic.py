@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.layers import accelerate
-from accel_rl.models.normalize import ObservationNorm
+from accel_rl.models.normalize import ObservationNorm, PixelNorm
 from accel_rl.models.precision import precision
 from accel_rl.models.recurrent import CORES
 from accel_rl.models.trunks import linear, make_trunk
@@ -54,7 +54,7 @@ class ActorCritic(nn.Module):
     core: none, lstm or gru, with core_size units.
     previous_inputs: the core also sees the action and the reward of the previous step.
     gaussian: the distribution over Box actions, see `make_distribution`.
-    normalize: normalizes observations to mean 0 and variance 1.
+    normalize: normalizes observations to mean 0 and variance 1; of pictures of bytes, subtracts the background.
     The attribute `bf16` makes the trunks' convolutions and matrix products run in bfloat16, both when acting and when
     learning.
     """
@@ -72,13 +72,15 @@ class ActorCritic(nn.Module):
     ):
         super().__init__()
         self.bf16 = False
-        self.norm = ObservationNorm(spec) if normalize else None
         self.distribution = make_distribution(spec.action_space, gaussian)
         self.action_shape, self.observation_shape = spec.action_shape, spec.observation_shape
         self.previous_inputs = previous_inputs and core != "none"
         num_extra_inputs = self.distribution.encoded_size + 1 if self.previous_inputs else 0
         self.encoder = Encoder(spec, network, core, core_size, num_extra_inputs)
         self.value_encoder = Encoder(spec, network, core, core_size, num_extra_inputs) if separate_value else None
+        self.norm: ObservationNorm | PixelNorm | None = None
+        if normalize:
+            self.norm = PixelNorm(self) if spec.is_pixels else ObservationNorm(spec)
         self._encoders = (self.encoder, self.value_encoder) if self.value_encoder else (self.encoder,)
         self._state_sizes = [encoder.state_size for encoder in self._encoders]
         self.state_size = sum(self._state_sizes)

@@ -227,7 +227,9 @@ class Conv2d(nn.Conv2d):
 
 
 class ByteConv(Conv2d):
-    """Convolves pixels / 255, given as bytes uint8 [N, C, H, W].
+    """Convolves (pixels - background) / 255, pixels given as bytes uint8 [N, C, H, W].
+
+    background: holds a whole number as its `value`, see `PixelNorm`; None: 0.
 
     The weights are divided instead, since they are fewer. Besides, bytes are exact in bfloat16, their 255ths are not.
     Where kernel and width are multiples of the stride, as many pixels as that form a group: of four frames it has 16
@@ -235,13 +237,19 @@ class ByteConv(Conv2d):
     """
 
     scale = 1 / 255
+    background: Any = None
 
     def _plain(self, image: Tensor) -> Tensor:
-        x = interleaved(image).to(self.weight.dtype, memory_format=torch.channels_last)
+        x = self._pixels(image, self.weight.dtype)
         return self._conv_forward(x, self.weight * self.scale, self.bias)  # type: ignore[no-any-return]
 
-    def _grouped(self, image: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    def _pixels(self, image: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns pixels - background, exact in bfloat16, too, in channels-last memory."""
         x = interleaved(image).to(dtype, memory_format=torch.channels_last)
+        return x if self.background is None else x.sub_(self.background.value)
+
+    def _grouped(self, image: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        x = self._pixels(image, dtype)
         N, C, H, W = x.shape
         group = self.stride[1]
         if self.kernel_size[1] % group or W % group or self.padding[1]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
+from accel_rl.models.layers import ByteConv
 
 Sum = Callable[[Tensor], Tensor]
 
@@ -66,8 +67,10 @@ class RunningMoments(nn.Module):
 class ObservationNorm(nn.Module):
     """Computes (observation - mean) / sqrt(variance + 1e-8), clipped to +-10; the identity before the first update.
 
-    Raises UsageError for images, whose scale is known, and for observations that are not vectors of numbers.
+    Raises UsageError for observations that are not vectors of numbers.
     """
+
+    stays = False  # every rollout is added
 
     def __init__(self, spec: EnvSpec):
         super().__init__()
@@ -75,7 +78,7 @@ class ObservationNorm(nn.Module):
         if not spec.is_numbers:
             raise UsageError(
                 f"normalize_observations=True: observations are {spec.nested_space or space}; only vectors of numbers "
-                "can be normalized; switch it off"
+                "and pictures of bytes can be normalized; switch it off"
             )
         self.moments = RunningMoments(spec.observation_shape)
 
@@ -88,6 +91,52 @@ class ObservationNorm(nn.Module):
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
         """Adds observation [N, ...] to the moments; valid [N] bool: which of them count (None: all)."""
         self.moments.update(observation, sum_over_learners, valid)
+
+
+class Background(nn.Module):
+    """Holds a pixel's value, 0 ... 255, as the buffer `value` float32 []."""
+
+    value: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros(()))
+
+
+class PixelNorm(nn.Module):
+    """Makes a network's first convolutions subtract the background, the most frequent pixel of the first rollout.
+
+    All weights of a filter that sees an even background which is not black are driven in one direction at once, until
+    its ReLU is off everywhere: in Pong, half of the first filters die so. Source: LeCun et al. 1998, "Efficient
+    BackProp", 4.3, which centers inputs for that reason.
+
+    Raises UsageError for a network that does not begin with a `ByteConv`."""
+
+    stays = True  # as the first rollout shows it
+    STRIDE = 7  # one of so many observations is looked at
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.moments = Background()
+        layers = [layer for layer in network.modules() if isinstance(layer, ByteConv)]
+        if not layers:
+            raise UsageError(
+                "normalize_observations=True: the network does not begin with a convolution of bytes, which could "
+                "subtract the background; use --no-normalize-observations"
+            )
+        for layer in layers:
+            vars(layer)["background"] = self.moments  # not as its own module: then it would be saved twice
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return observation
+
+    @torch.no_grad()
+    def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor) -> None:
+        """Finds the background of observation uint8 [N, ...]; valid [N] bool: which of them count."""
+        pixels = observation[:: self.STRIDE].flatten(1).to(torch.int64)
+        weight = valid[:: self.STRIDE].to(torch.float64).unsqueeze(1).expand(pixels.shape)
+        frequency = weight.new_zeros(256).scatter_add_(0, pixels.flatten(), weight.flatten())
+        self.moments.value.copy_(sum_over_learners(frequency).argmax())
 
 
 class ReturnScale(nn.Module):

@@ -78,18 +78,6 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2)) -> N
                 nn.init.zeros_(layer.bias)
 
 
-@torch.no_grad()
-def center_filters(network: nn.Module) -> None:
-    """Makes the weights of each filter that takes pixels sum to 0.
-
-    Pixels are never negative. Before an even background that is not black, a filter of a negative sum is negative
-    everywhere, so its ReLU stops its gradient: in Pong half of the filters would never learn. Centered ones see
-    contrasts only. Source: LeCun et al. 1998, "Efficient BackProp", 4.3, which centers inputs for a similar reason."""
-    for layer in network.modules():
-        if isinstance(layer, ByteConv):
-            layer.weight -= layer.weight.mean((1, 2, 3), keepdim=True)
-
-
 def conv(
     num_inputs: int,
     num_outputs: int,

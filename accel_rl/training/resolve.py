@@ -121,7 +121,8 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
 
     env, spec, below = _environment([*presets, variant], chosen, spec)
     # A preset normalizes where that is possible; a user who asks for more gets an error.
-    if not spec.is_numbers:
+    takes_bytes = spec.is_pixels and not is_small(spec.observation_shape) and ":" not in str(chosen.get("network"))
+    if not (spec.is_numbers or takes_bytes):
         below["normalize_observations"] = False
     if not _takes_preset_network(spec):
         below["network"] = None

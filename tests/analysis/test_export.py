@@ -22,6 +22,7 @@ from accel_rl.envs.spaces import row_space
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.distributions import SphericalGaussian
+from accel_rl.models.normalize import PixelNorm
 from accel_rl.training import policy_file
 from accel_rl.training.build import build_algo
 from accel_rl.training.resolve import resolve
@@ -55,7 +56,10 @@ def make_agent(spec: EnvSpec, algo: str = "a2c", **settings: Any) -> TrainedPoli
                 parameter.copy_(3 * fan_in**-0.5 * torch.randn(parameter.shape, generator=generator))
             else:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-        if norm := getattr(agent.policy, "norm", None):
+        norm = getattr(agent.policy, "norm", None)
+        if isinstance(norm, PixelNorm):
+            norm.moments.value.fill_(87)
+        elif norm:
             norm.update(3 + 5 * torch.randn(50, *spec.observation_shape, generator=generator), lambda sums: sums)
     return agent
 
@@ -129,7 +133,7 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     "pqn": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"algo": "pqn", "network": "nature"}),
     "normalized": (EnvSpec(VECTOR, BOUNDED), {"algo": "ppo", "normalize_observations": True}),
     "spherical": (EnvSpec(VECTOR, BOUNDED), {"gaussian": "spherical"}),
-    "frames": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"network": "a3c"}),
+    "frames": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"network": "a3c", "normalize_observations": True}),
     "nature": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"algo": "dqn", "network": "nature"}),
     "rainbow": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"algo": "eps_rainbow"}),
     "colours": (EnvSpec(row_space(COLOURS), spaces.Discrete(6), picture_shape=COLOURS.shape), {}),

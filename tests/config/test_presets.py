@@ -95,10 +95,18 @@ def test_a_preset_trains(tmp_path: Path, preset: str, kind: str) -> None:
     assert player.config.spec.action_space.contains(player.predict(observation)[0])
 
 
-@pytest.mark.parametrize(("env", "normalized"), [("CartPole-v1", True), ("FrozenLake-v1", False)])
-def test_ppo_normalizes_what_it_can(env: str, normalized: bool) -> None:
-    """Would catch a default that refuses environments whose observations are no numbers."""
-    config = resolve_for({"algo": "ppo"}, env)
+@pytest.mark.parametrize(
+    ("env", "settings", "normalized"),
+    [
+        ("CartPole-v1", {"algo": "ppo"}, True),
+        ("FrozenLake-v1", {"algo": "ppo"}, False),
+        ("pong", {"algo": "ppo_small"}, True),
+        ("pong", {"algo": "ppo_small", "network": "tests.helpers.samplers:Flat"}, False),
+    ],
+)
+def test_presets_normalize_what_they_can(env: str, settings: dict[str, Any], normalized: bool) -> None:
+    """Would catch a default that refuses observations that are no numbers, or a network that takes no bytes."""
+    config = resolve_for(settings, env)
     assert config.as_dict()["normalize_observations"] is normalized
     assert (build_algo(config).policy.norm is not None) is normalized
 
@@ -149,7 +157,10 @@ def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
         ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
         ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting 'core'"),
-        ({"algo": "a2c", "env": "pong", "normalize_observations": True}, "only vectors of numbers"),
+        (
+            {"algo": "a2c", "env": "pong", "network": "tests.helpers.samplers:Flat", "normalize_observations": True},
+            "does not begin with a convolution of bytes",
+        ),
         ({"algo": "ppo", "env": "FrozenLake-v1", "normalize_observations": True}, "only vectors of numbers"),
     ],
 )

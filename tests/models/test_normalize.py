@@ -1,5 +1,6 @@
 """Running moments, and normalization by them, against NumPy over all the data at once."""
 
+import copy
 import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
-from accel_rl.models.normalize import ObservationNorm, ReturnScale, RunningMoments
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.normalize import ObservationNorm, PixelNorm, ReturnScale, RunningMoments
+from accel_rl.models.trunks import NETWORKS
 
 DISCOUNT = 0.9
 
@@ -126,6 +129,55 @@ class TestObservationNorm:
         norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 255, (2,), np.uint8)))
         norm.update(torch.tensor([[0, 250], [10, 254]], dtype=torch.uint8), alone)
         assert norm(torch.tensor([[0, 254]], dtype=torch.uint8)).tolist() == [[-1, 1]]
+
+
+class TestPixelNorm:
+    FRAMES = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
+
+    def images(self) -> tuple[Tensor, Tensor]:
+        """Images whose most frequent pixel is 87, but 9 among those that are not valid, and which are valid."""
+        images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (28, 2, 84, 84), np.uint8))
+        valid = torch.arange(28) < 14
+        images[:14, :, 20:50], images[14:] = 87, 9
+        return images, valid
+
+    def policy(self, normalize: bool) -> ActorCritic:
+        torch.manual_seed(1)
+        return ActorCritic(spec(self.FRAMES, 2), NETWORKS["nature_half"], separate_value=True, normalize=normalize)
+
+    @pytest.mark.parametrize("bf16", [False, True])
+    def test_the_background_is_subtracted(self, bf16: bool) -> None:
+        """Would catch a background that only some layers, modes or copies subtract, or one of steps that do not count:
+        subtracting it is the same as taking what it adds from the first biases."""
+        (images, valid), normalized, plain = self.images(), self.policy(True), self.policy(False)
+        assert isinstance(normalized.norm, PixelNorm)
+        normalized.norm.update(images, lambda frequency: frequency, valid)
+        assert normalized.state_dict().keys() - plain.state_dict().keys() == {"norm.moments.value"}
+        loaded = self.policy(True)
+        loaded.load_state_dict(normalized.state_dict())
+        with torch.no_grad():
+            for encoder in (plain.encoder, plain.value_encoder):
+                layer = encoder.trunk.convolutions[0]  # type: ignore[union-attr]
+                layer.bias -= 87 / 255 * layer.weight.sum((1, 2, 3))
+        expected = torch.cat([each.flatten() for each in plain(images)]).detach()
+        for policy in (normalized, copy.deepcopy(normalized), loaded):
+            policy.bf16 = bf16
+            found = [torch.cat([each.flatten() for each in policy(images)]).detach()]
+            with torch.inference_mode():
+                found.append(torch.cat([each.flatten() for each in policy(images)]))
+            for each in found:
+                torch.testing.assert_close(
+                    each, expected, rtol=0, atol=(2e-2 if bf16 else 1e-6) * float(expected.abs().max())
+                )
+
+    def test_learners_find_one_background(self) -> None:
+        """Would catch a background of each learner's own: 60 is in neither half the most frequent pixel but one."""
+        norm = PixelNorm(self.policy(False))
+        other = torch.zeros(256, dtype=torch.float64)
+        other[[60, 9]] = torch.tensor([10.0**6, 1.0], dtype=torch.float64)
+        images, valid = self.images()
+        norm.update(images, lambda frequency: frequency + other, valid)
+        assert norm.moments.value == 60
 
 
 def rollouts(seed: int, num_envs: int) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -197,20 +197,6 @@ def test_orthogonal_initialization(spec: EnvSpec) -> None:
         assert layer.bias is not None and not layer.bias.any(), name
 
 
-def test_centered_initialization() -> None:
-    """Would catch filters that answer to a bright background, or other first weights elsewhere."""
-    policies = []
-    for initialization in ("orthogonal", "centered"):
-        torch.manual_seed(0)
-        policies.append(A2C(atari(84, 84), A2CSettings(initialization=initialization), 100, 2, 5).policy)
-    orthogonal, centered = (dict(policy.named_parameters()) for policy in policies)
-    differing = [name for name in orthogonal if not torch.equal(orthogonal[name], centered[name])]
-    assert differing == ["encoder.trunk.convolutions.0.weight"]
-    background = torch.full((1, 4, 84, 84), 200, dtype=torch.uint8)
-    before, after = (policy.encoder.trunk.convolutions[0](background).abs().max() for policy in policies)
-    assert after < 1e-5 < 0.1 < before
-
-
 def test_initialization() -> None:
     """Would catch a scale that differs from the original code: units of norm 1, Glorot convolutions, zero biases."""
     layer = linear(50, 7, norm=0.01)

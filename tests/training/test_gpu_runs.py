@@ -40,7 +40,14 @@ BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_s
 IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c": {**PONG, "sampler": "alternating", "workers": 2, "eval_interval_steps": 80, "eval_episodes": 1},
     "a2c lstm": {**CARTPOLE, **LSTM, "reset_mode": "wait"},
-    "ppo": {**PONG, **PPO, "value_clip": 0.2, "normalize_advantage": "rollout", "target_kl": 0.5},
+    "ppo": {
+        **PONG,
+        **PPO,
+        "value_clip": 0.2,
+        "normalize_advantage": "rollout",
+        "target_kl": 0.5,
+        "normalize_observations": True,
+    },
     "ppo normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
     "vtrace gru": {**PONG, **VTRACE, **GRU, "sampler": "alternating", "workers": 2},
     "dqn": {**PONG, "algo": "dqn", **REPLAY},

@@ -9,6 +9,7 @@ from torch import Tensor
 from accel_rl.algos.a2c import A2C, A2CSettings
 from accel_rl.algos.base import Algo
 from accel_rl.algos.vtrace import VTrace, VTraceSettings
+from accel_rl.envs.spec import EnvConfig
 from accel_rl.hardware.placement import make_plan
 from accel_rl.hardware.topology import read_topology
 from accel_rl.rollout import Rollout
@@ -24,9 +25,9 @@ NUM_ENVS, HORIZON = 4, 5
 COMMON: dict[str, Any] = {"value_weight": 0.5, "entropy_weight": 0.01, "discount": 0.9, "learning_rate": 0.05}
 
 
-def make_iteration(algo: Algo, sampler_class: Any = SerialSampler) -> Iteration:
+def make_iteration(algo: Algo, sampler_class: Any = SerialSampler, env: EnvConfig = COUNTING) -> Iteration:
     config = SamplerConfig(NUM_ENVS, HORIZON, 2, window=algo.window_steps)
-    sampler = make(sampler_class, COUNTING, config, algo.policy)
+    sampler = make(sampler_class, env, config, algo.policy)
     plan = make_plan(read_topology(), NUM_ENVS, 1, sampling_threads=1, learning_threads=1)
     return Iteration(sampler, algo, Update(algo.policy, SGD()), plan)
 
@@ -67,6 +68,18 @@ def test_the_first_rollout_of_a_run_makes_the_running_statistics(normalizes: boo
         stats = make_iteration(algo).collect_and_learn(step).stats
         learned.append(bool(stats) and not torch.equal(algo.policy.policy_head.weight, before))
     assert learned == [not normalizes, True]
+
+
+def test_the_first_rollout_alone_shows_the_background() -> None:
+    """Would catch a background that later rollouts change, or one that a resumed run looks for again."""
+    env = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_shape": (42, 42)})
+    algo = A2C(spec_of(env), A2CSettings(normalize_observations=True), 10**6, NUM_ENVS, HORIZON)
+    iteration, (value,) = make_iteration(algo, env=env), algo.policy.norm.moments.buffers()  # type: ignore[union-attr]
+    iteration.collect_and_learn(0)
+    assert value == 87
+    value.fill_(5)
+    iteration.collect_and_learn(NUM_ENVS * HORIZON)
+    assert value == 5
 
 
 class Watching(VTrace):

@@ -37,8 +37,9 @@ def whole(tmp_path_factory: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("simulator", ["native", "ale"])
 def test_two_halves_equal_a_whole_run_on_pong(tmp_path: Path, simulator: str) -> None:
-    """Would catch what a checkpoint forgets of emulators, stacks of frames, games cut in two, and evaluations."""
-    settings = {**PONG, "simulator": simulator}
+    """Would catch what a checkpoint forgets of emulators, stacks of frames, games cut in two, evaluations, and the
+    background, which the first rollout alone decides."""
+    settings = {**PONG, "simulator": simulator, "normalize_observations": True}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=80, out=tmp_path / "half")
     accel_rl.train(resume=half, steps=240)
