@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import pytest
 
 import accel_rl
@@ -90,6 +91,8 @@ def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, m
         if isinstance(value, type) and issubclass(value, accel_rl.algos.Algo) and value.__module__ == "__main__":
             run = accel_rl.train(**settings, algo=f"{file.stem}:{name}", out=tmp_path / name)
             assert {key for key, text in rows(run)[-1].items() if key.startswith("train/") and text}
+        elif isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == "__main__":
+            accel_rl.train(**settings | {"steps": 40, "env": f"{file.stem}:{name}"}, out=tmp_path / name)
         elif inspect.isfunction(value) and [*inspect.signature(value).parameters] == ["spec"]:
             accel_rl.train(**settings | {"steps": 40}, network=f"{file.stem}:{name}", out=tmp_path / name)
 

@@ -65,7 +65,8 @@ class A2C(ActorCriticAlgo):
         if epsilon:
             if not isinstance(policy.distribution, Categorical):
                 raise UsageError(
-                    f"log_epsilon={epsilon:g} is for Discrete actions, but these are {self.spec.action_space}; omit it"
+                    f"log_epsilon={epsilon:g} is for Discrete actions, but these are {self.spec.action_space}; "
+                    "use --log-epsilon 0"
                 )
             policy.distribution.log_epsilon = epsilon
         return policy

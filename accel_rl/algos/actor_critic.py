@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-import gymnasium
 import torch
 from torch import Tensor
 
@@ -89,7 +88,7 @@ class ActorCriticAlgo(Algo):
     def build_policy(self, network: Network | None) -> ActorCritic:
         settings, spec = self.settings, self.spec
         settings.check_core()
-        if settings.gaussian == "spherical" and not isinstance(spec.action_space, gymnasium.spaces.Box):
+        if settings.gaussian == "spherical" and not spec.has_box_actions:
             raise UsageError(f"gaussian=spherical is for Box actions, but these are {spec.action_space}; omit it")
         policy = ActorCritic(
             spec,

@@ -256,8 +256,12 @@ def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected
         is_close = torch.allclose(found[name], values, rtol=0.0, atol=tolerances[name], equal_nan=True)
         if values.is_floating_point() and not is_close:
             return f"{name} differs by up to {float((found[name] - values).abs().max()):.3g}"
-    if expected["action"].is_floating_point():
-        return None
-    scores = "q_values" if "q_values" in expected else "logits"
-    is_worse = (policy.regret(found["action"], expected) > 2 * tolerances[scores]).any(-1)
-    return f"action differs for {int(is_worse.sum())} of {len(is_worse)} observations" if is_worse.any() else None
+    for part in policy.parts:
+        action = f"action{part.suffix}"
+        scores = "q_values" if "q_values" in expected else f"logits{part.suffix}"
+        if expected[action].is_floating_point():
+            continue
+        is_worse = (part.regret(found[action], expected[scores]) > 2 * tolerances[scores]).any(-1)
+        if is_worse.any():
+            return f"{action} differs for {int(is_worse.sum())} of {len(is_worse)} observations"
+    return None

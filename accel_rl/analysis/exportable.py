@@ -11,11 +11,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from accel_rl.analysis.trained_policy import TrainedPolicy
-from accel_rl.envs.spaces import remaining_space
+from accel_rl.envs.spaces import parts_of, remaining_space
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.distributions import DiagonalGaussian, SphericalGaussian
+from accel_rl.models.distributions import Composite, DiagonalGaussian, Distribution, SphericalGaussian
 from accel_rl.models.q_network import QNetwork
 from accel_rl.models.trunks import to_images
 from accel_rl.rollout import RecurrentInputs
@@ -33,6 +33,7 @@ class ExportablePolicy(nn.Module):
         value [N]                                     of policy gradients
         next_state [N, S]                             of a recurrent policy
 
+    Of a Dict or Tuple, each part has its own action, and logits or mean and std: action/gear, action/arm/joints, ...
     A recurrent policy's state is its core's and, behind it, the action that it has chosen, before clipping to bounds.
     The network is a copy on the CPU in float32. Raises UsageError for a policy that is neither an `ActorCritic` nor a
     `QNetwork`."""
@@ -50,14 +51,8 @@ class ExportablePolicy(nn.Module):
         self.input_names = ["observation"]
         if self.policy.state_size:
             self.input_names += ["state", "episode_start", "reward"]
-        if isinstance(self.spec.action_space, spaces.Box):
-            self.low: Tensor
-            self.high: Tensor
-            self.register_buffer("low", torch.from_numpy(self.spec.action_space.low.copy()))
-            self.register_buffer("high", torch.from_numpy(self.spec.action_space.high.copy()))
-        elif isinstance(self.spec.action_space, spaces.Discrete | spaces.MultiDiscrete):
-            self.start: Tensor
-            self.register_buffer("start", torch.as_tensor(self.spec.action_space.start, dtype=torch.int64))
+        parts = parts_of(self.spec.action_space)
+        self.parts: Any = nn.ModuleList(ActionPart(part.name, part.space) for part in parts)
 
     @property
     def state_size(self) -> int:
@@ -81,51 +76,83 @@ class ExportablePolicy(nn.Module):
         if state is not None:
             assert episode_start is not None and reward is not None
             core_state, action = torch.split(state, [self.policy.state_size, self.num_action_numbers], -1)
-            previous_action = self._shaped(action).to(_torch_dtype(self.spec.action_dtype))
+            previous_action = action.reshape(-1, *self.spec.action_shape).to(_torch_dtype(self.spec.action_dtype))
             recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
         if isinstance(self.policy, QNetwork):
-            action, scores = parameters.argmax(-1), {"q_values": parameters}
+            action = parameters.argmax(-1)
+            outputs = {"action": self.parts[0](action), "q_values": parameters}
         else:
-            action, scores = self.policy.distribution.mode(parameters), self._scores(parameters) | {"value": value}
-        outputs = {"action": self._to_env_action(self._shaped(action)), **scores}
+            action, outputs = self.policy.distribution.mode(parameters), {}
+            scores: dict[str, Tensor] = {}
+            for part, (distribution, chosen, own) in zip(self.parts, self._by_part(action, parameters), strict=True):
+                outputs[f"action{part.suffix}"] = part(chosen)
+                scores |= part.scores(distribution, own)
+            outputs |= scores | {"value": value}
         if next_state is not None:
             numbers = action.reshape(-1, self.num_action_numbers).to(next_state.dtype)
             outputs["next_state"] = torch.cat([next_state, numbers], -1)
         return outputs
 
-    def _scores(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Returns by name what parameters [N, P] say: logits [N, P], or means and standard deviations [N, *A]."""
-        if isinstance(self.policy.distribution, DiagonalGaussian):
-            mean, log_std = parameters.chunk(2, -1)
-            return {"mean": self._shaped(mean), "std": self._shaped(log_std.exp())}
-        if isinstance(self.policy.distribution, SphericalGaussian):
-            mean = parameters[..., :-1]
-            return {"mean": self._shaped(mean), "std": self._shaped(parameters[..., -1:].sqrt().expand_as(mean))}
-        return {"logits": parameters}
+    def _by_part(self, action: Tensor, parameters: Tensor) -> list[tuple[Distribution, Tensor, Tensor]]:
+        """Returns the distribution, the action and the parameters of each part; of all if there are no parts."""
+        distribution: Any = self.policy.distribution
+        if not isinstance(distribution, Composite):
+            return [(distribution, action, parameters)]
+        actions, own = distribution.split_action(action), distribution.split_parameters(parameters)
+        return [*zip(distribution.parts, actions, own, strict=True)]
 
-    def _shaped(self, numbers: Tensor) -> Tensor:
-        """Returns numbers [N, D] in the shape of the environment's actions [N, *A]."""
-        return numbers.reshape(-1, *self.spec.action_shape)
 
-    def _to_env_action(self, action: Tensor) -> Tensor:
-        """Does for tensors what `accel_rl.envs.spaces.to_env_action` does for arrays."""
-        dtype = _torch_dtype(np.dtype(self.spec.action_space.dtype))
-        if isinstance(self.spec.action_space, spaces.Box):
+class ActionPart(nn.Module):
+    """Says in the environment's terms what was chosen: an action, or a part of those of a Dict or Tuple.
+
+    suffix: of the names of its outputs, as "/arm/joints"; "" without parts."""
+
+    def __init__(self, name: str, space: gymnasium.Space[Any]):
+        super().__init__()
+        self.suffix, self.space = f"/{name}" if name else "", space
+        if isinstance(space, spaces.Box):
+            self.low: Tensor
+            self.high: Tensor
+            self.register_buffer("low", torch.from_numpy(space.low.copy()))
+            self.register_buffer("high", torch.from_numpy(space.high.copy()))
+        elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            self.start: Tensor
+            self.register_buffer("start", torch.as_tensor(space.start, dtype=torch.int64))
+
+    def forward(self, action: Tensor) -> Tensor:
+        """Does for tensors [N, ...] what `accel_rl.envs.spaces.to_env_action` does for arrays."""
+        action, dtype = self._shaped(action), _torch_dtype(np.dtype(self.space.dtype))
+        if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high).to(dtype)
-        if isinstance(self.spec.action_space, spaces.MultiBinary):
+        if isinstance(self.space, spaces.MultiBinary):
             return action.to(dtype)
         return (action + self.start).to(dtype)
 
-    def regret(self, action: Tensor, outputs: dict[str, Tensor]) -> Tensor:
+    def scores(self, distribution: Distribution, parameters: Tensor) -> dict[str, Tensor]:
+        """Returns by name what parameters [N, P] say: logits [N, P], or means and standard deviations [N, *A]."""
+        if isinstance(distribution, DiagonalGaussian):
+            mean, log_std = parameters.chunk(2, -1)
+            std = log_std.exp()
+        elif isinstance(distribution, SphericalGaussian):
+            mean = parameters[..., :-1]
+            std = parameters[..., -1:].sqrt().expand_as(mean)
+        else:
+            return {f"logits{self.suffix}": parameters}
+        return {f"mean{self.suffix}": self._shaped(mean), f"std{self.suffix}": self._shaped(std)}
+
+    def _shaped(self, numbers: Tensor) -> Tensor:
+        """Returns numbers [N, D] in the shape of the environment's actions [N, *A]."""
+        return numbers.reshape(-1, *(self.space.shape or ()))
+
+    def regret(self, action: Tensor, scores: Tensor) -> Tensor:
         """Returns how much lower the scores of actions [N, *A] are than the best ones, for finite choices: [N, D].
 
-        outputs: of this policy for the same observations. Infinite for an action that there is not."""
-        scores = outputs["q_values"] if "q_values" in outputs else outputs["logits"]
+        scores: q_values or logits of the same observations. Infinite for an action that there is not."""
         first = self.start.flatten() if hasattr(self, "start") else 0
         choices = (action.reshape(len(action), -1).long() - first).unbind(-1)
         regrets = []
-        for own, choice in zip(torch.split(scores, _nums_choices(self.spec.action_space), -1), choices, strict=True):
+        for own, choice in zip(torch.split(scores, _nums_choices(self.space), -1), choices, strict=True):
             last = own.shape[-1] - 1
             chosen = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
             regrets.append((own.amax(-1) - chosen).masked_fill((choice < 0) | (choice > last), math.inf))

@@ -94,8 +94,8 @@ class TrainedPolicy:
 
         A batch has one axis more, first; in a Dict or Tuple space, each part has it. Pictures may have their channels
         first or last. Actions are in the environment's own numbering: an array [N, ...] for a batch; for one
-        observation a number if the space is Discrete, else an array. deterministic: the likeliest action instead of a
-        sampled one.
+        observation a number if the space is Discrete, else an array; in a Dict or Tuple, this holds for each part.
+        deterministic: the likeliest action instead of a sampled one.
 
         Only a recurrent policy has a state, with a row for each game; None: all games begin now. episode_start [N]
         bool: games that begin now, whose state does not count. reward [N]: of the last step, as the policy was trained
@@ -109,11 +109,7 @@ class TrainedPolicy:
         chosen, _, recurrent = policy.act(batch, noise, inputs)
         chosen = chosen.cpu().numpy()
         next_state = None if recurrent is None else (recurrent.cpu().numpy(), chosen)
-        space = self.config.spec.action_space
-        actions = to_env_action(chosen, space)
-        if not is_batch:
-            actions = actions[0] if isinstance(space, gymnasium.spaces.Discrete) else actions[0, ...]
-        return actions, next_state
+        return to_env_action(chosen if is_batch else chosen[0], self.config.spec.action_space), next_state
 
     def player(self) -> Callable[[Any, float], Any]:
         """Returns act(observation, last reward) for one game from its start; it acts as the run was evaluated."""

@@ -16,6 +16,7 @@ from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.atari import AtariSimulator, game_name, make_options
 from accel_rl.envs.choice import is_native
 from accel_rl.envs.native import NativeBatch
+from accel_rl.envs.spaces import from_env_action
 from accel_rl.envs.spec import Simulator
 
 NUM_DRAWN = 1000  # steps for which actions are drawn in advance; then they repeat
@@ -62,8 +63,8 @@ def bare_emulation(env: EnvConfig, num_envs: int) -> Work:
 def draw_actions(space: Any, num_envs: int, seed: int) -> Iterator[list[Any]]:
     """Yields a random action for each environment, again and again; NUM_DRAWN times they are drawn in advance."""
     space.seed(seed)
-    start = getattr(space, "start", 0)
-    return itertools.cycle([[space.sample() - start for _ in range(num_envs)] for _ in range(NUM_DRAWN)])
+    drawn = [[from_env_action(space.sample(), space) for _ in range(num_envs)] for _ in range(NUM_DRAWN)]
+    return itertools.cycle(drawn)
 
 
 def _single_steps(simulators: Sequence[Simulator], seed: int) -> Work:

@@ -3,9 +3,11 @@
 Supported observations: Box and Discrete as they are, pictures with their channels first (see pictures.py);
 MultiDiscrete, MultiBinary, and Dict and Tuple of all these as one flat float32 row, by gymnasium's own rules
 (`gymnasium.spaces.flatten`: parts in the space's order, finite choices one-hot). Parts of a Dict or Tuple that are none
-of these, such as texts, are left out. Supported actions: Discrete, MultiDiscrete, MultiBinary, Box.
+of these, such as texts, are left out. Supported actions: Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple
+of these, which policies choose as one flat row (see spec.py: stored_action).
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from accel_rl.envs.pictures import channels_first, is_picture
-from accel_rl.envs.spec import EnvSpec
+from accel_rl.envs.spec import EnvSpec, stored_action
 from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]
@@ -137,20 +139,27 @@ def layout(space: Space) -> str:
     return str(space) if isinstance(space, _LEAVES) else type(space).__name__
 
 
-def check_action_space(space: Space, env_id: str) -> None:
-    """Raises UsageError for a space that is not supported or leaves nothing to choose."""
-    if not isinstance(space, _LEAVES):
+def check_action_space(space: Space, env_id: str, name: str = "") -> None:
+    """Raises UsageError for a space that is not supported or leaves nothing to choose; name: of a part of actions."""
+    if isinstance(space, _NESTED) and len(space.spaces):
+        for key, child in _children(space):
+            check_action_space(child, env_id, _join(name, key))
+        return
+    if not isinstance(space, _LEAVES + _NESTED):
         raise UsageError(
-            f"{env_id}: actions of type {type(space).__name__} are not supported; "
-            "use Discrete, MultiDiscrete, MultiBinary or Box"
+            f"{env_id}: actions{_part(name)} of type {type(space).__name__} are not supported; "
+            "use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these"
         )
     if isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating):
         raise UsageError(
-            f"{env_id}: actions in a Box of type {space.dtype} are not supported; "
+            f"{env_id}: actions{_part(name)} in a Box of type {space.dtype} are not supported; "
             "use MultiDiscrete for integers, or a Box of floating-point numbers"
         )
     if not spaces.flatdim(space):
-        raise UsageError(f"{env_id}: there is nothing to choose in {space}; an action needs at least one dimension")
+        raise UsageError(
+            f"{env_id}: there is nothing to choose in {space}{_part(name).rstrip(',')}; "
+            "an action needs at least one dimension"
+        )
 
 
 def is_flattened(space: Space) -> bool:
@@ -288,7 +297,16 @@ def wrong_part(wrong: NDArray[np.bool_], space: Space) -> str:
 def to_env_action(action: Any, space: Space) -> Any:
     """Returns a policy's action, or a batch of them, as the environment takes it: its numbering, type and bounds.
 
-    Only what is sent is clipped; log-probabilities are those of the action that was chosen."""
+    A Dict or Tuple has its parts again; those of a batch are arrays with its axis, first. Only what is sent is clipped;
+    log-probabilities are those of the action that was chosen."""
+    if isinstance(space, _NESTED):
+        parts, stop = {}, 0
+        for key, child in _children(space):
+            shape, dtype = stored_action(child)
+            start, stop = stop, stop + math.prod(shape)
+            part = action[..., start:stop].reshape((*action.shape[:-1], *shape)).astype(dtype)
+            parts[key] = to_env_action(part, child)
+        return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
     if isinstance(space, spaces.Discrete):
         return action + space.start
     if isinstance(space, spaces.Box):
@@ -298,4 +316,7 @@ def to_env_action(action: Any, space: Space) -> Any:
 
 def from_env_action(action: Any, space: Space) -> Any:
     """Returns an element of the action space as a policy would have chosen it."""
+    if isinstance(space, _NESTED):
+        parts = [np.ravel(from_env_action(action[key], child)) for key, child in _children(space)]
+        return np.concatenate(parts).astype(stored_action(space)[1])
     return action - getattr(space, "start", 0)

@@ -3,16 +3,30 @@
 Glossary of shapes: T steps of a rollout, B environments, S frames in a stack, H x W one frame, D action dimensions.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from accel_rl.envs.pictures import value_range
 
 Array = NDArray[Any]
+
+
+def stored_action(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns the shape and the type in which actions are stored and learned from.
+
+    Those of a Dict or Tuple are one flat row [D]: the numbers of its parts, in the space's order, in float32 if one of
+    them is a Box."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return tuple(space.shape or ()), np.dtype(np.float32 if isinstance(space, spaces.Box) else np.int64)
+    parts = [stored_action(part) for part in (space.values() if isinstance(space, spaces.Dict) else space)]
+    has_box = any(dtype == np.float32 for _, dtype in parts)
+    return (sum(math.prod(shape) for shape, _ in parts),), np.dtype(np.float32 if has_box else np.int64)
 
 
 @dataclass(frozen=True)
@@ -54,24 +68,29 @@ class EnvSpec:
     @property
     def is_picture(self) -> bool:
         """Whether observations are pictures [C, H, W], of bytes or of floating-point numbers."""
-        is_box = isinstance(self.observation_space, gymnasium.spaces.Box)
+        is_box = isinstance(self.observation_space, spaces.Box)
         is_byte_or_float = self.row_dtype == np.uint8 or np.issubdtype(self.row_dtype, np.floating)
         return is_box and len(self.observation_shape) == 3 and bool(is_byte_or_float)
 
     @property
     def is_numbers(self) -> bool:
         """Whether observations are numbers of any scale: no bounded picture, no discrete choice, nothing nested."""
-        is_box = isinstance(self.observation_space, gymnasium.spaces.Box)
+        is_box = isinstance(self.observation_space, spaces.Box)
         is_bounded = self.is_pixels or (self.is_picture and value_range(self.observation_space) is not None)
         return is_box and not is_bounded and self.nested_space is None
 
     @property
     def action_shape(self) -> tuple[int, ...]:
-        return tuple(self.action_space.shape or ())
+        return stored_action(self.action_space)[0]
 
     @property
     def action_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32 if isinstance(self.action_space, gymnasium.spaces.Box) else np.int64)
+        return stored_action(self.action_space)[1]
+
+    @property
+    def has_box_actions(self) -> bool:
+        """Whether actions, or a part of them, are a Box."""
+        return self.action_dtype == np.float32
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ its bounds (envs/spaces.py: to_env_action), which changes nothing here.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
+from accel_rl.envs.spaces import parts_of
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.cumulative_sum import cumulative_sum
 
@@ -226,7 +228,75 @@ class SphericalGaussian(nn.Module):
         return action.reshape(-1, self.encoded_size).float()
 
 
-Distribution = Categorical | MultiCategorical | DiagonalGaussian | SphericalGaussian
+class Composite(nn.Module):
+    """Chooses the parts of a Dict or Tuple independently, each by a distribution of its own.
+
+    Parameters [..., sum P_i], noise and actions [..., sum D_i] are those of the parts, one after the other; actions are
+    float32 if those of one part are, else int64. Log-probability and entropy are sums over the parts.
+    """
+
+    def __init__(self, parts: "Sequence[Distribution]"):
+        super().__init__()
+        self.parts: Any = nn.ModuleList(parts)
+        self._nums_outputs: list[int] = [part.num_outputs for part in parts]
+        self.num_outputs: int = sum(self._nums_outputs)
+        self.encoded_size: int = sum(part.encoded_size for part in parts)
+        self._sizes: list[int] = [math.prod(part.noise_shape) for part in parts]  # D_i
+        self.noise_shape: tuple[int, ...] = (sum(self._sizes),)
+        with torch.no_grad():
+            self._nums_parameters = [len(part.to_parameters(torch.zeros(part.num_outputs))) for part in parts]  # P_i
+
+    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return self._join([part.draw_noise(shape, generator) for part in self.parts])
+
+    def to_parameters(self, output: Tensor) -> Tensor:
+        outputs = torch.split(output, self._nums_outputs, -1)
+        return torch.cat([part.to_parameters(own) for part, own in zip(self.parts, outputs, strict=True)], -1)
+
+    def split_parameters(self, parameters: Tensor) -> Sequence[Tensor]:
+        """Returns the parameters [..., P_i] of each part."""
+        return torch.split(parameters, self._nums_parameters, -1)
+
+    def split_action(self, action: Tensor) -> list[Tensor]:
+        """Returns the action of each part as its distribution takes it, [...] or [..., D_i]."""
+        return [
+            own if isinstance(part, DiagonalGaussian | SphericalGaussian) else own.long()
+            for part, own in zip(self.parts, self._split(action), strict=True)
+        ]
+
+    def _split(self, numbers: Tensor) -> list[Tensor]:
+        """Returns the noise or the action of each part, [...] or [..., D_i]."""
+        pairs = zip(self.parts, torch.split(numbers, self._sizes, -1), strict=True)
+        return [own if part.noise_shape else own.squeeze(-1) for part, own in pairs]
+
+    def _join(self, numbers: list[Tensor]) -> Tensor:
+        """Does the opposite of `_split`."""
+        pairs = zip(self.parts, numbers, strict=True)
+        return torch.cat([own if part.noise_shape else own.unsqueeze(-1) for part, own in pairs], -1)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        parts = zip(self.parts, self.split_parameters(parameters), self._split(noise), strict=True)
+        return self._join([part.sample(*own) for part, *own in parts])
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        parts = zip(self.parts, self.split_parameters(parameters), strict=True)
+        return self._join([part.mode(own) for part, own in parts])
+
+    def log_probability(self, parameters: Tensor, action: Tensor) -> Tensor:
+        parts = zip(self.parts, self.split_parameters(parameters), self.split_action(action), strict=True)
+        return torch.stack([part.log_probability(*own) for part, *own in parts]).sum(0)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        parts = zip(self.parts, self.split_parameters(parameters), strict=True)
+        return torch.stack([part.entropy(own) for part, own in parts]).sum(0)
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Returns the encoded actions of all parts, one after the other, float32 [N, E]; action [N, D]."""
+        parts = zip(self.parts, self.split_action(action), strict=True)
+        return torch.cat([part.encode(own) for part, own in parts], -1)
+
+
+Distribution = Categorical | MultiCategorical | DiagonalGaussian | SphericalGaussian | Composite
 
 GAUSSIANS = ("diagonal", "spherical")
 
@@ -234,7 +304,8 @@ GAUSSIANS = ("diagonal", "spherical")
 def make_distribution(action_space: gymnasium.Space[Any], gaussian: str = "diagonal") -> Distribution:
     """Returns the distribution over an action space. gaussian: diagonal | spherical, for Box spaces.
 
-    Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box."""
+    Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box, and
+    Dict and Tuple of these."""
     if gaussian not in GAUSSIANS:
         raise unknown("gaussian", gaussian, GAUSSIANS, f"(there are {', '.join(GAUSSIANS)})")
     if isinstance(action_space, gymnasium.spaces.Discrete):
@@ -246,7 +317,9 @@ def make_distribution(action_space: gymnasium.Space[Any], gaussian: str = "diago
     if isinstance(action_space, gymnasium.spaces.Box):
         size = math.prod(action_space.shape)
         return DiagonalGaussian(size) if gaussian == "diagonal" else SphericalGaussian(size)
+    if isinstance(action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return Composite([make_distribution(part.space, gaussian) for part in parts_of(action_space)])
     raise UsageError(
         f"actions of type {type(action_space).__name__} are not supported; "
-        "use Discrete, MultiDiscrete, MultiBinary or Box"
+        "use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these"
     )

@@ -308,7 +308,7 @@ def ring_bytes(spec: EnvSpec, num_envs: int, num_rows: int, returns: bool = True
 
 def _action_dtype(spec: EnvSpec) -> torch.dtype:
     """Returns the dtype in which actions are stored: integers take 4 bytes instead of 8."""
-    return torch.float32 if spec.action_dtype == np.float32 else torch.int32
+    return torch.float32 if spec.has_box_actions else torch.int32
 
 
 def _zero_frames(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Tensor:

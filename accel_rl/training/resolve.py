@@ -4,8 +4,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
 from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
@@ -220,7 +218,7 @@ def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) ->
 
 def _blocks(spec: EnvSpec) -> tuple[str, bool]:
     """Returns the preset's block for these observations, and whether that for Box actions within it applies, too."""
-    return _kind(spec), isinstance(spec.action_space, gymnasium.spaces.Box)
+    return _kind(spec), spec.has_box_actions
 
 
 def _kind(spec: EnvSpec) -> str:

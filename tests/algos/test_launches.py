@@ -23,7 +23,7 @@ from accel_rl.updates import Update
 from accel_rl.updates.optimizers import RMSProp
 from accel_rl.updates.trees import map_leaves
 from tests.fake_cuda import counting
-from tests.helpers.random_rollouts import FRAMES, VECTORS, random_rollout
+from tests.helpers.random_rollouts import FRAMES, PARTS, VECTORS, random_rollout
 
 pytestmark = pytest.mark.gpu(fake=True)
 
@@ -50,6 +50,7 @@ ON_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "a2c, gae": (A2C, VECTORS, {"gae_lambda": 0.9, "normalize_returns": True}),
     "ppo": (PPO, FRAMES, {**ENTROPY, **EPOCHS}),
     "ppo, core": (PPO, VECTORS, {**ENTROPY, **EPOCHS, **CORE}),
+    "ppo, parts": (PPO, PARTS, {**EPOCHS, **CORE}),
     "ppo, normalized": (PPO, VECTORS, {**EPOCHS, "normalize_advantage": "rollout"}),
     "vtrace": (VTrace, FRAMES, {**SCHEDULES, **BATCHES}),
     "n_step_q": (OnlineQ, FRAMES, {"target": "n_step_q", "target_interval_steps": 50}),
@@ -68,6 +69,7 @@ OFF_POLICY: dict[str, tuple[Any, EnvSpec, dict[str, Any]]] = {
     "qr_dqn": (QRDQN, VECTORS, {**REPLAY, **ALL, "quantiles": 5}),
 }
 TASKS_OF = {name for name in ON_POLICY if "tasks" in name}
+IN_TEST_SLOW = {*TASKS_OF, "ppo, parts"}
 
 
 def some_slow(names: Iterable[str], slow: set[str]) -> list[Any]:
@@ -145,7 +147,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
     assert gpu.update._graphs and gpu.update._graphs.is_enabled and not gpu.update._graphs._not_capturable
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, TASKS_OF))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,
     steps that are not valid, orders of samples."""
@@ -193,7 +195,7 @@ def test_graphs_draw_and_learn_the_same(name: str, replay_device: str) -> None:
     assert len(set(rooms)) >= 3, "the room for final frames grows more than once"
 
 
-@pytest.mark.parametrize("name", some_slow(ON_POLICY, TASKS_OF - {"a2c, tasks"}))
+@pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW - {"a2c, tasks"}))
 def test_launches_of_an_update(name: str) -> None:
     """Would catch a return loop, a gather or a coefficient that is left outside of graphs, a rollout that is copied for
     each minibatch, and any wait."""

@@ -226,6 +226,33 @@ def test_recurrent_policies_remember(core: str, action_space: Any, suffix: str, 
     assert_same_actions(agent, torch.cat(actions), np.concatenate(expected))
 
 
+@pytest.mark.parametrize("suffix", [pytest.param("onnx", marks=pytest.mark.slow), "torchscript"])
+def test_each_part_of_an_action_is_an_output(suffix: str, tmp_path: Path) -> None:
+    """Would catch the scores of another part, a bound or a start that is lost, and a last action without some parts."""
+    action_space = spaces.Dict(
+        {"arm": spaces.Tuple([BOUNDED, spaces.MultiBinary(3)]), "gear": spaces.Discrete(3, start=1)}
+    )
+    agent = make_agent(EnvSpec(VECTOR, action_space), core="lstm", core_size=8, previous_inputs=True)
+    path = tmp_path / f"policy.{suffix}"
+    names, run = [*export(agent, path, suffix).outputs], runner(path)
+    actions, scores = ["action/arm/0", "action/arm/1", "action/gear"], ["mean/arm/0", "std/arm/0"]
+    assert names == [*actions, *scores, "logits/arm/1", "logits/gear", "value", "next_state"]
+    N = NUM_OBSERVATIONS
+    memory, state, reward = None, torch.zeros(N, 4 * 8 + 6), torch.zeros(N)
+    for observations in (samples_of(VECTOR), samples_of(VECTOR)[::-1].copy()):
+        expected, memory = agent.predict(observations, memory, None, True)
+        is_first = torch.full((N,), not state.any())
+        found = dict(zip(names, run([torch.from_numpy(observations), state, is_first, reward]), strict=True))
+        state = found["next_state"]
+        for name, part in zip(actions, (*expected["arm"], expected["gear"]), strict=True):
+            assert found[name].numpy().dtype == part.dtype and len(np.unique(part, axis=0)) > 1
+            np.testing.assert_allclose(found[name], part, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(found["logits/gear"].argmax(-1) + 1, expected["gear"])
+        np.testing.assert_allclose(
+            found["mean/arm/0"].numpy().clip(BOUNDED.low, BOUNDED.high), expected["arm"][0], atol=1e-4
+        )
+
+
 @pytest.mark.slow
 def test_torchscript_acts_where_this_package_is_missing(tmp_path: Path) -> None:
     """Would catch a file that needs the package's code, or tells paths of this machine to those it is given to."""

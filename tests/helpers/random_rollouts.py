@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 from torch import Tensor
 
 from accel_rl.envs.spec import EnvSpec
@@ -12,6 +12,9 @@ from accel_rl.rollout import RecurrentInputs, Rollout
 
 FRAMES = EnvSpec(Box(0, 255, (36, 36), np.uint8), Discrete(4), 4)
 VECTORS = EnvSpec(Box(-1, 1, (5,), np.float32), Discrete(3))
+PARTS = EnvSpec(
+    VECTORS.observation_space, Dict({"arm": Tuple([Box(-1, 1, (2,)), MultiBinary(2)]), "gear": Discrete(3)})
+)
 
 
 def random_rollout(
@@ -29,10 +32,13 @@ def random_rollout(
             return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
         return torch.randn(shape, generator=generator)
 
-    action = torch.randint(int(spec.action_space.n), (T, B), generator=generator)  # type: ignore[attr-defined]
+    num_actions = int(getattr(spec.action_space, "n", 2))  # of a Dict or Tuple: 0 or 1 in each part
+    action = torch.randint(num_actions, (T, B, *spec.action_shape), generator=generator)
+    action = action.to(torch.from_numpy(np.empty(0, spec.action_dtype)).dtype)
     outputs, inputs = {}, None
     if hasattr(policy, "distribution"):
-        parameters = torch.randn(T, B, policy.distribution.num_outputs, generator=generator)
+        numbers = torch.randn(T, B, policy.distribution.num_outputs, generator=generator)
+        parameters = policy.distribution.to_parameters(numbers.to(next(policy.parameters()).device)).detach().cpu()
         outputs = {"distribution": parameters, "value": torch.randn(T, B, generator=generator)}
     elif getattr(policy, "records_value", False):
         outputs = {"value": torch.randn(T, B, generator=generator)}

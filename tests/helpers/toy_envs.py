@@ -292,7 +292,7 @@ UNSUPPORTED = {
     "Graph": spaces.Graph(spaces.Discrete(2), None),
     "Sequence": spaces.Sequence(spaces.Discrete(2)),
     "OneOf": spaces.OneOf((spaces.Discrete(2), spaces.Discrete(3))),
-    "Dict": spaces.Dict({"a": spaces.Discrete(2)}),
+    "Tuple with an empty Box": spaces.Tuple([spaces.Dict({"a": spaces.Box(-1, 1, (0,))}), spaces.Discrete(2)]),
     "empty Dict": spaces.Dict({}),
     "empty Box": spaces.Box(-1, 1, (0,)),
     "integer Box": spaces.Box(0, 3, (2,), np.int64),
@@ -411,6 +411,36 @@ class Switches(Counting):
         self._action = action
         _, _, terminated, truncated, info = super().step(0)
         return action, float(action.sum()), terminated, truncated, info
+
+
+class Machine(Counting):
+    """Actions of all kinds, inside each other; observes a goal one-hot [3], drawn for each step by the generator that
+    reset(seed) seeds. The reward counts the finite choices that fit it (5 at most), less the distance of the numbers.
+
+    "arm": a Tuple of Box(-1, 0.5, [2], float64), for goal/2 - 1 and 0, and MultiBinary([1, 2]), for goal > 0 and goal >
+    1; "dials": MultiDiscrete([2, 3]) from [0, -1] on, for goal % 2 and goal - 1; "gear": Discrete(3) from 1 on, for 1 +
+    goal. The info has the action as it arrived.
+    """
+
+    def __init__(self, lengths: Sequence[int] = (7, -4)):
+        super().__init__(lengths)
+        self.observation_space = spaces.Box(0, 1, (3,), np.float32)
+        arm = spaces.Tuple([spaces.Box(-1, 0.5, (2,), np.float64), spaces.MultiBinary([1, 2])])
+        dials = spaces.MultiDiscrete([2, 3], start=[0, -1])
+        self.action_space = spaces.Dict({"gear": spaces.Discrete(3, start=1), "arm": arm, "dials": dials})
+        self._goal = 0
+
+    def _observe(self) -> Any:
+        self._goal = int(self.np_random.integers(3))
+        return np.eye(3, dtype=np.float32)[self._goal]
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        goal, ((numbers, switches), dials, gear) = self._goal, (action[key] for key in ("arm", "dials", "gear"))
+        hits = np.sum(switches == [goal > 0, goal > 1]) + np.sum(dials == [goal % 2, goal - 1]) + (gear == 1 + goal)
+        reward = float(hits - np.abs(numbers - [goal / 2 - 1, 0]).sum())
+        observation, _, terminated, truncated, _ = super().step(0)
+        return observation, reward, terminated, truncated, {"action": action}
 
 
 class Unbounded(Counting):

@@ -150,6 +150,7 @@ ACTIONS: dict[str, tuple[gymnasium.Space[Any], str]] = {
     "binary": (spaces.MultiBinary([2, 3]), "diagonal"),
     "diagonal": (Box(-1, 1, (3,)), "diagonal"),
     "spherical": (Box(-1, 1, (2, 2)), "spherical"),
+    "composite": (spaces.Tuple([Discrete(4), Box(-1, 1, (2, 2)), spaces.MultiBinary(2)]), "spherical"),
 }
 
 
@@ -164,7 +165,7 @@ def test_every_distribution(name: str, separate_value: bool) -> None:
     noise = policy.draw_noise(1, 5, torch.Generator().manual_seed(0))[0]
     for given in (noise, None):
         found, expected = policy.act(image, given), plain(policy).act(image, given)
-        assert found[0].shape == (5, *space.shape)
+        assert found[0].shape == (5, *policy.action_shape)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
 
 

@@ -15,6 +15,7 @@ from accel_rl.errors import UsageError
 from accel_rl.models.distributions import (
     MIN_VARIANCE,
     Categorical,
+    Composite,
     DiagonalGaussian,
     MultiCategorical,
     SphericalGaussian,
@@ -26,7 +27,11 @@ KINDS: dict[str, Any] = {
     "multi_categorical": lambda: MultiCategorical([2, 5, 1, 3]),
     "diagonal": lambda: DiagonalGaussian(3, initial_log_std=-0.3),
     "spherical": lambda: SphericalGaussian(3),
+    "composite": lambda: make_distribution(PARTS),
 }
+PARTS = spaces.Dict(
+    {"arm": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 4])]), "gear": spaces.Discrete(3)}
+)
 
 
 def reference(distribution: Any, parameters: Tensor) -> list[Any]:
@@ -51,7 +56,7 @@ def make(kind: str, shape: tuple[int, ...] = (50,), scale: float = 2.0) -> tuple
     return distribution, parameters, distribution.sample(parameters, distribution.draw_noise(shape, generator))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "composite"])
 @pytest.mark.parametrize("shape", [(50,), (3, 7)])
 def test_log_probabilities_and_entropies_are_those_of_torch(kind: str, shape: tuple[int, ...]) -> None:
     """Would catch a wrong formula, a mean instead of a sum over dimensions, or logits of another choice."""
@@ -62,6 +67,45 @@ def test_log_probabilities_and_entropies_are_those_of_torch(kind: str, shape: tu
     torch.testing.assert_close(distribution.log_probability(parameters, action), log_p, rtol=1e-4, atol=1e-5)
     entropy = sum(ref.entropy() for ref in references)
     torch.testing.assert_close(distribution.entropy(parameters), entropy, rtol=1e-4, atol=1e-5)
+
+
+def test_a_composite_is_the_product_of_its_parts() -> None:
+    """Would catch parts that take each other's outputs, noise or numbers, are not summed, or get no gradient."""
+    distribution = make_distribution(PARTS)
+    assert isinstance(distribution, Composite) and (distribution.num_outputs, distribution.encoded_size) == (11, 11)
+    rng = np.random.default_rng(0)
+    output, log_std = rng.normal(0, 2, (50, 11)), np.array([-0.3, 0.4])
+    noise = distribution.draw_noise((50,), torch.Generator().manual_seed(0))
+    distribution.parts[0].log_std.data = torch.from_numpy(log_std).float()
+    given = torch.from_numpy(output).float().requires_grad_()
+    parameters = distribution.to_parameters(given)
+    action = distribution.sample(parameters, noise).detach()
+    assert action.shape == noise.shape == (50, 5) and action.dtype == torch.float32
+    log_p, entropy = distribution.log_probability(parameters, action), distribution.entropy(parameters)
+    (2 * log_p + entropy).sum().backward()
+
+    numbers, choices, u = action.numpy(), action[:, 2:].numpy().astype(int), noise.numpy()
+    np.testing.assert_allclose(numbers[:, :2], output[:, :2] + np.exp(log_std) * u[:, :2], rtol=1e-4, atol=1e-5)
+    z = (numbers[:, :2] - output[:, :2]) / np.exp(log_std)
+    expected_log_p = (-(z**2) / 2 - log_std - np.log(2 * np.pi) / 2).sum(1)
+    expected_entropy = np.full(50, (log_std + np.log(2 * np.pi * np.e) / 2).sum())
+    gradient = [2 * z / np.exp(log_std)]
+    for d, columns in enumerate((slice(2, 4), slice(4, 8), slice(8, 11))):
+        p = np.exp(output[:, columns])
+        p /= p.sum(1, keepdims=True)
+        below, above = np.tril(np.ones((p.shape[1], p.shape[1])), -1) @ p.T, np.tril(np.ones((p.shape[1],) * 2)) @ p.T
+        chosen, row = choices[:, d], np.arange(50)
+        assert (below[chosen, row] <= u[:, 2 + d] + 1e-6).all() and (u[:, 2 + d] < above[chosen, row] + 1e-6).all()
+        H = -(p * np.log(p)).sum(1)
+        expected_log_p, expected_entropy = expected_log_p + np.log(p[row, chosen]), expected_entropy + H
+        gradient.append(2 * (np.eye(p.shape[1])[chosen] - p) - p * (np.log(p) + H[:, None]))
+    np.testing.assert_allclose(log_p.detach(), expected_log_p, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(entropy.detach(), expected_entropy, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(given.grad, np.concatenate(gradient, 1), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(distribution.parts[0].log_std.grad, (2 * (z**2 - 1) + 1).sum(0), rtol=1e-4)
+    mode = distribution.mode(parameters).detach().numpy()
+    best = [output[:, columns].argmax(1) for columns in (slice(2, 4), slice(4, 8), slice(8, 11))]
+    np.testing.assert_allclose(mode, np.column_stack([output[:, :2], *best]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,6 +209,8 @@ def test_encoded_actions() -> None:
     assert matrix.tolist() == [[0, 1, 1, 0]]
     for kind in ("diagonal", "spherical"):
         assert KINDS[kind]().encode(torch.tensor([[0.5, -7.0, 2.0]])).tolist() == [[0.5, -7, 2]]
+    parts = make_distribution(PARTS).encode(torch.tensor([[0.5, -7, 1, 2, 1]]))
+    assert parts.tolist() == [[0.5, -7, 0, 1, 0, 0, 1, 0, 0, 1, 0]]
     for kind in KINDS:
         distribution, _, action = make(kind)
         code = distribution.encode(action)
@@ -180,9 +226,12 @@ def test_every_space_has_its_distribution() -> None:
     assert make_distribution(box).num_outputs == 6
     assert make_distribution(box, "spherical").num_outputs == 7
     assert make_distribution(spaces.Box(-np.inf, 1, ())).num_outputs == 1
+    assert make_distribution(spaces.Tuple([box, spaces.Dict(a=spaces.Discrete(4))]), "spherical").num_outputs == 11
     with pytest.raises(UsageError, match="unknown gaussian 'sperical'; did you mean spherical"):
         make_distribution(box, "sperical")
-    with pytest.raises(UsageError, match="Text are not supported; use Discrete, MultiDiscrete, MultiBinary or Box"):
+    with pytest.raises(
+        UsageError, match="Text are not supported; use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict"
+    ):
         make_distribution(spaces.Text(3))
 
 

@@ -18,6 +18,7 @@ from tests.helpers.samplers import COUNTING, PONG, TOYS, Flat, assert_equal, clo
 LENGTHS = {"lengths": [3, -4, 2, -1, 7]}
 CONTINUOUS = EnvConfig(f"{TOYS}:BoxAction", options=LENGTHS)
 CHOICES = EnvConfig(f"{TOYS}:Nested", options=LENGTHS)  # MultiDiscrete
+COMPOSITE = EnvConfig(f"{TOYS}:Machine", options=LENGTHS)  # Dict
 SWITCHES = EnvConfig(f"{TOYS}:Switches", options=LENGTHS)  # MultiBinary, of two axes
 CONFIG = SamplerConfig(4, 5, 2)
 ALSO_ALTERNATING = ("lstm", "separate value", "choices", "reserve", "q-network")
@@ -31,6 +32,7 @@ CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
     "spherical": (CONTINUOUS, "wait", {"core": "lstm", "gaussian": "spherical"}),
     "choices": (CHOICES, "wait", {"core": "gru", "separate_value": True, "network": lambda spec: Flat(spec)}),
     "switches": (SWITCHES, "immediate", {"core": "lstm"}),
+    "composite": (COMPOSITE, "immediate", {"core": "gru"}),
     "normalized": (COUNTING, "immediate", {"core": "gru", "normalize": True}),
     "q-network": (COUNTING, "immediate", {"kind": "q"}),
     "q-network waits": (COUNTING, "wait", {"kind": "q", "core": "lstm", "previous_inputs": False}),
