@@ -66,8 +66,9 @@ class RunSettings:
     sampler: str = setting(
         "alternating",
         "alternating: environments run in simulator processes; serial: in the learner's own process; queued: agents, a "
-        "prediction and a training queue, as in GA3C",
-        choices=("alternating", "serial", "queued"),
+        "prediction and a training queue, as in GA3C; device: a batch of environments on the policy's device, in the "
+        "learner's own process (chosen by itself for such an environment)",
+        choices=("alternating", "serial", "queued", "device"),
     )
     horizon: int = setting(5, "steps of each environment per rollout", least=1)
     reset_mode: str = setting(

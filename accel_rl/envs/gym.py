@@ -4,11 +4,13 @@ import functools
 import math
 import pickle
 import traceback
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from accel_rl.envs.device_env import OneOfBatch
 from accel_rl.envs.making import make_gym_env
 from accel_rl.envs.spaces import (
     check_action_space,
@@ -48,7 +50,8 @@ class GymSimulator:
         check_action_space(self._action_space, config.env_id)
         self._observation_space = space = remaining_space(self._declared_space)
         self._leaves_out = space is not self._declared_space
-        self.spec = make_spec(self._declared_space, self._action_space)
+        spec = make_spec(self._declared_space, self._action_space)
+        self.spec = replace(spec, on_device=isinstance(self._env.unwrapped, OneOfBatch))
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._steps = 0
 

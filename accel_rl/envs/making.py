@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 
+from accel_rl.envs.device_env import OneOfBatch, is_device_env
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
 
@@ -68,10 +69,31 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     if make is None:
         env = _make_registered(config.env_id.rpartition(":")[2], config.options, render_mode)
     else:
-        env = _call_factory(make, config, seed, render_mode)
+        returned = _call_factory(make, config, {"seed": seed, "render_mode": render_mode, **_batch(make, config)})
+        env = _check_env(returned, config.env_id, "a factory")
     env = functools.reduce(_wrap, config.wrappers, env)
     _check_reset(env, config.env_id)
     return env
+
+
+def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) -> Any:
+    """Makes a batch of environments whose arrays lie on a device (see envs/device_env.py), by the user's factory.
+
+    Raises UsageError for anything else, or if they are not as many."""
+    make = _find(config.env_id)
+    offered = {"seed": seed, "render_mode": None, **_batch(make, config, num_envs, device)}
+    env = _call_factory(make, config, offered)
+    if not is_device_env(env):
+        raise UsageError(f"{config.env_id} returned {_describe(env)}, and not a batch of environments on a device")
+    if env.num_envs != num_envs:
+        raise UsageError(f"{config.env_id} was asked for num_envs={num_envs}, but returned {env.num_envs}")
+    return env
+
+
+def _batch(factory: Any, config: EnvConfig, num_envs: int = 1, device: str = "cpu") -> dict[str, Any]:
+    """Returns what is offered to factories of batches besides, which are those that name num_envs."""
+    is_batch = "num_envs" in _signature(factory, config.env_id).parameters
+    return {"num_envs": num_envs, "device": device} if is_batch else {}
 
 
 def _check_reset(env: Env, env_id: str) -> None:
@@ -136,21 +158,20 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
 # ---- factories and wrappers ----
 
 
-def _call_factory(factory: Any, config: EnvConfig, seed: int | None, render_mode: str | None) -> Env:
-    """Returns a factory's environment: seed and render_mode are given to parameters of these names, render_mode to
-    **kwargs, too, if anything is rendered."""
+def _call_factory(factory: Any, config: EnvConfig, offered: dict[str, Any]) -> Any:
+    """Returns what a factory returns: offered values are given to parameters of these names, render_mode to **kwargs,
+    too, if anything is rendered."""
     signature = _signature(factory, config.env_id)
-    offered = {"seed": seed, "render_mode": render_mode}
     arguments = {name: value for name, value in offered.items() if name in signature.parameters}
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    if takes_any and render_mode:
-        arguments["render_mode"] = render_mode
+    if takes_any and offered["render_mode"]:
+        arguments["render_mode"] = offered["render_mode"]
     arguments.update(config.options)
     try:
         signature.bind(**arguments)
     except TypeError as error:
         raise UsageError(f"{config.env_id}: {error}") from None
-    return _check_env(factory(**arguments), config.env_id, "a factory")
+    return factory(**arguments)
 
 
 def _signature(factory: Any, name: str) -> inspect.Signature:
@@ -200,6 +221,8 @@ def _check_env(env: Any, name: str, kind: str) -> Env:
     packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
     if "pettingzoo" in packages or (isinstance(env, ModuleType) and env.__name__.startswith("pettingzoo.")):
         raise UsageError(f"{name} {_SEVERAL_AGENTS}")
+    if is_device_env(env):
+        return OneOfBatch(env, name)
     if isinstance(env, gymnasium.vector.VectorEnv) or hasattr(env, "num_envs"):
         raise UsageError(
             f"{name} returned {_describe(env)}, which is several environments in one; return a single gymnasium.Env, "

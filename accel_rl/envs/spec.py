@@ -38,6 +38,7 @@ class EnvSpec:
     nested_space: the environment's own space, if its observations become flat rows (see envs/spaces.py); `parts_of`
         returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
     picture_shape: of the environment's own pictures, if their rows have another (channels last, or grey [H, W]).
+    on_device: environments come as one batch, whose arrays stay on the policy's device (see envs/device_env.py).
     """
 
     observation_space: gymnasium.Space[Any]
@@ -45,6 +46,7 @@ class EnvSpec:
     frame_stack: int = 0
     nested_space: gymnasium.Space[Any] | None = None
     picture_shape: tuple[int, ...] | None = None
+    on_device: bool = False
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "tr
 
 class ActionServer:
     """Chooses the actions of T steps for B environments in two groups, and stores them into the arrays that it shares
-    with the environments. With an odd B, group 0 has one more; with B = 1, there is one group.
+    with the environments. With an odd B, group 0 has one more; with B = 1, or if num_groups is 1, there is one group.
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
     rollout is the shared memory itself. window: rows in front of the rollout's, which keep the last steps of earlier
@@ -41,6 +41,7 @@ class ActionServer:
         window: int = 0,
         num_learners: int = 1,
         terminal_frames: bool = False,
+        num_groups: int = 2,
     ):
         self.spec, self.generator, self.window = spec, generator, window
         self._keeps_terminal_frames = terminal_frames
@@ -48,11 +49,12 @@ class ActionServer:
         self.horizon, self.num_envs = self.arrays["reward"].shape
         self._steps_per_row = self.num_envs * num_learners  # of the run
         half = (self.num_envs + 1) // 2
-        self.groups = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
+        halves = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
+        self.groups = halves if num_groups == 2 else [slice(0, self.num_envs)]
         self.history = max(spec.frame_stack - 1, 0)
-        self.shared = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        self.shared = {name: torch.as_tensor(array) for name, array in self.arrays.items()}
         # With the window's rows in front.
-        self._rows = {name: torch.from_numpy(arrays[name]) for name in (*PER_STEP, "final_observation")}
+        self._rows = {name: torch.as_tensor(arrays[name]) for name in (*PER_STEP, "final_observation")}
         self._policy_outputs: dict[str, Tensor] = {}
         self._recurrent_inputs: RecurrentInputs | None = None
         self._restarts = self.arrays["restarts"].copy()  # at the end of the last rollout
@@ -124,8 +126,9 @@ class ActionServer:
 
     def _carry_over(self) -> None:
         """Copies the last rows of everything to the front."""
-        ended = self._rows["truncated"][self.horizon :]  # of the window
-        self._rows["final_observation"][: self.window][ended] = self._rows["final_observation"][self.horizon :][ended]
+        if self.window:
+            final, ended = self._rows["final_observation"], self._rows["truncated"][self.horizon :]  # of the window
+            final[: self.window][ended] = final[self.horizon :][ended]
         for rows in self._all_rows():
             carry(rows, self.horizon)
 
@@ -136,7 +139,8 @@ class ActionServer:
     def _make_recurrent_inputs(self, state_size: int) -> RecurrentInputs:
         """Returns rows [window + T + 1, B, ...] of zeros; is_first is the shared memory's `reset`."""
         num_rows, B, action = self.window + self.horizon + 1, self.num_envs, self._rows["action"]
-        state, reward = torch.zeros(num_rows, B, state_size), torch.zeros(num_rows, B)
+        state = action.new_zeros(num_rows, B, state_size, dtype=torch.float32)
+        reward = action.new_zeros(num_rows, B, dtype=torch.float32)
         return RecurrentInputs(state, action.new_zeros(num_rows, *action.shape[1:]), reward, self._rows["reset"])
 
     def _rows_here(self, name: str, rows: slice, envs: slice) -> Tensor:
@@ -163,8 +167,9 @@ class ActionServer:
             more = len(self._rows[name]) - self.window - self.horizon  # rows than steps
             here[name] = self._rows_here(name, slice(first, first + num_steps + more), envs)
         cut_off = self._rows["truncated"][steps, envs] & ~self._rows["terminated"][steps, envs]
-        final_step, final_env = (self._send(index) for index in cut_off.nonzero(as_tuple=True))
-        newest = self._send(self._rows["final_observation"][steps, envs][cut_off])
+        at = cut_off.nonzero(as_tuple=True)
+        final_step, final_env = map(self._send, at)
+        newest = self._send(self._rows["final_observation"][steps, envs][at])
         recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
             *(rows[first : first + num_steps + 1, envs] for rows in self._recurrent_inputs)
         )
@@ -235,7 +240,7 @@ class ActionServer:
         T = self.horizon
         return {
             "rows": {name: self._rows_here(name, slice(T, None), slice(None)).cpu().clone() for name in PER_STEP},
-            "final_observation": self._rows["final_observation"][T:][self._rows["truncated"][T:]],
+            "final_observation": self._rows["final_observation"][T:][self._rows["truncated"][T:]].cpu(),
             "policy_outputs": {
                 name: rows[T:].cpu().clone() for name, rows in self._policy_outputs.items() if self.window
             },
@@ -251,7 +256,8 @@ class ActionServer:
         T = self.horizon
         for name, rows in state["rows"].items():
             self._rows[name][T:] = rows
-        self._rows["final_observation"][T:][state["rows"]["truncated"]] = state["final_observation"]
+        final = self._rows["final_observation"][T:]
+        final[state["rows"]["truncated"]] = state["final_observation"].to(final.device)
         for name, rows in state["policy_outputs"].items():
             self._rows_of_output(name, rows[0])[T:] = rows
         if state["recurrent_inputs"] is not None:
@@ -296,7 +302,8 @@ class ActionServer:
         window still shows that step. Returns whether there was any to truncate."""
         if not self.window:
             return False
-        rows, chosen = self._rows, torch.zeros(self.num_envs, dtype=torch.bool)
+        rows = self._rows
+        chosen = torch.zeros_like(rows["valid"][-1])
         chosen[restarted] = True
         chosen &= rows["valid"][-1] & ~rows["terminated"][-1] & ~rows["truncated"][-1]
         rows["truncated"][-1, chosen] = True

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout, select_envs
-from accel_rl.envs.spec import Array, EnvSpec
+from accel_rl.envs.spec import EnvSpec
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import EVALUATION_HORIZON, NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
@@ -29,15 +29,22 @@ class SerialSampler:
         batch = replace(batch, terminal_frames=config.terminal_frames)
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
-        arrays = _arrays(spec, config.horizon, config.num_envs, config.window)
+        arrays = self._make_arrays(config.horizon, config.num_envs, config.window)
         generator = noise_generator(batch, self.device)
         self._server = self._make_server(arrays, generator, config.window, config.terminal_frames)
-        self._envs = BatchSimulator(batch, select_envs(arrays, slice(None), config.window), first_env=0)
+        self._envs = self._make_envs(batch, select_envs(arrays, slice(None), config.window))
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 
+    def _make_arrays(self, horizon: int, num_envs: int, window: int = 0) -> dict[str, Any]:
+        layout = rollout_layout(self.spec, horizon, num_envs, window)
+        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
+
+    def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> Any:
+        return BatchSimulator(batch, arrays, first_env=0)
+
     def _make_server(
-        self, arrays: dict[str, Array], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
+        self, arrays: dict[str, Any], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
     ) -> ActionServer:
         return make_server(
             self.spec,
@@ -108,9 +115,9 @@ class SerialSampler:
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
-        arrays = _arrays(self.spec, EVALUATION_HORIZON, self.config.evaluation_envs)
+        arrays = self._make_arrays(EVALUATION_HORIZON, self.config.evaluation_envs)
         server = self._make_server(arrays, noise_generator(self.batch, self.device, role))
-        envs = BatchSimulator(self.batch.for_evaluation(role), arrays, first_env=0)
+        envs = self._make_envs(self.batch.for_evaluation(role), arrays)
         envs.start()
         try:
             return games.play(lambda: self._collect(server, envs, policy or self.policy, greedy), server.num_envs)
@@ -132,8 +139,3 @@ class SerialSampler:
 
     def close(self) -> None:
         self._envs.close()
-
-
-def _arrays(spec: EnvSpec, horizon: int, num_envs: int, window: int = 0) -> dict[str, Array]:
-    layout = rollout_layout(spec, horizon, num_envs, window)
-    return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}

@@ -134,7 +134,8 @@ class Checkpointer:
         self._restore_replay(state["replay"])
         learner.metrics.set_state(state["metrics"])
         if restarted := learner.sampler.set_state(state["sampler"]):
-            logger.warning("these environments have no state to save and start a new episode: %s", restarted)
+            which = "all" if learner.config.spec.on_device else restarted
+            logger.warning("these environments have no state to save and start a new episode: %s", which)
         torch.set_rng_state(state["torch_generator"])
         # Those of a learner on the CPU have none.
         if learner.config.device != "cpu" and (cuda_generator := state.get("cuda_generator")) is not None:

@@ -44,6 +44,7 @@ def describe(settings: dict[str, Any], spec: EnvSpec) -> str:
             **{name: space and space_json.to_json(space) for name, space in spaces.items()},
             "frame_stack": spec.frame_stack,
             "picture_shape": spec.picture_shape and list(spec.picture_shape),
+            **({"on_device": True} if spec.on_device else {}),
         },
     }
     return seal(document)
@@ -122,7 +123,8 @@ def _spec(values: dict[str, Any]) -> EnvSpec:
     if picture is not None and not (isinstance(picture, list) and all(isinstance(side, int) for side in picture)):
         raise UsageError(f"picture_shape={picture!r} must be null or a list of numbers")
     nested_space = None if nested is None else space_json.from_json(nested)
-    return EnvSpec(observation, action, frame_stack, nested_space, None if picture is None else tuple(picture))
+    shape, on_device = None if picture is None else tuple(picture), values.get("on_device") is True
+    return EnvSpec(observation, action, frame_stack, nested_space, shape, on_device)
 
 
 def _check_format(path: Path, found: Any) -> None:

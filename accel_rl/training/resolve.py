@@ -124,7 +124,13 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         below["normalize_observations"] = False
     if not _takes_preset_network(spec):
         below["network"] = None
+    if spec.on_device and below.get("sampler") != "queued":
+        below["sampler"] = "device"
     sampler = overlay(below, chosen).get("sampler", RunSettings.sampler)
+    if (sampler == "device") != spec.on_device and sampler in SAMPLER_KINDS:
+        single = "is a single one: use --sampler alternating, or a factory as docs/environments.md has it"
+        what = "returns a batch on a device: use --sampler device" if spec.on_device else single
+        raise UsageError(f"sampler={sampler} cannot step this environment: {env.env_id} {what}")
     if sampler in SAMPLER_KINDS:
         below |= SAMPLER_KINDS[sampler].preset_changes
     if chosen.get("deterministic"):

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.config.run_settings import RunSettings
@@ -150,6 +151,38 @@ class Alternating(SamplerKind):
         return {**envs, **workers, **found}
 
 
+class Device(SamplerKind):
+    """The learner's process steps environments that come as one batch, whose arrays stay on the policy's device."""
+
+    def check(self, config: "Config", algo: "Algo") -> None:
+        run, spec = config.run, config.spec
+        structured = spec.action_space if isinstance(spec.action_space, spaces.Dict | spaces.Tuple) else None
+        for what, space in (("observations", spec.nested_space), ("actions", structured)):
+            if space is not None:
+                raise UsageError(
+                    f"{run.env}: {what} of type {type(space).__name__} are not supported on a device; use one array"
+                )
+        refused = {
+            "wrappers": (",".join(run.wrappers), "are put around single environments"),
+            "reset_mode": (run.reset_mode if run.reset_mode != "immediate" else "", "is not the environments' own"),
+            "on_env_error": (run.on_env_error if run.on_env_error != "fail" else "", "replaces single environments"),
+            "workers": (run.workers or run.envs_per_worker, "are simulator processes, which there are none of"),
+        }
+        for name, (value, why) in refused.items():
+            if value:
+                raise UsageError(f"sampler=device steps one batch of environments, but {name}={value} {why}: omit it")
+
+    def build(
+        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
+    ) -> "Sampler":
+        from accel_rl.samplers.device import DeviceSampler
+
+        return DeviceSampler(config.spec, batch, policy, settings, config.device)
+
+    def simulated_in(self, config: "Config") -> str:
+        return "one batch on the network's device"
+
+
 class Queued(SamplerKind):
     """Agents in processes of their own, with queues to predictors and to trainers (docs/queues.md)."""
 
@@ -231,7 +264,12 @@ class Queued(SamplerKind):
         return queues.training_queue * run.envs * run.horizon + (queues.trainers + 1) * config.min_training_batch
 
 
-SAMPLER_KINDS: dict[str, SamplerKind] = {"alternating": Alternating(), "serial": Serial(), "queued": Queued()}
+SAMPLER_KINDS: dict[str, SamplerKind] = {
+    "alternating": Alternating(),
+    "serial": Serial(),
+    "queued": Queued(),
+    "device": Device(),
+}
 
 
 # ---- the queued sampler's settings and limits ----

@@ -1,0 +1,119 @@
+"""Environments that come as one batch, whose arrays lie on a device: what they are, and one of them by itself.
+
+An object has num_envs, single_observation_space and single_action_space (or observation_space and action_space, of one
+environment), `reset(seed=...)` -> (observation, info) and `step(action)` -> (observation, reward, terminated,
+truncated, info), of arrays [num_envs, ...] with the DLPack protocol. docs/environments.md says the rest. Importing this
+imports no torch.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from accel_rl.envs.spec import Array
+from accel_rl.errors import UsageError
+
+FINAL_OBSERVATION = ("final_obs", "final_observation")  # its names in gymnasium's infos, the present one first
+
+
+def is_device_env(env: Any) -> bool:
+    """Returns whether this is a batch of environments whose arrays have the DLPack protocol and are not numpy's."""
+    if isinstance(env, gymnasium.Env) or not all(hasattr(env, name) for name in ("num_envs", "reset", "step")):
+        return False
+    returned = env.reset(seed=0)
+    observation = returned[0] if isinstance(returned, tuple) else returned
+    return hasattr(observation, "__dlpack__") and not isinstance(observation, np.ndarray | np.generic)
+
+
+def spaces_of(env: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Returns the observation and the action space of one environment of a batch."""
+    observation, action = (
+        getattr(env, f"single_{name}_space", None) or getattr(env, f"{name}_space", None)
+        for name in ("observation", "action")
+    )
+    if not (isinstance(observation, gymnasium.Space) and isinstance(action, gymnasium.Space)):
+        raise UsageError(
+            f"{type(env).__name__} needs single_observation_space and single_action_space, two spaces of gymnasium's"
+        )
+    return observation, action
+
+
+def resets_in_next_step(env: Any, env_id: str) -> bool:
+    """Returns whether an environment that has ended is reset by the next step (NEXT_STEP), instead of by the one that
+    ends it (SAME_STEP, the default). Raises UsageError if it is not reset at all."""
+    mode = AutoresetMode((getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP))
+    if mode is AutoresetMode.DISABLED:
+        raise UsageError(
+            f"{env_id}: autoreset_mode is DISABLED, but environments on a device must reset by themselves: at the step "
+            "that ends an episode (SAME_STEP) or at the next one (NEXT_STEP)"
+        )
+    return mode is AutoresetMode.NEXT_STEP
+
+
+def final_observation(info: Any) -> Any:
+    """Returns the true last observations of the episodes that a step has ended, from its info; None without them."""
+    found = (info[name] for name in FINAL_OBSERVATION if name in info) if isinstance(info, dict) else iter(())
+    return next(found, None)
+
+
+class OneOfBatch(gymnasium.Env[Any, Any]):
+    """Presents a batch of one environment as a single one, with arrays of numpy: to probe, to film, to play by hand."""
+
+    def __init__(self, env: Any, env_id: str):
+        if env.num_envs != 1:
+            raise UsageError(
+                f"{env_id} was asked for num_envs=1, but returned {env.num_envs} environments; its factory has to take "
+                "the parameter num_envs and return as many"
+            )
+        self._env, self.metadata = env, getattr(env, "metadata", None) or {}
+        self.observation_space, self.action_space = spaces_of(env)
+        self.render_mode = getattr(env, "render_mode", None)
+        self._resets_in_next_step = resets_in_next_step(env, env_id)
+        self._arrays: Any = None  # the library of the environment's arrays
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        observation, _ = self._env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
+        self._arrays = array_library(observation)
+        return to_numpy(observation)[0], {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        import torch
+
+        batch = torch.as_tensor(np.asarray(action, self.action_space.dtype)[None])
+        observation, *results, info = self._env.step(self._arrays.from_dlpack(batch))
+        reward, terminated, truncated = (to_numpy(each)[0] for each in results)
+        final = None if self._resets_in_next_step else final_observation(info)
+        if final is not None and (terminated or truncated):
+            observation = final
+        return to_numpy(observation)[0], reward, bool(terminated), bool(truncated), {}
+
+    def render(self) -> Any:
+        picture = to_numpy(self._env.render())
+        return picture[0] if picture.ndim == 4 else picture
+
+    def close(self) -> None:
+        close = getattr(self._env, "close", None)
+        if close:
+            close()
+
+
+def array_library(array: Any) -> Any:
+    """Returns the module that an array belongs to, as the array API standard has it, with `from_dlpack`; torch for
+    arrays that do not say."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    import torch
+
+    return torch
+
+
+def to_numpy(array: Any) -> Array:
+    """Returns a copy of an array that has the DLPack protocol, or that numpy understands."""
+    if not hasattr(array, "__dlpack__") or isinstance(array, np.ndarray):
+        return np.asarray(array)
+    from torch.utils.dlpack import from_dlpack
+
+    return np.array(from_dlpack(array).cpu().numpy())

@@ -1,0 +1,308 @@
+"""The sampler of environments that come as one batch on the policy's device (envs/device_env.py says what they are).
+
+Observations, rewards and ends of episodes are read by DLPack and copied into the rollout on the device; actions go back
+the same way. Nothing is done per environment in Python, and nothing waits for the device between the steps: what the
+host must know (games that have ended, numbers that are not finite) is fetched once a rollout.
+"""
+
+import traceback
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
+from accel_rl.envs.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.making import make_device_env
+from accel_rl.envs.pictures import is_channels_last
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import RunError
+from accel_rl.rollout import Game, RecurrentInputs
+from accel_rl.samplers.action_server import ActionServer
+from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.serial import SerialSampler
+from accel_rl.updates.cuda_graphs import CudaGraphs
+
+
+class DeviceSampler(SerialSampler):
+    """Steps all environments at once, in this process; the policy acts once for all of them.
+
+    Evaluations have an instance of their own, which is made once and reset for each."""
+
+    @cached_property
+    def _instances(self) -> dict[bool, Any]:
+        """The user's objects, by whether they are for evaluations."""
+        return {}
+
+    def _make_arrays(self, horizon: int, num_envs: int, window: int = 0) -> dict[str, Any]:
+        layout = rollout_layout(self.spec, horizon, num_envs, window)
+        arrays = {
+            name: torch.zeros(shape, dtype=_torch_dtype(dtype), device=self.device)
+            for name, (shape, dtype) in layout.items()
+        }
+        return {**arrays, "restarts": np.zeros(num_envs, np.int64)}  # there never are any
+
+    def _make_server(
+        self, arrays: dict[str, Any], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
+    ) -> ActionServer:
+        return DeviceServer(self.spec, arrays, generator, self.device, self.config, window, terminal_frames)
+
+    def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> "DeviceBatch":
+        is_evaluation = batch.role > 0
+        if is_evaluation not in self._instances:
+            num_envs = arrays["reward"].shape[1]
+            seed = int(_seed_sequence(batch).generate_state(1)[0] >> 1)
+            self._instances[is_evaluation] = make_device_env(batch.env, num_envs, seed, str(self.device))
+        return DeviceBatch(batch, self.spec, arrays, self._instances[is_evaluation])
+
+    def close(self) -> None:
+        for env in self._instances.values():
+            if close := getattr(env, "close", None):
+                close()
+        self._instances.clear()
+
+
+class DeviceServer(ActionServer):
+    """Chooses the actions of all environments at once; everything stays on the device.
+
+    The policy is a CUDA graph from the third step on, on a GPU and unless config.cuda_graphs says otherwise."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        arrays: dict[str, Any],
+        generator: torch.Generator,
+        device: torch.device,
+        config: SamplerConfig,
+        window: int = 0,
+        terminal_frames: bool = False,
+    ):
+        super().__init__(spec, arrays, generator, window, config.num_learners, terminal_frames, num_groups=1)
+        self.device = device
+        self._graphs = CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None
+
+    def act(self, group: int, t: int) -> None:
+        noise = None if self._greedy else self._noise[group][t]
+        recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
+            *(rows[self.window + t] for rows in self._recurrent_inputs)
+        )
+        arguments, act = (self._seen[group][t], noise, recurrent_inputs), self._policy.act
+        action, policy_outputs, state = self._graphs(act, act, arguments) if self._graphs else act(*arguments)
+        self._chosen[group][t].copy_(action)
+        self._newest = (t, self.groups[group], action, policy_outputs, state)
+
+    def _finished_games(self) -> list[Game]:
+        arrays = self.shared
+        ended = (arrays["terminated"] | arrays["truncated"]) & ~arrays["game_score"].isnan()
+        step, env = ended.nonzero(as_tuple=True)
+        found = torch.stack([env.double(), arrays["game_score"][step, env], arrays["age"][step, env] + 1.0], 1)
+        return [Game(int(env), score, int(length)) for env, score, length in found.tolist()]
+
+
+class DeviceBatch:
+    """Steps a batch of environments into columns of time-major tensors, as BatchSimulator does it with single ones.
+
+    config: reset_mode is "immediate", restart_on_error False. arrays: tensors of rollout_layout on the policy's device,
+    without a window. env: the user's object. Methods raise RunError if it returns what it should not."""
+
+    def __init__(self, config: BatchConfig, spec: EnvSpec, arrays: dict[str, Any], env: Any):
+        self.config, self.spec, self.arrays, self._env = config, spec, arrays, env
+        (horizon, self.num_envs), self.device = arrays["reward"].shape, arrays["reward"].device
+        rows = {name: array.unbind() for name, array in arrays.items() if name != "restarts"}
+        # Views of each row, by name, made once: making one costs as much as using it.
+        self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
+        self._resets_in_next_step = resets_in_next_step(env, config.env.env_id)
+        self._space = spec.action_space
+        self._bounds: list[Tensor] = []
+        if isinstance(self._space, gymnasium.spaces.Box):
+            self._bounds = [torch.as_tensor(bound, device=self.device) for bound in (self._space.low, self._space.high)]
+        self._start = torch.as_tensor(getattr(self._space, "start", 0), device=self.device)
+        self._from_torch: Any = None  # makes the environment's arrays of tensors; known once it was reset
+        self._first: Tensor | None = None  # the first observation [B, ...], until a rollout begins with it
+        # Of each environment's game so far. NaN: it began with random actions, so that its score is left out.
+        self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
+        self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
+        self._lacks_final = torch.zeros((), dtype=torch.bool, device=self.device)  # a last observation, in this rollout
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Starts all games, and plays the same number of random actions in each."""
+        seeds = _seed_sequence(self.config)
+        observation = self._reset(seeds)
+        space = batch_space(self._space, self.num_envs)
+        space.seed(int(seeds.generate_state(2)[1]))
+        self._ended.zero_()
+        for _ in range(self.config.decorrelation_steps):
+            action = torch.as_tensor(space.sample(), device=self.device)
+            observation, _, *ends, _ = self._step_env(action)
+            self._ended = ends[0] | ends[1]
+        self._score.fill_(torch.nan if self.config.decorrelation_steps else 0.0)
+        self._first = self._rows(observation)
+
+    def begin(self) -> None:
+        """Starts a rollout."""
+        arrays = self.arrays
+        arrays["valid"][:] = True
+        self._lacks_final.zero_()
+        if self._first is not None:
+            arrays["observation"][0] = self._first
+            arrays["reset"][0], arrays["age"][0], self._first = True, 0, None
+
+    @torch.no_grad()
+    def step(self, t: int) -> None:
+        """Steps every environment with its action of step t; writes row t and the observation after it."""
+        now, after = self._views[t : t + 2]
+        observation, reward, terminated, truncated, info = self._step_env(self._to_env(now["action"]))
+        rows, final = self._rows(observation), None
+        after["observation"].copy_(rows)
+        if self._resets_in_next_step:  # a step that only resets is no sample
+            starts, final = self._ended, rows
+            reward = reward.masked_fill(starts, 0)
+            terminated, truncated = terminated & ~starts, truncated & ~starts
+            torch.logical_not(starts, out=now["valid"])
+            self._ended = ended = terminated | truncated
+        else:
+            starts = ended = terminated | truncated
+            if (given := final_observation(info)) is not None:
+                final = self._rows(given)
+        if final is not None:
+            now["final_observation"].copy_(final)
+        else:
+            self._lacks_final |= (ended if self.config.terminal_frames else truncated & ~terminated).any()
+        now["reward"].copy_(reward)
+        now["terminated"].copy_(terminated)
+        now["truncated"].copy_(truncated)
+        after["reset"].copy_(starts)
+        torch.add(now["age"], 1, out=after["age"]).masked_fill_(starts, 0)
+        torch.add(self._score, reward, out=now["game_score"])
+        self._score = now["game_score"].masked_fill(ended, 0.0)
+
+    def pause(self) -> None:
+        """Looks, once a rollout, for what no step has waited for."""
+        checked = {name: self.arrays[name] for name in ("reward", "observation")}
+        wrong = [~values.isfinite().all() for values in checked.values()]
+        lacks_final, *found = torch.stack([self._lacks_final, *wrong]).tolist()
+        if lacks_final:
+            raise self._error(
+                "a step has ended episodes without info['final_obs'], their true last observations; return them there, "
+                "or declare metadata['autoreset_mode'] as NEXT_STEP if the next step resets"
+            )
+        for (name, values), is_wrong in zip(checked.items(), found, strict=True):
+            if is_wrong:
+                step, env = (~values.isfinite()).nonzero()[0, :2].tolist()
+                value = values[step, env].tolist()
+                raise self._error(f"the {name} of environment {env} at step {step} of a rollout is not finite: {value}")
+
+    # ---- what goes to the environment, and what comes back ----
+
+    def _reset(self, seeds: np.random.SeedSequence) -> Any:
+        observation, _ = self._call("reset", _RESET, seed=int(seeds.generate_state(1)[0] >> 1))
+        library = array_library(observation)
+        self._from_torch = (lambda tensor: tensor) if library is torch else library.from_dlpack
+        return observation
+
+    def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Returns what a method of the environment returns, a tuple of these parts."""
+        try:
+            returned = getattr(self._env, method)(*arguments, **options)
+        except Exception as error:
+            raise self._error(f"{method}() failed:\n{traceback.format_exc()}") from error
+        if not isinstance(returned, tuple) or len(returned) != len(parts):
+            raise self._error(f"{method}() did not return ({', '.join(parts)}); return exactly these")
+        return returned
+
+    def _to_env(self, action: Tensor) -> Tensor:
+        """Returns actions as the environment takes them, a copy: its numbering and bounds (see `to_env_action`)."""
+        return action.clamp(*self._bounds) if self._bounds else action + self._start
+
+    def _step_env(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
+        observation, reward, terminated, truncated, info = self._call("step", _STEP, self._from_torch(action))
+        return (
+            observation,
+            self._tensor("reward", reward, (), _NUMBERS),
+            self._tensor("terminated", terminated, (), (torch.bool,)),
+            self._tensor("truncated", truncated, (), (torch.bool,)),
+            info,
+        )
+
+    def _rows(self, observation: Any) -> Tensor:
+        """Returns observations as networks see them [B, *row_shape]: pictures have their channels first."""
+        shape = self.spec.picture_shape or self.spec.row_shape
+        is_number = isinstance(self.spec.observation_space, gymnasium.spaces.Discrete)
+        dtypes = _INTEGERS if is_number else (_torch_dtype(self.spec.row_dtype),)
+        tensor = self._tensor("observation", observation, shape, dtypes)
+        if self.spec.picture_shape is None:
+            return tensor
+        if len(shape) > 2 and is_channels_last(shape[-3:]):
+            tensor = tensor.movedim(-1, -3)
+        return tensor.reshape(self.num_envs, *self.spec.row_shape)
+
+    def _tensor(self, name: str, value: Any, shape: tuple[int, ...], dtypes: Sequence[torch.dtype]) -> Tensor:
+        """Returns an array [B, *shape] of the environment as a tensor. Raises RunError for one that is not as it
+        should be."""
+        if not isinstance(value, Tensor):
+            if not hasattr(value, "__dlpack__"):
+                raise self._error(f"{name} is a {type(value).__name__}, without the DLPack protocol; return an array")
+            value = from_dlpack(value)
+        if value.shape != (self.num_envs, *shape):
+            raise self._error(
+                f"{name} has shape {(*value.shape,)}, but num_envs={self.num_envs} asks for {(self.num_envs, *shape)}"
+            )
+        if value.dtype not in dtypes:
+            raise self._error(f"{name} is of type {value.dtype}, but has to be {' or '.join(map(str, dtypes))}")
+        if value.device != self.device:
+            raise self._error(
+                f"{name} lies on {value.device}, but the policy is on {self.device}; make arrays there (a factory is "
+                "given the parameter `device`), or use --device"
+            )
+        tensor: Tensor = value
+        return tensor
+
+    def _error(self, text: str) -> RunError:
+        return RunError(f"{self.config.env.env_id}: {text}")
+
+    # ---- checkpoints ----
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns, in a pause, one entry for the whole batch; "simulator" is None if it has no get_state."""
+        has_hook = hasattr(self._env, "get_state") and hasattr(self._env, "set_state")
+        state = self._env.get_state() if has_hook else None
+        return [{"simulator": state, "score": self._score.cpu(), "ended": self._ended.cpu()}]
+
+    def set_state(self, state: list[dict[str, Any]]) -> list[int]:
+        """Continues from get_state's result, in place of `start`.
+
+        Returns the environments that could only be started anew: all or none."""
+        (saved,) = state
+        if saved["simulator"] is None:
+            self.start()
+            return list(range(self.num_envs))
+        self._reset(_seed_sequence(self.config))
+        self._env.set_state(saved["simulator"])
+        self._score.copy_(saved["score"])
+        self._ended.copy_(saved["ended"])
+        return []
+
+    def close(self) -> None:
+        """Does nothing: the sampler keeps the environments."""
+
+
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS)
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _seed_sequence(config: BatchConfig) -> np.random.SeedSequence:
+    """Returns the seed of a learner's environments, by the index of its first one."""
+    return np.random.SeedSequence(config.seed, spawn_key=(config.role, config.first_env))

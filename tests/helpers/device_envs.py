@@ -1,0 +1,154 @@
+"""Environments on a device, in torch, and the same ones one by one, in numpy: every number is the same, bit for bit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+STEPS = 6  # after which an episode is truncated
+LIMIT = 2.0  # of the position; beyond it, an episode is terminated
+OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+class Drift(gymnasium.Env[Any, Any]):
+    """Observes [position, step, game] float32. An action of 0 to 3 moves by (action - 1.5) / 2; the reward is a third
+    of the position. Seed and game decide where a game begins."""
+
+    observation_space, action_space = OBSERVATION, spaces.Discrete(4)
+    game, seed = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seed = self.seed if seed is None else seed
+        self.game, self.steps = self.game + 1, 0
+        self.position = np.float32((self.seed + self.game) % 7 - 3) / np.float32(4)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.position += (np.float32(action) - np.float32(1.5)) / np.float32(2)
+        terminated, truncated = bool(abs(self.position) > LIMIT), self.steps >= STEPS
+        return self._observe(), self.position / np.float32(3), terminated, truncated, {}
+
+    def _observe(self) -> Any:
+        return np.array([self.position, self.steps, self.game], np.float32)
+
+
+class Drifts:
+    """Drift with the given seeds, all together. mode: of the autoreset. has_final, spoil: what it returns wrongly."""
+
+    def __init__(
+        self, num_envs: int, device: str, seeds: Sequence[int] = (), mode: str = "SameStep", spoil: str | None = None
+    ):
+        self.num_envs, self.device, self.spoil = num_envs, torch.device(device), spoil
+        self.single_observation_space, self.single_action_space = OBSERVATION, spaces.Discrete(4)
+        self.metadata = {"autoreset_mode": AutoresetMode(mode)}
+        self.seeds = torch.tensor([*seeds] or [0] * num_envs, device=device)[:num_envs]
+        self.closed = False
+
+    def reset(self, seed: int) -> tuple[Tensor, dict[str, Any]]:
+        self.game = torch.full_like(self.seeds, -1)
+        self.steps, self.position = torch.zeros_like(self.seeds), torch.zeros(self.num_envs, device=self.device)
+        self.ended = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self._start()
+        self.ended = torch.zeros_like(self.ended)
+        return self._observe(), {}
+
+    def _start(self) -> None:
+        self.game = self.game + self.ended.long()
+        first = ((self.seeds + self.game) % 7 - 3).float() / 4
+        self.position = first.where(self.ended, self.position)
+        self.steps = self.steps.masked_fill(self.ended, 0)
+
+    def step(self, action: Tensor) -> Any:
+        resets_in_next_step = self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+        stepped = ~self.ended if resets_in_next_step else torch.ones_like(self.ended)
+        self.position = self.position + (action.float() - 1.5) / 2 * stepped
+        self.steps = self.steps + 1
+        if resets_in_next_step:
+            self._start()
+        reward = self.position / 3
+        terminated, truncated = (self.position.abs() > LIMIT) & stepped, (self.steps >= STEPS) & stepped
+        self.ended = terminated | truncated
+        last = self._observe()
+        info: dict[str, Any] = {}
+        if not resets_in_next_step:
+            self._start()
+            info["final_obs"] = last
+        return self._spoilt(self._observe(), reward, terminated, truncated, info)
+
+    def _spoilt(self, observation: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Any) -> Any:
+        match self.spoil:
+            case "fewer":
+                observation = observation[1:]
+            case "dtype":
+                observation = observation.double()
+            case "numpy":
+                reward = reward.tolist()  # type: ignore[assignment]
+            case "number":
+                terminated = terminated.long()
+            case "nan reward":
+                reward[1] = torch.nan
+            case "nan observation":
+                observation[1, 2] = torch.inf
+            case "no final":
+                info = {}
+            case "four":
+                return observation, reward, terminated, info
+        return observation, reward, terminated, truncated, info
+
+    def _observe(self) -> Tensor:
+        return torch.stack([self.position, self.steps.float(), self.game.float()], 1)
+
+    def render(self) -> Tensor:
+        return torch.full((1, 8, 8, 3), int(self.steps[0]), dtype=torch.uint8)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Saves(Drifts):
+    """Drifts that a checkpoint can hold."""
+
+    def get_state(self) -> list[Tensor]:
+        return [self.game, self.steps, self.position, self.ended]
+
+    def set_state(self, state: list[Tensor]) -> None:
+        self.game, self.steps, self.position, self.ended = state
+
+
+def on_the_cpu(num_envs: int) -> Drifts:
+    return Drifts(num_envs, "cpu")
+
+
+def too_many(num_envs: int) -> Drifts:
+    return Drifts(num_envs + 1, "cpu")
+
+
+class Shows:
+    """Shows what it is told to, forever; keeps the actions that it was given. kind: of its spaces."""
+
+    def __init__(self, num_envs: int, kind: str):
+        self.num_envs = num_envs
+        self.actions: list[Tensor] = []
+        self.observation_space, self.action_space = {
+            "picture": (spaces.Box(0, 255, (9, 8, 3), np.uint8), spaces.Discrete(3, start=5)),
+            "grey": (spaces.Box(0, 255, (9, 8), np.uint8), spaces.MultiDiscrete([2, 3])),
+            "number": (spaces.Discrete(4), spaces.Box(-0.5, 0.25, (2,), np.float32)),
+        }[kind]
+        dtype, shape = torch.uint8 if kind != "number" else torch.int32, self.observation_space.shape or ()
+        self.shown = (
+            torch.arange(num_envs * max(1, int(np.prod(shape)))).reshape(num_envs, *shape).remainder(4).to(dtype)
+        )
+
+    def reset(self, seed: int) -> tuple[Tensor, dict[str, Any]]:
+        return self.shown, {}
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        self.actions.append(action)
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        return self.shown, torch.ones(self.num_envs, dtype=torch.int32), never, never, {}

@@ -1,0 +1,267 @@
+"""The device sampler against the serial one, which steps the same environments one by one."""
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from accel_rl.envs import EnvConfig, make_env
+from accel_rl.envs.batch_simulator import BatchConfig
+from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spaces import to_env_action
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import RunError, UsageError
+from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.samplers import SerialSampler
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
+from accel_rl.samplers.device import DeviceSampler
+from accel_rl.training.resolve import resolve
+from tests.fake_cuda import counting
+from tests.helpers.device_envs import OBSERVATION, Drift
+from tests.helpers.samplers import Echo, Flat, Greedy, assert_equal, closing, copy, spec_of, to_cpu
+from tests.samplers.test_gpu_action_server import Remembers
+
+HERE = "tests.helpers.device_envs"
+B, RUN_SEED = 6, 3
+SPEC = EnvSpec(OBSERVATION, gymnasium.spaces.Discrete(4))
+CONFIG = SamplerConfig(B, 7, 0, window=4, terminal_frames=True)
+SEEDS = [int(np.random.SeedSequence(RUN_SEED, spawn_key=(0, env, 0, 0)).generate_state(1)[0] >> 1) for env in range(B)]
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+def serial(policy: Any, config: SamplerConfig = CONFIG) -> SerialSampler:
+    return SerialSampler(SPEC, BatchConfig(EnvConfig(f"{HERE}:Drift"), RUN_SEED), policy, config)
+
+
+def on_device(
+    policy: Any, config: SamplerConfig = CONFIG, device: torch.device = CPU, name: str = "Drifts", **options: Any
+) -> DeviceSampler:
+    options = options if name.startswith(("on", "too")) else {"seeds": SEEDS, **options}
+    decorrelation = options.pop("decorrelation_steps", 0)
+    env = EnvConfig(f"{HERE}:{name}", options=options)
+    batch = BatchConfig(env, RUN_SEED, decorrelation_steps=decorrelation)
+    return DeviceSampler(replace(SPEC, on_device=True), batch, policy, config, device)
+
+
+def collect(sampler: Any) -> list[Any]:
+    """A rollout and what hooks have seen of it; they change the policy."""
+    seen = []
+
+    def on_step(t: int) -> None:
+        recent = to_cpu(sampler.recent(t, 4, slice(1, 5)))
+        seen.append(recent)
+        with torch.no_grad():
+            sampler.policy.version.add_((recent.reward * 3).sum().to(sampler.policy.version.device))
+
+    rollout = sampler.collect(StepHook(on_step, 3))
+    return [to_cpu(each) for each in (rollout, *seen)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_rollouts_are_those_of_single_environments(device: torch.device) -> None:
+    """Would catch a row, an end, a last observation, a score or a recurrent input in the wrong place, and a graph that
+    has frozen one of them."""
+    one, other = serial(Remembers(4, CPU)), on_device(Remembers(4, device), device=device)
+    counts: dict[str, int] = {}
+    with closing(one, other):
+        for index in range(12):
+            for first, second in zip(collect(one), collect(other), strict=True):
+                assert_equal(first, second, f"rollout {index}")
+                found = {"truncated": len(first.final_step), "terminated": int(first.terminated.sum())}
+                counts = {name: counts.get(name, 0) + number for name, number in found.items()}
+            assert len(first.policy_outputs) == 2
+        assert min(counts.values()) > 20
+
+
+def steps_of(rollouts: list[Any]) -> list[list[Any]]:
+    """The valid steps of each environment: what was seen, done and got, the end, and the true last observation."""
+    steps: list[list[Any]] = [[] for _ in range(B)]
+    for rollout in rollouts:
+        last = {
+            (t, b): o.tolist()
+            for t, b, o in zip(
+                *map(Tensor.tolist, [rollout.final_step, rollout.final_env]), rollout.final_observation, strict=True
+            )
+        }
+        for t, env in rollout.valid.nonzero().tolist():
+            values = [
+                getattr(rollout, name)[t, env].tolist() for name in ("observation_rows", "age", "action", "reward")
+            ]
+            ends = [bool(getattr(rollout, name)[t, env]) for name in ("terminated", "truncated")]
+            steps[env].append([*values, *ends, last.get((t, env))])
+    return steps
+
+
+def test_a_step_that_only_resets_is_no_sample() -> None:
+    """Would catch a sample that is none, a reward or a score across two games, and a last observation of the next."""
+    one, other = serial(Greedy(4)), on_device(Greedy(4), mode="NextStep")
+    with closing(one, other):
+        singles, batches = ([copy(each.collect()) for _ in range(15)] for each in (one, other))
+        scores = [[game for rollout in rollouts for game in rollout.games] for rollouts in (singles, batches)]
+        for env, (expected, found) in enumerate(zip(steps_of(singles), steps_of(batches), strict=True)):
+            num_resets = 15 * 7 - len(found)
+            assert found == expected[: len(found)] and num_resets > 10
+            games = [[game for game in each if game.env == env] for each in scores]
+            assert games[1] == games[0][: len(games[1])] and len(games[1]) > 10
+        for rollout in batches:
+            assert torch.equal(rollout.reset[1:], ~rollout.valid)
+            assert torch.equal(rollout.valid[1:], ~rollout.done[:-1])
+
+
+@pytest.mark.gpu(fake=True)
+def test_the_host_waits_once_a_rollout() -> None:
+    """Would catch a step that waits for the device, or copies to the host and back."""
+    found = []
+    for horizon in (4, 8):
+        sampler = on_device(Remembers(4, GPU), SamplerConfig(B, horizon, 0), GPU)
+        with closing(sampler):
+            for _ in range(3):
+                sampler.collect()
+            with counting() as counts:
+                sampler.collect()
+            found.append((counts.syncs.total(), counts.up.total()))
+            assert counts.graphs == horizon
+    assert found[0] == found[1] and found[0][0] <= 6
+
+
+@pytest.mark.parametrize("name", ["Saves", "Drifts"])
+def test_state(name: str) -> None:
+    """Would catch anything that a checkpoint forgets, and a new start that is not said."""
+    for mode in ("SameStep", "NextStep"):
+        samplers = [on_device(Echo(4), name=name, mode=mode) for _ in range(2)]
+        with closing(*samplers):
+            while not samplers[0].collect().done[-1].any():
+                pass
+            restarted = samplers[1].set_state(pickle.loads(pickle.dumps(samplers[0].get_state())))
+            assert restarted == ([] if name == "Saves" else [*range(B)])
+            if not restarted:
+                for _ in range(4):
+                    assert_equal(samplers[0].collect(), samplers[1].collect(), mode)
+            else:
+                rollout = samplers[1].collect()
+                assert rollout.reset[0].all() and not rollout.age[0].any()
+
+
+def test_random_actions_come_first_and_do_not_count() -> None:
+    """Would catch scores of games that were begun at random, and environments that do not move before the start."""
+    sampler, fresh = on_device(Echo(4), decorrelation_steps=9), on_device(Echo(4))
+    with closing(sampler, fresh):
+        rollout, first = sampler.collect(), fresh.collect()
+        assert rollout.reset[0].all() and not torch.equal(rollout.observation_rows[0], first.observation_rows[0])
+        ended = int(rollout.done.sum())
+        unfinished = int(rollout.done.any(0).sum())  # games that were begun at random and have ended
+        assert len(rollout.games) == ended - unfinished < ended
+
+
+def test_evaluation_is_apart_from_training() -> None:
+    """Would catch a training that an evaluation has disturbed, or an evaluation that depends on what came before."""
+    config = SamplerConfig(B, 7, 0, num_evaluation_envs=4)
+    sampler, undisturbed = (on_device(Echo(4), config) for _ in range(2))
+    with closing(sampler, undisturbed):
+        games = sampler.evaluate(GamesToPlay(9), 0, False)
+        assert_equal(sampler.collect(), undisturbed.collect())
+        assert sampler.evaluate(GamesToPlay(9), 0, False) == games and len(games) == 9
+        assert_equal(sampler.collect(), undisturbed.collect())
+        made = [*sampler._instances.values()]
+        assert [env.num_envs for env in made] == [B, 4]
+    assert all(env.closed for env in made)
+
+
+SPOILT = {
+    "fewer": r"observation has shape \(5, 3\), but num_envs=6 asks for \(6, 3\)",
+    "dtype": "observation is of type torch.float64, but has to be torch.float32",
+    "numpy": "reward is a list, without the DLPack protocol",
+    "number": "terminated is of type torch.int64, but has to be torch.bool",
+    "nan reward": "the reward of environment 1 at step 0 of a rollout is not finite: nan",
+    "nan observation": r"the observation of environment 1 at step 1 of a rollout is not finite: \[.*inf\]",
+    "no final": r"without info\['final_obs'\].*NEXT_STEP",
+    "four": r"step\(\) did not return \(observation, reward",
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_an_environment_returns_wrongly(how: str) -> None:
+    """Would catch a wrong array that is learned from, or a traceback in place of one line."""
+    sampler = on_device(Echo(4), spoil=how)
+    with closing(sampler), pytest.raises(RunError, match=SPOILT[how]) as raised:
+        sampler.collect()
+    assert str(raised.value).startswith(f"{HERE}:Drifts: ") and "\n" not in str(raised.value)
+
+
+@pytest.mark.gpu
+def test_arrays_on_another_device() -> None:
+    """Would catch a copy between devices in each step that nobody has asked for."""
+    sampler = on_device(Remembers(4, GPU), device=GPU, name="on_the_cpu")
+    with closing(sampler), pytest.raises(RunError, match="observation lies on cpu, but the policy is on cuda:0"):
+        sampler.collect()
+
+
+def test_what_can_not_be_made() -> None:
+    """Would catch environments that are fewer or more than asked for, and ones that nobody resets."""
+    with pytest.raises(UsageError, match="num_envs=6, but returned 7"):
+        on_device(Echo(4), name="too_many")
+    with pytest.raises(UsageError, match="DISABLED"):
+        on_device(Echo(4), mode="Disabled")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env": f"{HERE}:Drifts", "sampler": "serial"}, "returns a batch on a device: use --sampler device"),
+        ({"env": f"{HERE}:Drifts", "algo": "ga3c"}, "sampler=queued cannot step this environment"),
+        ({"env": f"{HERE}:Drift", "sampler": "device"}, "is a single one: use --sampler alternating"),
+        ({"env": f"{HERE}:too_many"}, "was asked for num_envs=1, but returned 2"),
+    ],
+)
+def test_samplers_and_environments_that_do_not_fit(settings: dict[str, Any], words: str) -> None:
+    """Would catch a sampler that is started with what it cannot step."""
+    with pytest.raises(UsageError, match=words):
+        resolve({"algo": "ppo", **settings})
+
+
+def test_it_is_chosen_by_itself_and_one_of_it_is_a_single_environment() -> None:
+    """Would catch a batch that is not recognised, and a game that is probed, filmed or watched as another one."""
+    assert resolve({"algo": "ppo", "env": f"{HERE}:Drifts"}).run.sampler == "device"
+    for mode in ("SameStep", "NextStep"):
+        env, single = make_env(f"{HERE}:Drifts", seeds=[5], mode=mode), Drift()
+        for game in range(3):
+            seen, expected = env.reset(seed=1)[0], single.reset(seed=5 + game)[0]
+            if not game:
+                assert np.array_equal(seen, expected)
+            over = False
+            while not over and not game:
+                seen, reward, terminated, truncated, _ = env.step(3)
+                expected = single.step(3)
+                assert np.array_equal(seen, expected[0])
+                assert (reward, terminated, truncated) == expected[1:4]
+                over = terminated or truncated
+        assert env.render().shape == (8, 8, 3)
+        env.close()
+
+
+@pytest.mark.parametrize("kind", ["picture", "grey", "number"])
+def test_spaces(kind: str) -> None:
+    """Would catch channels in the wrong place, a numbering from 0 that is not the environment's, and bounds that are
+    not kept."""
+    config = EnvConfig(f"{HERE}:Shows", options={"kind": kind})
+    spec = spec_of(config)
+    assert spec.on_device
+    policy = ActorCritic(spec, network=Flat if kind != "number" else None)
+    sampler = DeviceSampler(spec, BatchConfig(config, RUN_SEED), policy, SamplerConfig(4, 5, 0))
+    with closing(sampler):
+        rollout = sampler.collect()
+        env = sampler._instances[False]
+        single = GymSimulator(config, np.random.SeedSequence(0))
+        row = np.zeros(spec.row_shape, spec.row_dtype)
+        single.reset(row)
+        assert np.array_equal(rollout.observation_rows[3, 0].numpy(), row)
+        assert len(set(rollout.observation_rows[0].flatten().tolist())) == 4
+        expected = to_env_action(rollout.action.numpy(), spec.action_space)
+        assert np.array_equal(torch.stack(env.actions).numpy(), expected)
+        assert np.array_equal(expected, rollout.action.numpy()) == (kind == "grey")
