@@ -91,10 +91,17 @@ def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, m
         if isinstance(value, type) and issubclass(value, accel_rl.algos.Algo) and value.__module__ == "__main__":
             run = accel_rl.train(**settings, algo=f"{file.stem}:{name}", out=tmp_path / name)
             assert {key for key, text in rows(run)[-1].items() if key.startswith("train/") and text}
-        elif isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == "__main__":
+        elif is_environment(value):
             accel_rl.train(**settings | {"steps": 40, "env": f"{file.stem}:{name}"}, out=tmp_path / name)
         elif inspect.isfunction(value) and [*inspect.signature(value).parameters] == ["spec"]:
             accel_rl.train(**settings | {"steps": 40}, network=f"{file.stem}:{name}", out=tmp_path / name)
+
+
+def is_environment(value: Any) -> bool:
+    """Returns whether an example's name is an environment of its own, or a factory of batches."""
+    if inspect.isfunction(value):
+        return "num_envs" in inspect.signature(value).parameters
+    return isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == "__main__"
 
 
 def test_other_examples_are_parts() -> None:

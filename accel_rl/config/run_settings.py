@@ -18,8 +18,8 @@ class RunSettings:
     algo: str = setting("a2c", "an algorithm's name (`accel-rl list algos`), or package.module:Class for your own Algo")
     env: str = setting(
         "pong",
-        "an Atari game, a gymnasium id, package:id where importing the package registers it, or package.module:factory "
-        "(`accel-rl list envs`)",
+        "an Atari game, a gymnasium id, package:id where importing the package registers it, package.module:factory; "
+        "in batches: vector:id of gymnasium's, envpool:id of EnvPool's (`accel-rl list envs`)",
     )
     preset: str | None = setting(None, "a variant of the algorithm, by name (`accel-rl list presets`)")
     env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))

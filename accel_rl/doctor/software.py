@@ -34,6 +34,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
     "mujoco": ("mujoco",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "threed": ("vizdoom",),
+    "envpool": ("envpool",),
     "bench": ("envpool", "matplotlib"),
 }
 

@@ -1,13 +1,14 @@
 """Several environments, stepped one after the other into columns of time-major arrays.
 
-Worker processes and SerialSampler hold one of these. It keeps the rules of episodes in one place: resets, scores of
-whole games, decorrelated starts, and what happens to an environment that raises.
+Worker processes and SerialSampler hold one of these, or a VectorBatch (vector_batch.py). The rules of episodes are in
+one place: resets, scores of whole games, decorrelated starts, and what happens to an environment that raises.
 """
 
 import contextlib
 import logging
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,6 +97,7 @@ class BatchConfig:
     role: 0 for training, 1 + k for evaluation k, which has generators of its own.
     first_env: index in the run of this learner's first environment; seeds depend on it, and messages name it.
     terminal_frames: final_observation holds the true last rows of terminated episodes, too.
+    env_threads: that an environment library with threads of its own gets in each batch.
     """
 
     env: EnvConfig
@@ -106,6 +108,7 @@ class BatchConfig:
     role: int = 0
     first_env: int = 0
     terminal_frames: bool = False
+    env_threads: int = 1
 
     def for_evaluation(self, role: int) -> "BatchConfig":
         """Returns the settings for whole games of the same environments."""
@@ -113,8 +116,8 @@ class BatchConfig:
         return replace(self, role=role, decorrelation_steps=0, reset_mode=reset_mode, terminal_frames=False)
 
 
-class BatchSimulator:
-    """Steps k environments, the learner's first_env ... first_env + k - 1.
+class EnvBatch(ABC):
+    """Steps k environments, the learner's first_env ... first_env + k - 1; what all such batches share.
 
     arrays: those of rollout_layout, cut to these k columns and without a window. The order of calls is `start`, then
     for each rollout `begin`, `step(0)` ... `step(T - 1)`, `pause`. heartbeat: called with an environment's index before
@@ -133,38 +136,20 @@ class BatchSimulator:
         self.horizon, self.num_envs = arrays["reward"].shape
         self._history = arrays["observation"].shape[0] - arrays["reset"].shape[0]
         observation = arrays["observation"]
-        # Views made once: making one costs as much as all other bookkeeping of a step.
-        self._rows = [
-            [observation[row, column, ...] for column in range(self.num_envs)]
-            for row in range(self._history, len(observation))
-        ]
         self._pending = np.zeros((self.num_envs, *observation.shape[2:]), observation.dtype)
         self._action, self._reward, self._ages = arrays["action"], arrays["reward"], arrays["age"]
-        self._counts = [True] * self.num_envs  # False while the game began with random actions: its score is left out
-        self._failed = [False] * self.num_envs  # it has raised; the pause builds a new environment
         self._random_action: Any = None  # the last one of the environment that is being started
-        # These are lists, or arrays that compiled code reads and writes.
+        # These are lists, or arrays that whole batches read and write.
+        self._counts: Any = [True] * self.num_envs  # False while the game began with random actions: no score
+        self._failed: Any = [False] * self.num_envs  # it has raised; the pause builds a new environment
         self._waiting: Any = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
         self._age: Any = [0] * self.num_envs  # of the newest row
-        self._native = self._make_native() if is_native(config.env) else None
-        self.simulators: list[Simulator] = (
-            [*self._native.simulators]
-            if self._native is not None
-            else [self._guarded(column, self._build) for column in range(self.num_envs)]
-        )
 
+    @abstractmethod
     def start(self) -> None:
         """Starts every game and plays its random number of random actions."""
-        for column in range(self.num_envs):
-            try:
-                self._guarded(column, self._start_env)
-            except RunError as error:
-                if not self.config.restart_on_error:
-                    raise
-                self._note_failure(column, error)
-                self._replace(column)
 
     def begin(self) -> None:
         """Starts a rollout: environments that waited for the pause show the first row of their next game in row 0.
@@ -177,14 +162,112 @@ class BatchSimulator:
         arrays["valid"][:] = True
         for column in range(self.num_envs):
             if self._waiting[column]:
-                self._rows[0][column][...] = self._pending[column]
+                arrays["observation"][self._history, column] = self._pending[column]
                 arrays["reset"][0, column] = True
                 arrays["age"][0, column] = 0
                 self._waiting[column] = False
         self._age[:] = arrays["age"][0].tolist()
 
+    @abstractmethod
     def step(self, t: int) -> None:
         """Steps every environment with its action of step t; writes row t and the observation after it."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Resets or rebuilds the environments that waited, while the learner works."""
+
+    @abstractmethod
+    def get_state(self) -> list[dict[str, Any]]:
+        """Returns, in a pause, a picklable entry per environment; "simulator" is None where it cannot be saved."""
+
+    @abstractmethod
+    def set_state(self, state: list[dict[str, Any]]) -> list[int]:
+        """Continues from get_state's result, in place of `start`.
+
+        Returns the environments, by the learner's index, that could only be started anew."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
+        """Seeds by the index in the run, so that environments do not depend on the numbers of workers and learners."""
+        restarts = int(self.arrays["restarts"][column])
+        spawn_key = (self.config.role, self._index_in_run(column), restarts, purpose)
+        return np.random.SeedSequence(self.config.seed, spawn_key=spawn_key)
+
+    def _index_in_run(self, column: int) -> int:
+        return self.config.first_env + self.first_env + column
+
+    def _name(self, column: int) -> str:
+        return f"environment {self._index_in_run(column)}"
+
+    def _finish_game(self, t: int, column: int) -> None:
+        if self._counts[column]:
+            self.arrays["game_score"][t, column] = self._score[column]
+            self.arrays["game_length"][t, column] = self._length[column]
+        self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
+
+    def _note_failure(self, columns: int | slice, failure: RunError) -> None:
+        """Counts and logs an environment, or a batch, that raised, where restart_on_error lets the run go on."""
+        logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
+        self.arrays["restarts"][columns] += 1
+        self._failed[columns] = True
+
+    def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
+        self._heartbeat(self.first_env + column)
+        try:
+            return action(column)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise self._failure(column, None) from error
+
+    def _failure(self, column: int, action: Any) -> RunError:
+        action = self._random_action if action is None else action
+        self._random_action = None
+        what = "while it was built or reset" if action is None else f"at action {action}"
+        error = sys.exception()  # a RunError says itself what is wrong
+        reason = f" {error}" if isinstance(error, RunError) else f"\n{traceback.format_exc()}"
+        return RunError(
+            f"{self._name(column)} (run seed {self.config.seed}, {self.config.env.env_id}) failed {what}:{reason}"
+        )
+
+
+class BatchSimulator(EnvBatch):
+    """Steps its environments one after the other, or native Atari games in one compiled call."""
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        arrays: dict[str, Array],
+        first_env: int,
+        heartbeat: Callable[[int], None] = lambda env: None,
+    ):
+        super().__init__(config, arrays, first_env, heartbeat)
+        observation = arrays["observation"]
+        # Views made once: making one costs as much as all other bookkeeping of a step.
+        self._rows = [
+            [observation[row, column, ...] for column in range(self.num_envs)]
+            for row in range(self._history, len(observation))
+        ]
+        self._native = self._make_native() if is_native(config.env) else None
+        self.simulators: list[Simulator] = (
+            [*self._native.simulators]
+            if self._native is not None
+            else [self._guarded(column, self._build) for column in range(self.num_envs)]
+        )
+
+    def start(self) -> None:
+        for column in range(self.num_envs):
+            try:
+                self._guarded(column, self._start_env)
+            except RunError as error:
+                if not self.config.restart_on_error:
+                    raise
+                self._note_failure(column, error)
+                self._replace(column)
+
+    def step(self, t: int) -> None:
         if self._native is not None:
             self._step_native(t, self._native)
             return
@@ -198,7 +281,6 @@ class BatchSimulator:
                 self._treat_failure(t, column, error)
 
     def pause(self) -> None:
-        """Resets or rebuilds the environments that waited, while the learner works."""
         for column in range(self.num_envs):
             if self._waiting[column] and not self._failed[column]:
                 self._guarded(column, lambda column: self._reset_env(column, self._pending[column, ...]))
@@ -221,15 +303,6 @@ class BatchSimulator:
 
     def _build(self, column: int) -> Simulator:
         return make_simulator(self.config.env, self._seed(column, 0), self.config.reset_mode == "reserve")
-
-    def _seed(self, column: int, purpose: int) -> np.random.SeedSequence:
-        """Seeds by the index in the run, so that environments do not depend on the numbers of workers and learners."""
-        restarts = int(self.arrays["restarts"][column])
-        spawn_key = (self.config.role, self._index_in_run(column), restarts, purpose)
-        return np.random.SeedSequence(self.config.seed, spawn_key=spawn_key)
-
-    def _index_in_run(self, column: int) -> int:
-        return self.config.first_env + self.first_env + column
 
     def _start_env(self, column: int) -> None:
         rng = np.random.default_rng(self._seed(column, 1))
@@ -306,12 +379,6 @@ class BatchSimulator:
         self._ages[t + 1, column] = self._age[column]
         self._wait_for_pause(t + 1, column)
 
-    def _finish_game(self, t: int, column: int) -> None:
-        if self._counts[column]:
-            self.arrays["game_score"][t, column] = self._score[column]
-            self.arrays["game_length"][t, column] = self._length[column]
-        self._score[column], self._length[column], self._counts[column] = 0.0, 0, True
-
     def _wait_for_pause(self, t: int, column: int) -> None:
         """Leaves the environment alone from step t on."""
         self._waiting[column] = True
@@ -325,12 +392,6 @@ class BatchSimulator:
         self._note_failure(column, failure)
         self._wait_for_pause(t, column)
 
-    def _note_failure(self, column: int, failure: RunError) -> None:
-        """Counts and logs an environment that raised, where restart_on_error lets the run go on."""
-        logger.warning("%s\nA new environment takes its place.", str(failure).rstrip())
-        self.arrays["restarts"][column] += 1
-        self._failed[column] = True
-
     def _replace(self, column: int) -> None:
         """Builds and starts a new environment; raises RunError if that one fails at once, too."""
         with contextlib.suppress(Exception):
@@ -343,28 +404,7 @@ class BatchSimulator:
         self._guarded(column, self._start_env)
         self._failed[column], self._waiting[column] = False, True
 
-    def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
-        self._heartbeat(self.first_env + column)
-        try:
-            return action(column)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise self._failure(column, None) from error
-
-    def _failure(self, column: int, action: Any) -> RunError:
-        action = self._random_action if action is None else action
-        self._random_action = None
-        what = "while it was built or reset" if action is None else f"at action {action}"
-        error = sys.exception()  # a RunError says itself what is wrong
-        reason = f" {error}" if isinstance(error, RunError) else f"\n{traceback.format_exc()}"
-        return RunError(
-            f"environment {self._index_in_run(column)} (run seed {self.config.seed}, {self.config.env.env_id}) "
-            f"failed {what}:{reason}"
-        )
-
     def get_state(self) -> list[dict[str, Any]]:
-        """Returns, in a pause, a picklable entry per environment; "simulator" is None where it cannot be saved."""
         return [
             {
                 "simulator": self.simulators[column].get_state(),
@@ -378,9 +418,6 @@ class BatchSimulator:
         ]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
-        """Continues from get_state's result, in place of `start`.
-
-        Returns the environments, by the learner's index, that could only be started anew."""
         restarted = []
         for column, env_state in enumerate(state):
             if env_state["simulator"] is None:

@@ -28,8 +28,8 @@ from accel_rl.envs.spec import Array, EnvConfig, Outcome
 from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError
 
-_RESET = ("observation", "info")
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
+RESET = ("observation", "info")
+STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class GymSimulator:
@@ -56,7 +56,7 @@ class GymSimulator:
         self._steps = 0
 
     def reset(self, row: Array) -> None:
-        observation, _ = self._call("reset", _RESET, seed=self._reset_seed)
+        observation, _ = call(self._env, "reset", RESET, seed=self._reset_seed)
         self._reset_seed = None  # later games use the environment's own generator
         self._steps = 0
         self._check_spaces()
@@ -68,7 +68,7 @@ class GymSimulator:
             raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
-        observation, reward, terminated, truncated, _ = self._call("step", _STEP, self._to_env(action))
+        observation, reward, terminated, truncated, _ = call(self._env, "step", STEP, self._to_env(action))
         self._steps += 1
         reward = float(self._number("reward", reward))
         terminated, truncated = self._number("terminated", terminated), self._number("truncated", truncated)
@@ -76,18 +76,6 @@ class GymSimulator:
             raise RunError(f"the reward at step {self._steps} of the episode is {reward}")
         self._write(observation, row)
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
-
-    def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> Any:
-        """Returns what a method of the environment returns. Raises RunError if it has not these parts."""
-        try:
-            returned = getattr(self._env, method)(*arguments, **options)
-        except ValueError as error:
-            if f"(expected {len(parts)}" not in str(error) or not _is_gymnasiums(error):
-                raise
-            raise RunError(f"{method}() {_other_parts(parts)}") from None  # a wrapper of gymnasium could not unpack it
-        if not isinstance(returned, tuple | list) or len(returned) != len(parts):
-            raise RunError(f"{method}() {_other_parts(parts)}")
-        return returned
 
     def _number(self, name: str, value: Any) -> Any:
         """Returns the number that a step returned, from an array of one as well. Raises RunError for anything else."""
@@ -154,6 +142,19 @@ class GymSimulator:
 
     def close(self) -> None:
         self._env.close()
+
+
+def call(env: Any, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> Any:
+    """Returns what a method of an environment returns. Raises RunError if it has not these parts."""
+    try:
+        returned = getattr(env, method)(*arguments, **options)
+    except ValueError as error:
+        if f"(expected {len(parts)}" not in str(error) or not _is_gymnasiums(error):
+            raise
+        raise RunError(f"{method}() {_other_parts(parts)}") from None  # a wrapper of gymnasium could not unpack it
+    if not isinstance(returned, tuple | list) or len(returned) != len(parts):
+        raise RunError(f"{method}() {_other_parts(parts)}")
+    return returned
 
 
 def _is_gymnasiums(error: Exception) -> bool:

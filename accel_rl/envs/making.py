@@ -1,21 +1,27 @@
-"""Makes the environment that an id names: a registered one, or what the user's factory returns, in its wrappers."""
+"""Makes the environment that an id names: a registered one, or what the user's factory returns, in its wrappers; or a
+batch of environments, where the id names one."""
 
 import functools
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from accel_rl.envs.device_env import OneOfBatch, is_device_env
+from accel_rl.envs.one_of_vector import OneOfVector, VectorEnv
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
 
 Env = gymnasium.Env[Any, Any]
+
+VECTOR, ENVPOOL = "vector:", "envpool:"  # how the ids begin of what comes in batches
 
 # Packages that register environments when they are imported, and how the ids of these begin.
 PACKAGES = {
@@ -64,16 +70,29 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> Env:
     """Makes a registered environment, or calls the user's factory with the arguments that it takes; wraps it.
 
+    What comes in batches is made as one of one environment; of `vector:id`, gymnasium's single one if there is one.
     Raises UsageError for an unknown id or option, or if a factory or wrapper does not return a gymnasium.Env."""
-    make = _find(config.env_id)
+    env_id = config.env_id.removeprefix(VECTOR)
+    is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
+    if config.env_id.startswith((VECTOR, ENVPOOL)) and not is_single:
+        return _one_of_vector(config, seed, render_mode)
+    make = _find(env_id)
     if make is None:
-        env = _make_registered(config.env_id.rpartition(":")[2], config.options, render_mode)
+        env: Env = _make_registered(env_id.rpartition(":")[2], config.options, render_mode)
     else:
         returned = _call_factory(make, config, {"seed": seed, "render_mode": render_mode, **_batch(make, config)})
+        if is_vector(config) and isinstance(returned, gymnasium.vector.VectorEnv) and not is_device_env(returned):
+            returned.close()
+            return _one_of_vector(config, seed, render_mode)
         env = _check_env(returned, config.env_id, "a factory")
     env = functools.reduce(_wrap, config.wrappers, env)
     _check_reset(env, config.env_id)
     return env
+
+
+def _one_of_vector(config: EnvConfig, seed: int | None, render_mode: str | None) -> Env:
+    seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1) if seed is None else seed
+    return OneOfVector(lambda seed: make_vector_env(config, [seed], render_mode=render_mode), seed)
 
 
 def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) -> Any:
@@ -139,12 +158,13 @@ def _find(env_id: str) -> Callable[..., Any] | None:
     raise unknown("environment", env_id, [*games(), *gymnasium.registry], way_out)
 
 
-def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | None) -> Env:
+def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | None, **batch: Any) -> Any:
+    """batch: how many environments come together, and who makes them so."""
     if render_mode and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # or MuJoCo would look for a display
     rendering = {"render_mode": render_mode} if render_mode else {}  # not all environments have this parameter
     try:
-        return gymnasium.make(env_id, **{**rendering, **options})
+        return (gymnasium.make_vec if batch else gymnasium.make)(env_id, **{**rendering, **options, **batch})
     except gymnasium.error.DependencyNotInstalled as error:
         extra = "mujoco" if "mujoco" in str(error).lower() else None
         way_out = f'install it with: pip install "accel-rl[{extra}]"' if extra else str(error)
@@ -152,6 +172,88 @@ def _make_registered(env_id: str, options: dict[str, Any], render_mode: str | No
     except TypeError as error:
         if "unexpected keyword argument" not in str(error) and "gymnasium.Env" not in str(error):
             raise
+        raise UsageError(f"{env_id}: {error}") from error
+
+
+# ---- batches ----
+
+
+def is_vector(config: EnvConfig) -> bool:
+    """Returns whether an id names environments that come in batches; of a factory's, its parameters say so."""
+    if config.env_id.startswith((VECTOR, ENVPOOL)):
+        return True
+    make = _find(config.env_id) if ":" in config.env_id else None
+    return (
+        make is not None
+        and "num_envs" in _signature(make, config.env_id).parameters
+        and "num_envs" not in config.options
+    )
+
+
+def make_vector_env(
+    config: EnvConfig, seeds: Sequence[int], num_threads: int = 1, render_mode: str | None = None
+) -> VectorEnv:
+    """Makes a batch of as many environments as there are seeds, which EnvPool and factories are given.
+
+    num_threads: of a library with threads of its own. Raises UsageError for an unknown id or option, for wrappers, or
+    if there is no such batch."""
+    env_id, num_envs = config.env_id, len(seeds)
+    if config.wrappers:
+        raise UsageError(
+            f"{env_id} takes no wrappers of single environments (--wrappers), since it comes in batches; put a "
+            "gymnasium.vector.VectorWrapper around it in a factory (--env package.module:factory)"
+        )
+    if env_id.startswith(ENVPOOL):
+        env = _make_envpool(env_id, config.options, seeds, num_threads, render_mode)
+    elif env_id.startswith(VECTOR):
+        env = _make_vector_entry_point(env_id.removeprefix(VECTOR), config.options, num_envs, render_mode)
+    else:
+        make = _find(env_id)
+        offered = {"num_threads": num_threads, "seed": seeds[0], "render_mode": render_mode}
+        env = _call_factory(make, config, offered | _batch(make, config, num_envs))
+    if not isinstance(env, gymnasium.vector.VectorEnv):
+        raise UsageError(
+            f"{env_id} takes num_envs, but returned {_describe(env)}; return a gymnasium.vector.VectorEnv, or rename "
+            "that parameter if it makes a single environment"
+        )
+    if env.num_envs != num_envs:
+        raise UsageError(f"{env_id} returned {env.num_envs} environments for num_envs={num_envs}; return as many")
+    return env
+
+
+def _make_vector_entry_point(name: str, options: dict[str, Any], num_envs: int, render_mode: str | None) -> Any:
+    if _find(name) is not None or gymnasium.spec(name).vector_entry_point is None:
+        raise UsageError(
+            f"{VECTOR}{name}: gymnasium has no vector entry point for {name}; --env {name} steps its environments one "
+            "by one, and a factory (--env package.module:factory) may return any gymnasium.vector.VectorEnv"
+        )
+    return _make_registered(name, options, render_mode, num_envs=num_envs, vectorization_mode="vector_entry_point")
+
+
+def _make_envpool(
+    env_id: str, options: dict[str, Any], seeds: Sequence[int], num_threads: int, render_mode: str | None
+) -> Any:
+    try:
+        import envpool
+    except ImportError as error:
+        raise UsageError(
+            f"{env_id} needs EnvPool, which cannot be imported ({error}); "
+            'install it with: pip install "accel-rl[envpool]"'
+        ) from None
+    name, known = env_id.removeprefix(ENVPOOL), envpool.list_all_envs()
+    if name not in known:
+        raise unknown("environment", name, known, "(in EnvPool)")
+    rendering = {"render_mode": render_mode} if render_mode else {}
+    given = {"num_threads": num_threads, **rendering, **options, "num_envs": len(seeds), "seed": [*seeds]}
+    try:
+        with (
+            warnings.catch_warnings()
+        ):  # bounds have fewer digits in float32: found out when spaces are first asked for
+            warnings.simplefilter("ignore")
+            env = envpool.make_gymnasium(name, **given)
+            _ = env.observation_space, env.action_space
+        return env
+    except (TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{env_id}: {error}") from error
 
 
@@ -225,8 +327,9 @@ def _check_env(env: Any, name: str, kind: str) -> Env:
         return OneOfBatch(env, name)
     if isinstance(env, gymnasium.vector.VectorEnv) or hasattr(env, "num_envs"):
         raise UsageError(
-            f"{name} returned {_describe(env)}, which is several environments in one; return a single gymnasium.Env, "
-            "and --envs says how many of them run"
+            f"{name} returned {_describe(env)}, which is several environments in one, whose number --envs and "
+            "--workers decide: let the factory return a gymnasium.vector.VectorEnv and take it as num_envs, or return "
+            "a single gymnasium.Env"
         )
     if "gym" in packages:
         raise UsageError(

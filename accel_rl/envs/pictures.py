@@ -4,6 +4,7 @@ Pictures are arrays of three axes, [H, W, C] or [C, H, W], of uint8 or floating-
 uint8; and stacks of pictures, [S, H, W, C] or [S, C, H, W], whose S x C channels become those of one picture.
 """
 
+import math
 from typing import Any
 
 import gymnasium
@@ -34,13 +35,14 @@ def is_channels_last(shape: tuple[int, ...]) -> bool:
     return not first < min(second, third)
 
 
-def channels_first(picture: NDArray[Any]) -> NDArray[Any]:
-    """Returns a picture of any of the shapes above as [C, H, W]; a view where that is possible."""
-    if picture.ndim == 2:
-        return picture[None]
-    last = is_channels_last(picture.shape[-3:])
-    picture = np.moveaxis(picture, -1, -3) if last else picture
-    return picture.reshape(-1, *picture.shape[-2:])
+def channels_first(pictures: NDArray[Any], batch_axes: int = 0) -> NDArray[Any]:
+    """Returns a picture of any of the shapes above as [C, H, W], or a batch of such with batch_axes axes more in front;
+    a view where that is possible."""
+    batch, shape = pictures.shape[:batch_axes], pictures.shape[batch_axes:]
+    if len(shape) > 2 and is_channels_last(shape[-3:]):
+        pictures = np.moveaxis(pictures, -1, -3)
+    num_channels = math.prod(pictures.shape[batch_axes:-2])
+    return pictures.reshape(*batch, num_channels, *pictures.shape[-2:])
 
 
 def is_small(shape: tuple[int, ...]) -> bool:

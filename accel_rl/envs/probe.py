@@ -9,12 +9,15 @@ import subprocess
 import sys
 import traceback
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.batch_simulator import make_simulator
+from accel_rl.envs.making import is_vector
 from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.processes.child import leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
@@ -50,7 +53,11 @@ def _main() -> None:
     config = pickle.loads(request)
     result: EnvSpec | Exception
     try:
-        simulator = make_simulator(config, np.random.SeedSequence(0))
+        seed = np.random.SeedSequence(0)
+        simulator: Any = make_simulator(config, seed)
+        if is_vector(config) and not simulator.spec.on_device:
+            simulator.close()
+            simulator = VectorSimulator(config, [seed])
         result = simulator.spec
         simulator.close()
     except UsageError as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from accel_rl.envs.pictures import channels_first, is_picture
@@ -195,6 +195,39 @@ def to_row(observation: Any, space: Space) -> NDArray[Any]:
     return channels_first(array) if is_picture(space) else array
 
 
+def to_row_batch(observations: Any, space: Space) -> NDArray[Any]:
+    """Returns a batch of N observations, in a Dict or Tuple within each part, as `to_row` returns each: [N, *row]."""
+    if is_flattened(space):
+        return np.concatenate([_flat_batch(values, leaf) for values, leaf in _leaf_values(observations, space)], axis=1)
+    array = np.asarray(observations)
+    return channels_first(array, batch_axes=1) if is_picture(space) else array
+
+
+def _leaf_values(observation: Any, space: Space) -> list[tuple[NDArray[Any], Space]]:
+    if not isinstance(space, _NESTED):
+        return [(np.asarray(observation), space)]
+    return [pair for key, child in _children(space) for pair in _leaf_values(observation[key], child)]
+
+
+def _flat_batch(values: NDArray[Any], leaf: Space) -> NDArray[Any]:
+    """Returns a batch of a space without parts as flat rows [N, flatdim], finite choices one-hot."""
+    if isinstance(leaf, spaces.Discrete):
+        return np.asarray(values[:, None] == leaf.start + np.arange(leaf.n))
+    flat = values.reshape(len(values), -1)
+    if isinstance(leaf, spaces.MultiDiscrete):
+        choices = zip(flat.T, leaf.start.flat, leaf.nvec.flat, strict=True)
+        return np.concatenate([each[:, None] == start + np.arange(n) for each, start, n in choices], axis=1)
+    return flat
+
+
+def one_of(observations: Any, space: Space, index: int) -> Any:
+    """Returns one observation of a batch, which may also be an array of objects."""
+    if isinstance(observations, np.ndarray) or not isinstance(space, _NESTED):
+        return observations[index]
+    parts = {key: one_of(observations[key], child, index) for key, child in _children(space)}
+    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+
+
 def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
     """Returns what a network sees of an observation [N, ...], and whether the observation is a batch of N.
 
@@ -205,11 +238,13 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
         space = remaining_space(spec.nested_space)
         observation = remaining(observation, spec.nested_space)
         is_batch = bool(find_mismatch(observation, space))
+        if not is_batch:
+            return to_row(observation, space)[None].astype(spec.row_dtype), False
         try:
-            single = unbatch(observation, space) if is_batch else [observation]
+            check_batch(observation, space)
         except ValueError as error:
             raise ValueError(f"the observation{error} (or a batch of such observations)") from None
-        return np.stack([to_row(one, space) for one in single]).astype(spec.row_dtype), is_batch
+        return to_row_batch(observation, space).astype(spec.row_dtype), True
     array, shape = np.asarray(observation), spec.observation_shape
     own = spec.picture_shape or ((*shape[1:], shape[0]) if spec.is_picture else shape)
     for accepted in (own, shape):
@@ -217,15 +252,14 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
         if is_batch or array.shape == accepted:
             rows = array if is_batch else array[None]
             if accepted == own != shape:
-                rows = np.stack([channels_first(row) for row in rows])
+                rows = channels_first(rows, batch_axes=1)
             return np.ascontiguousarray(rows, spec.row_dtype), is_batch
     raise ValueError(f"observation of shape {array.shape}: the policy takes shape {own}, or a batch of it")
 
 
-def unbatch(observations: Any, space: Space) -> list[Any]:
-    """Returns the observations of a batch: arrays with one more axis, in a Dict or Tuple within each part.
-
-    Raises ValueError, whose message says what is wrong, if this is no batch of such observations."""
+def check_batch(observations: Any, space: Space) -> None:
+    """Raises ValueError, whose message says what is wrong, if this is no batch of observations: arrays with one more
+    axis, in a Dict or Tuple within each part."""
     first, leaf = observations, space
     while isinstance(leaf, _NESTED):
         key, leaf = next(iter(_children(leaf)))
@@ -234,11 +268,8 @@ def unbatch(observations: Any, space: Space) -> list[Any]:
         first = first[key]
     if np.ndim(first) != len(leaf.shape or ()) + 1 or not len(first):
         raise ValueError(find_mismatch(observations, space) or " is empty")
-    batched = batch_space(space, len(first))
-    problem = find_mismatch(observations, batched)
-    if problem:
+    if problem := find_mismatch(observations, batch_space(space, len(first))):
         raise ValueError(problem)
-    return list(iterate(batched, observations))
 
 
 def find_mismatch(observation: Any, space: Space, name: str = "") -> str | None:

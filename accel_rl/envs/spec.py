@@ -39,6 +39,7 @@ class EnvSpec:
         returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
     picture_shape: of the environment's own pictures, if their rows have another (channels last, or grey [H, W]).
     on_device: environments come as one batch, whose arrays stay on the policy's device (see envs/device_env.py).
+    vector: of environments that come in batches: how these are reset and seeded, as text; "" for single ones.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -47,6 +48,7 @@ class EnvSpec:
     nested_space: gymnasium.Space[Any] | None = None
     picture_shape: tuple[int, ...] | None = None
     on_device: bool = False
+    vector: str = ""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -99,9 +101,10 @@ class EnvSpec:
 class EnvConfig:
     """Names one kind of environment, so that a worker process can build it.
 
-    env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`. preset: of Atari games. options:
-        keyword arguments. simulator: of Atari games: native, ale or auto (see envs/choice.py). wrappers: put around any
-        other environment, each named as `package.module:Wrapper`, the innermost first.
+    env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id` and `envpool:id` come in
+        batches, as from a factory that takes num_envs. preset: of Atari games. options: keyword arguments. simulator:
+        of Atari games: native, ale or auto (see envs/choice.py). wrappers: put around any other environment, each named
+        as `package.module:Wrapper`, the innermost first.
     """
 
     env_id: str

@@ -38,7 +38,8 @@ class Plan:
     @property
     def server_is_reserved(self) -> bool:
         """Whether this process has logical CPUs that no worker uses."""
-        return bool(self.server_cpus and self.worker_cpus and not {*self.server_cpus} & {*self.worker_cpus})
+        others = {*self.worker_cpus}
+        return bool(self.server_cpus and others and None not in others and not {*self.server_cpus} & others)
 
     def lines(self, simulators: str | None = None) -> list[str]:
         """Returns one line of text each on the logical CPUs, the workers (or what is said of other simulators), and

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout, select_envs
+from accel_rl.envs.batch_simulator import BatchConfig, EnvBatch, rollout_layout, select_envs
 from accel_rl.envs.spec import EnvSpec
+from accel_rl.envs.vector_batch import make_batch
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import EVALUATION_HORIZON, NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
@@ -41,7 +42,7 @@ class SerialSampler:
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
 
     def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> Any:
-        return BatchSimulator(batch, arrays, first_env=0)
+        return make_batch(batch, arrays, first_env=0)
 
     def _make_server(
         self, arrays: dict[str, Any], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
@@ -79,7 +80,7 @@ class SerialSampler:
     def _collect(
         self,
         server: ActionServer,
-        envs: BatchSimulator,
+        envs: EnvBatch,
         policy: Policy,
         greedy: bool = False,
         hook: StepHook = NO_HOOK,

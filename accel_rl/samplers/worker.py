@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator
+from accel_rl.envs.batch_simulator import BatchConfig, EnvBatch
+from accel_rl.envs.vector_batch import make_batch
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting
@@ -188,7 +189,7 @@ class Worker:
         self._active, self._pollers = self._train, {}
         return None
 
-    def _start(self, batches: dict[int, BatchSimulator]) -> None:
+    def _start(self, batches: dict[int, EnvBatch]) -> None:
         for batch in batches.values():
             batch.start()
 
@@ -203,10 +204,10 @@ class Worker:
         self._active, self._pollers = self._build(self._setup.evaluation, self._setup.batch.for_evaluation(role)), {}
         self._start(self._active)
 
-    def _build(self, setup: EnvArraysSetup, config: BatchConfig) -> dict[int, BatchSimulator]:
+    def _build(self, setup: EnvArraysSetup, config: BatchConfig) -> dict[int, EnvBatch]:
         """Builds this worker's environments of each group that it serves."""
         return {
-            group: BatchSimulator(config, arrays, first_env, self._heartbeat)
+            group: make_batch(config, arrays, first_env, self._heartbeat)
             for group, (first_env, arrays) in setup.map_groups().items()
         }
 

@@ -222,6 +222,7 @@ def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
 
 
 def batch_config(config: Config) -> BatchConfig:
+    num_busy = config.plan.topology.num_busy
     return BatchConfig(
         env=config.env,
         seed=config.run.seed,
@@ -229,4 +230,5 @@ def batch_config(config: Config) -> BatchConfig:
         reset_mode=config.run.reset_mode,
         decorrelation_steps=config.run.decorrelation_steps,
         restart_on_error=config.run.on_env_error == "restart",
+        env_threads=max(1, num_busy // max(1, config.workers)),
     )

@@ -38,6 +38,8 @@ def log_description(config: Config, policy: nn.Module) -> None:
         options = make_options(config.env.preset, config.env.options)
         if reason := why_no_reserve(game, options):
             logger.info("%s starts from real resets, not from prepared states: %s", run.env, reason)
+    if config.spec.vector:
+        logger.info("vector      %s", config.spec.vector)
     nested = config.spec.nested_space
     if nested is not None and (ignored := left_out(nested)):
         parts = ", ".join(f"{name} ({kind})" for name, kind in ignored.items())

@@ -124,7 +124,7 @@ def _spec(values: dict[str, Any]) -> EnvSpec:
         raise UsageError(f"picture_shape={picture!r} must be null or a list of numbers")
     nested_space = None if nested is None else space_json.from_json(nested)
     shape, on_device = None if picture is None else tuple(picture), values.get("on_device") is True
-    return EnvSpec(observation, action, frame_stack, nested_space, shape, on_device)
+    return EnvSpec(observation, action, frame_stack, nested_space, shape, on_device=on_device)
 
 
 def _check_format(path: Path, found: Any) -> None:

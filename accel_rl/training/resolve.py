@@ -12,7 +12,7 @@ from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import AtariOptions, game_name, make_options
 from accel_rl.envs.choice import check_simulator, check_wrappers, choose_simulator
-from accel_rl.envs.making import import_name
+from accel_rl.envs.making import ENVPOOL, import_name
 from accel_rl.envs.pictures import LARGE, is_picture, is_small
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spaces import parts_of
@@ -305,6 +305,9 @@ def _plans(
     """Returns which logical CPUs and how many threads each learner on this machine uses."""
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
+    has_threads = run.env.startswith(ENVPOOL)  # of its own: then it is one worker's, on all logical CPUs
+    if has_threads and workers is None:
+        workers = rank_info.size
     if workers and workers % rank_info.size:
         raise UsageError(
             f"workers={workers} do not split over {rank_info.size} learners; use a multiple of {rank_info.size}"
@@ -313,7 +316,7 @@ def _plans(
     # taken to be anywhere, or the learners would divide the machine in different ways.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
     sampling_threads, learning_threads = kind.threads(run, topology)
-    return make_plans(
+    plans = make_plans(
         topology,
         run.envs // rank_info.size,
         workers and workers // rank_info.size,
@@ -323,6 +326,9 @@ def _plans(
         learning_threads=learning_threads,
         share=learners.share_processors,
     )
+    if not has_threads:
+        return plans
+    return tuple(replace(plan, worker_cpus=(None,) * len(plan.worker_cpus)) for plan in plans)
 
 
 def _queues(queues: QueueSettings, num_agents: int, plan: Plan) -> QueueSettings:

@@ -236,7 +236,7 @@ def test_unknown_names(env_id, nearest):
         ("json:dumps", {}, ["json:dumps", "obj"]),
         (f"{TOYS}:not_an_env", {}, [f"{TOYS}:not_an_env", "dict", "gymnasium.Env"]),
         (f"{TOYS}:forgetful", {}, [f"{TOYS}:forgetful returned None; a factory must return a gymnasium.Env"]),
-        (f"{TOYS}:several", {}, ["SyncVectorEnv", "several environments in one", "--envs"]),
+        (f"{TOYS}:several", {}, ["SyncVectorEnv", "several environments in one", "num_envs"]),
         (f"{TOYS}:TOYS_VERSION", {}, ["an object of type int; name a function or class"]),
     ],
 )

@@ -12,7 +12,7 @@ import accel_rl
 from accel_rl.cli import main
 from accel_rl.distributed.launch import train
 from accel_rl.envs import make_env
-from accel_rl.envs.spaces import from_env_action, to_env_action, unbatch
+from accel_rl.envs.spaces import from_env_action, one_of, to_env_action
 from accel_rl.envs.spec import stored_action
 from accel_rl.errors import UsageError
 from tests.helpers.runs import (
@@ -71,7 +71,9 @@ def test_samples_and_batches_survive_the_way_through_rows() -> None:
     samples = [SPACE.sample() for _ in range(5)]
     stored = np.stack([from_env_action(action, SPACE) for action in samples])
     assert stored.shape == (5, 7) and stored.dtype == np.float32
-    for before, after in zip(samples, unbatch(to_env_action(stored, SPACE), SPACE), strict=True):
+    batch = to_env_action(stored, SPACE)
+    for index, before in enumerate(samples):
+        after = one_of(batch, SPACE, index)
         assert SPACE.contains(after)
         assert all(np.allclose(one, other) for one, other in zip(_numbers(before), _numbers(after), strict=True))
 
@@ -116,7 +118,8 @@ def test_predict(run: Path) -> None:
     """Would catch a policy that acts by the framework's numbering, and a batch that is no batch of its actions."""
     player, env = accel_rl.load(run, trust=True), make_env(MACHINE)
     batch, _ = player.predict(np.eye(3, dtype=np.float32), deterministic=True)
-    for goal, action in enumerate(unbatch(batch, env.action_space)):
+    for goal in range(3):
+        action = one_of(batch, env.action_space, goal)
         single, _ = player.predict(np.eye(3, dtype=np.float32)[goal], deterministic=True)
         assert env.action_space.contains(single) and env.action_space.contains(player.predict(np.eye(3)[goal])[0])
         assert all(np.allclose(one, other) for one, other in zip(_numbers(single), _numbers(action), strict=True))

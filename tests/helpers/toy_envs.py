@@ -51,6 +51,19 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.full((16, 16, 3), self.steps % 256, np.uint8)
 
 
+class Drawn(Counting):
+    """Counting with noise, in games each of whose lengths the generator draws: environments do not end together."""
+
+    def __init__(self, lengths: Sequence[int] = (3,)):
+        super().__init__(lengths, seeded=True)
+        self._drawn_from = self._lengths
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(seed=seed)
+        self._lengths = (int(self.np_random.choice(self._drawn_from)),)
+        return result
+
+
 class EndsTwice(Counting):
     """Counting whose last steps are both terminated and truncated."""
 
@@ -319,6 +332,9 @@ class Wish(spaces.Space[str]):
 
     def contains(self, x: Any) -> bool:
         return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Wish)
 
 
 class Worded(Counting):

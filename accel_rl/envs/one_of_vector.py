@@ -1,0 +1,79 @@
+"""A vector environment of one environment, presented as a single one: to be watched, and for policies that are used."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from accel_rl.envs.device_env import FINAL_OBSERVATION
+from accel_rl.envs.spaces import Space, one_of
+from accel_rl.errors import RunError
+
+VectorEnv = gymnasium.vector.VectorEnv[Any, Any, Any]
+
+
+def is_envpool(envs: VectorEnv) -> bool:
+    """Returns whether this is EnvPool's, which takes its seeds when it is made and can reset single environments."""
+    return any(base.__module__.startswith("envpool.") for base in type(envs.unwrapped).__mro__)
+
+
+def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
+    """Returns the true last observation of a game that has ended, of environments that reset within the step.
+
+    Raises RunError if info has none, by the names that gymnasium has given it."""
+    for name in FINAL_OBSERVATION:
+        mask = info.get(f"_{name}")
+        if name in info and (mask is None or mask[env]):
+            return one_of(info[name], space, env)
+    raise RunError(
+        'a game has ended, but info["final_obs"] does not hold its last observation, as AutoresetMode.SAME_STEP says; '
+        "add it, or declare another metadata['autoreset_mode']"
+    )
+
+
+class OneOfVector(gymnasium.Env[Any, Any]):
+    """Presents a vector environment of one. make: returns it, given a seed; EnvPool is made anew for each seed."""
+
+    def __init__(self, make: Callable[[int], VectorEnv], seed: int):
+        self._make, self._seed = make, seed
+        self._envs = envs = make(seed)
+        self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
+        self.metadata, self.render_mode, self.spec = envs.metadata, envs.render_mode, envs.spec
+        self._begun: Any = None  # the next game's first observation and info, where it began within the last step
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is None and self._begun is not None:
+            begun, self._begun = self._begun, None
+            return begun  # type: ignore[no-any-return]
+        if is_envpool(self._envs):
+            if seed is not None and seed != self._seed:
+                self._envs, self._seed = self._make(seed), seed
+            observation, info = self._envs.reset()
+        else:
+            observation, info = self._envs.reset(seed=seed, options=options)
+        return one_of(observation, self.observation_space, 0), _first(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        actions: Any = concatenate(self.action_space, [action], create_empty_array(self.action_space, 1))  # type: ignore[arg-type]
+        observations, reward, terminated, truncated, info = self._envs.step(actions)
+        observation = one_of(observations, self.observation_space, 0)
+        is_over, self._begun = bool(terminated[0] or truncated[0]), None
+        if is_over and self.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.SAME_STEP:
+            self._begun = observation, _first(info)
+            observation = last_observation(info, self.observation_space, 0)
+        return observation, float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
+
+    def render(self) -> Any:
+        frames = self._envs.render()
+        return frames if frames is None else frames[0]
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def _first(info: dict[str, Any]) -> dict[str, Any]:
+    """Returns the only environment's entries of a batch's info."""
+    arrays = {name: value for name, value in info.items() if isinstance(value, np.ndarray) and len(value)}
+    return {name: value[0] for name, value in arrays.items() if not name.startswith("_")}

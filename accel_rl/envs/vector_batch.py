@@ -1,0 +1,142 @@
+"""Environments that come in batches, in a worker's columns of a rollout; and which kind of batch an id needs."""
+
+import contextlib
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
+from accel_rl.envs.making import is_vector
+from accel_rl.envs.spaces import from_env_action
+from accel_rl.envs.spec import Array
+from accel_rl.envs.vector_simulator import VectorSimulator
+from accel_rl.errors import RunError, UsageError
+
+
+def make_batch(
+    config: BatchConfig,
+    arrays: dict[str, Array],
+    first_env: int,
+    heartbeat: Callable[[int], None] = lambda env: None,
+) -> EnvBatch:
+    """Builds the environments of these columns; arguments and errors are those of EnvBatch."""
+    kind = VectorBatch if is_vector(config.env) else BatchSimulator
+    return kind(config, arrays, first_env, heartbeat)
+
+
+class VectorBatch(EnvBatch):
+    """Steps its environments in one call, so that none of them can wait for the others, and all fail together.
+
+    A step that only resets an environment is not valid; the row after it shows the new game. All environments begin
+    with decorrelation_steps random actions."""
+
+    def __init__(
+        self,
+        config: BatchConfig,
+        arrays: dict[str, Array],
+        first_env: int,
+        heartbeat: Callable[[int], None] = lambda env: None,
+    ):
+        super().__init__(config, arrays, first_env, heartbeat)
+        if config.reset_mode == "wait":
+            raise UsageError(
+                f"reset_mode=wait leaves single environments alone, which {config.env.env_id} cannot, since it comes "
+                "in batches; use immediate"
+            )
+        self._rows = arrays["observation"][self._history :]
+        self._counts, self._failed, self._waiting = (np.zeros(self.num_envs, np.bool_) for _ in range(3))
+        self._score, self._length, self._age = (np.zeros(self.num_envs, dtype) for dtype in (float, np.int64, np.int64))
+        self._envs: VectorSimulator = self._guarded(0, self._build)
+
+    def start(self) -> None:
+        try:
+            self._guarded(0, self._start)
+        except RunError as error:
+            if not self.config.restart_on_error:
+                raise
+            self._note_failure(slice(None), error)
+            self._replace()
+
+    def step(self, t: int) -> None:
+        self._heartbeat(self.first_env)
+        if self._failed.any():
+            return
+        try:
+            self._step(t)
+        except Exception as error:
+            failure = self._failure(0, self._action[t])
+            if not self.config.restart_on_error:
+                raise failure from error
+            self._note_failure(slice(None), failure)
+            stand_still(self.arrays, t)
+
+    def pause(self) -> None:
+        if self._failed.any():
+            self._replace()
+
+    def get_state(self) -> list[dict[str, Any]]:
+        return [{"simulator": None}] * self.num_envs
+
+    def set_state(self, state: list[dict[str, Any]]) -> list[int]:
+        self._guarded(0, self._start)
+        return [*range(self.first_env, self.first_env + self.num_envs)]
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _build(self, _: int) -> VectorSimulator:
+        seeds = [self._seed(column, 0) for column in range(self.num_envs)]
+        envs, arrays = VectorSimulator(self.config.env, seeds, self.config.env_threads), self.arrays
+        found = (envs.spec.row_shape, envs.spec.row_dtype, envs.spec.action_shape, envs.spec.action_dtype)
+        observation, action = arrays["observation"], arrays["action"]
+        expected = (observation.shape[2:], observation.dtype, action.shape[2:], action.dtype)
+        if found != expected:
+            raise RunError(
+                "observation and action of a step have (shape, type, shape, type) "
+                f"{found}, but {expected} when the environment was tried out: spaces must be the same in each process"
+            )
+        return envs
+
+    def _start(self, _: int) -> None:
+        """Starts all games, and plays random actions of each environment's own generator."""
+        self._envs.reset(self._pending)
+        spaces = [deepcopy(self._envs.spec.action_space) for _ in range(self.num_envs)]
+        for column, space in enumerate(spaces):
+            space.seed(int(np.random.default_rng(self._seed(column, 1)).integers(2**31 - 1)))
+        for _ in range(self.config.decorrelation_steps):
+            self._heartbeat(self.first_env)
+            self._random_action = np.array([from_env_action(space.sample(), space) for space in spaces])
+            self._envs.step(self._random_action, self._pending)
+        self._random_action = None
+        self._counts[:], self._waiting[:] = self.config.decorrelation_steps == 0, True
+        self._score[:], self._length[:] = 0.0, 0
+
+    def _step(self, t: int) -> None:
+        arrays, row = self.arrays, t + 1
+        outcome = self._envs.step(self._action[t], self._rows[row])
+        ended = outcome.terminated | outcome.truncated
+        arrays["valid"][t], arrays["reset"][row] = outcome.is_step, outcome.is_start
+        arrays["terminated"][t], arrays["truncated"][t] = outcome.terminated, outcome.truncated
+        self._reward[t] = outcome.reward
+        self._score += outcome.reward
+        self._length += outcome.is_step
+        self._age += 1
+        self._age[ended | outcome.is_start] = 0
+        self._ages[row] = self._age
+        for column in ended.nonzero()[0].tolist():
+            if outcome.truncated[column] or self.config.terminal_frames:
+                arrays["final_observation"][t, column] = self._envs.last_row(column)
+            self._finish_game(t, column)
+
+    def _replace(self) -> None:
+        """Builds and starts new environments; raises RunError if they fail at once, too."""
+        with contextlib.suppress(Exception):
+            self._envs.close()
+        self._envs = self._guarded(0, self._build)
+        self._guarded(0, self._start)
+        self._failed[:] = False
+
+    def _name(self, column: int) -> str:
+        return f"environments {self._index_in_run(0)} to {self._index_in_run(self.num_envs - 1)}"

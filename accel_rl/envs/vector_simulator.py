@@ -1,0 +1,195 @@
+"""Environments that come in batches: gymnasium's vector environments and EnvPool, whatever they do when a game ends."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
+
+from accel_rl.envs.device_env import FINAL_OBSERVATION
+from accel_rl.envs.gym import RESET, STEP, call
+from accel_rl.envs.making import make_vector_env
+from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation
+from accel_rl.envs.spaces import (
+    check_action_space,
+    find_mismatch,
+    learnable,
+    make_spec,
+    remaining,
+    remaining_space,
+    to_env_action,
+    to_row,
+    to_row_batch,
+    wrong_part,
+)
+from accel_rl.envs.spec import Array, EnvConfig
+from accel_rl.errors import RunError, UsageError
+
+_AT_THE_END = {
+    AutoresetMode.NEXT_STEP: "after a game, a step that only resets is no sample",
+    AutoresetMode.SAME_STEP: "resets within a game's last step",
+    AutoresetMode.DISABLED: "reset one by one after their games",
+}
+
+
+class VectorOutcome(NamedTuple):
+    """What one step of k environments did.
+
+    reward: float64 [k], raw, 0 where the step was none. terminated, truncated: bool [k], as in gymnasium. is_step:
+    bool [k], False where an environment has only reset. is_start: bool [k], the row shows a game's first observation.
+    """
+
+    reward: Array
+    terminated: Array
+    truncated: Array
+    is_step: Array
+    is_start: Array
+
+
+class VectorSimulator:
+    """Steps k environments in one call.
+
+    seeds: of each environment; one that takes a single seed is given the first. num_threads: of a library with threads
+    of its own. Observations, actions and their checks are those of GymSimulator. Methods raise RunError for what does
+    not fit the declared spaces or the declared autoreset mode, the constructor UsageError for what is not supported.
+    """
+
+    def __init__(self, config: EnvConfig, seeds: Sequence[np.random.SeedSequence], num_threads: int = 1):
+        self.num_envs = len(seeds)
+        self._seeds = [int(seed.generate_state(1)[0] >> 1) for seed in seeds]
+        self._envs = make_vector_env(config, self._seeds, num_threads)
+        self._is_envpool = is_envpool(self._envs)
+        self._mode = AutoresetMode.DISABLED if self._is_envpool else _autoreset_mode(self._envs, config.env_id)
+        self._takes_seeds = isinstance(self._envs.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._declared_space = learnable(self._envs.single_observation_space, config.env_id)
+        self._action_space = self._envs.single_action_space
+        check_action_space(self._action_space, config.env_id)
+        self._space = remaining_space(self._declared_space)
+        self._batch_space = batch_space(self._space, self.num_envs)
+        self.spec = replace(make_spec(self._declared_space, self._action_space), vector=self._describe())
+        self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
+        self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
+        # Of the last step: its rows, its info, and the last rows of the games that it has ended
+        self._rows, self._info, self._last_rows = np.zeros(0), {}, {}  # type: Array, dict[str, Any], dict[int, Array]
+
+    def reset(self, rows: Array) -> None:
+        """Starts all games, with their seeds; writes the first observations [k, *row_shape]."""
+        seeds = {} if self._is_envpool else {"seed": self._seeds if self._takes_seeds else self._seeds[0]}
+        observation, _ = call(self._envs, "reset", RESET, **seeds)
+        self._resets_next[:] = False
+        self._write(observation, rows)
+        space = self.spec.observation_space
+        if isinstance(space, gymnasium.spaces.Box) and (wrong := (rows < space.low) | (rows > space.high)).any():
+            raise RunError(f"the first observation of an episode {self._where(wrong)} is out of the declared bounds")
+
+    def step(self, actions: Array, rows: Array) -> VectorOutcome:
+        """Takes one step in each environment, and writes what is seen after it."""
+        returned = call(self._envs, "step", STEP, to_env_action(actions, self._action_space))
+        observation, reward, terminated, truncated, self._info = returned
+        is_step, self._resets_next = ~self._resets_next, np.zeros(self.num_envs, np.bool_)
+        is_start = ~is_step
+        reward = self._numbers("reward", reward).astype(np.float64)
+        if not np.isfinite(reward[is_step]).all():
+            raise RunError(f"the reward {self._where(~np.isfinite(reward))} is not finite: {reward}")
+        reward[is_start] = 0.0
+        terminated, truncated = (
+            self._numbers(name, flags).astype(np.bool_) & is_step
+            for name, flags in (("terminated", terminated), ("truncated", truncated))
+        )
+        self._write(observation, rows)
+        ended = terminated | truncated
+        self._rows = rows
+        if ended.any():
+            is_start |= self._start_next_games(ended, rows)
+        return VectorOutcome(reward, terminated, truncated, is_step, is_start)
+
+    def last_row(self, env: int) -> Array:
+        """Returns the true last observation, as a row, of a game that the last step has ended."""
+        if self._mode == AutoresetMode.NEXT_STEP:
+            return np.asarray(self._rows[env])
+        if self._mode == AutoresetMode.DISABLED:
+            return self._last_rows[env]
+        info = self._info if isinstance(self._info, dict) else {}
+        observation = remaining(last_observation(info, self._declared_space, env), self._declared_space)
+        problem = find_mismatch(observation, self._space)
+        if not problem:
+            row = to_row(observation, self._space).astype(self.spec.row_dtype)
+            problem = " is not finite" if self._is_float and not np.isfinite(row).all() else None
+        if problem:
+            raise RunError(f"the last observation of environment {env} of {self.num_envs}, in its info,{problem}")
+        return row
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _start_next_games(self, ended: Array, rows: Array) -> Array:
+        """Starts the next games where that takes a call of its own; returns which rows show a first observation."""
+        if self._mode == AutoresetMode.NEXT_STEP:
+            self._resets_next = ended
+            return np.zeros_like(ended)
+        if self._mode == AutoresetMode.SAME_STEP:
+            return ended
+        if any(name in self._info for name in FINAL_OBSERVATION):
+            raise RunError(
+                "it resets by itself, although it says AutoresetMode.DISABLED; declare metadata['autoreset_mode']="
+                "AutoresetMode.SAME_STEP"
+            )
+        self._last_rows = {env: rows[env].copy() for env in ended.nonzero()[0].tolist()}
+        observation, _ = call(self._envs, "reset", RESET, options={"reset_mask": ended.copy()})
+        if self._is_envpool:  # it returns those alone
+            rows[ended] = to_row_batch(remaining(observation, self._declared_space), self._space)
+            return ended
+        others = rows[~ended].copy()
+        self._write(observation, rows)
+        if not np.array_equal(rows[~ended], others):
+            raise RunError(
+                'reset(options={"reset_mask": ...}) has reset other environments, too; AutoresetMode.DISABLED resets '
+                "those of the mask alone"
+            )
+        return ended
+
+    def _write(self, observation: Any, rows: Array) -> None:
+        """Raises RunError if observations do not fit the declared space or are not finite."""
+        observation = remaining(observation, self._declared_space)
+        if problem := find_mismatch(observation, self._batch_space):
+            raise RunError(f"the observation of {self.num_envs} environments{problem}")
+        rows[...] = to_row_batch(observation, self._space)
+        if self._is_float and not np.isfinite(rows).all():
+            raise RunError(f"the observation {self._where(~np.isfinite(rows))} is not finite")
+
+    def _where(self, wrong: Array) -> str:
+        """Returns, as text, the first environment with numbers that are marked as wrong, and the part they are of."""
+        env = int(wrong.reshape(self.num_envs, -1).any(1).argmax())
+        part = wrong_part(wrong[env], self._declared_space) if wrong.ndim > 1 else ""
+        return f"of environment {env} of {self.num_envs}{part}"
+
+    def _numbers(self, name: str, values: Any) -> Array:
+        array = np.asarray(values)
+        if array.shape != (self.num_envs,) or array.dtype.kind not in "biuf":
+            raise RunError(
+                f"{name} is of shape {array.shape} and type {array.dtype}, but must be numbers of shape "
+                f"({self.num_envs},), one of each environment"
+            )
+        return array
+
+    def _describe(self) -> str:
+        seeds = "a seed for each" if self._takes_seeds or self._is_envpool else "one seed for all of a worker's"
+        return (
+            f"{type(self._envs.unwrapped).__name__}: {_AT_THE_END[self._mode]}; {seeds}; all take decorrelation_steps "
+            "random actions at the start; states cannot be saved, so that a resumed run starts new games"
+        )
+
+
+def _autoreset_mode(envs: VectorEnv, env_id: str) -> AutoresetMode:
+    """Raises UsageError unless the environment says what it does at the end of a game."""
+    mode = (envs.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise UsageError(
+            f"{env_id}: metadata['autoreset_mode'] of {type(envs).__name__} is {mode!r}; declare one of "
+            f"gymnasium.vector.AutoresetMode: {', '.join(mode.name for mode in AutoresetMode)}"
+        ) from None

@@ -1,0 +1,236 @@
+"""VectorBatch against BatchSimulator of the same environments, for each autoreset mode; what is refused, and errors."""
+
+import builtins
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from accel_rl.envs import make_env
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
+from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spec import Array, EnvConfig, EnvSpec
+from accel_rl.envs.vector_batch import VectorBatch, make_batch
+from accel_rl.envs.vector_simulator import VectorSimulator
+from accel_rl.errors import RunError, UsageError
+from tests.helpers.samplers import TOYS
+
+VECTORS = "tests.helpers.vector_envs"
+MODES = ["NextStep", "SameStep", "Disabled"]
+SEED = np.random.SeedSequence(0)
+
+
+def of(make: str = "make", **options: Any) -> EnvConfig:
+    return EnvConfig(f"{VECTORS}:{make}", options=options)
+
+
+class Driver:
+    """A batch of environments with arrays of its own, which plays random actions."""
+
+    def __init__(self, spec: EnvSpec, env: EnvConfig, num_envs: int = 3, horizon: int = 7, **config: Any):
+        layout = rollout_layout(spec, horizon, num_envs)
+        self.arrays = {name: np.full(shape, 77).astype(dtype) for name, (shape, dtype) in layout.items()}
+        self.arrays["restarts"][:] = 0
+        self.spec, self.horizon, self._rng = spec, horizon, np.random.default_rng(5)
+        self.batch: EnvBatch = make_batch(BatchConfig(env, 3, terminal_frames=True, **config), self.arrays, first_env=2)
+        self.batch.start()
+
+    def rollout(self) -> dict[str, Array]:
+        arrays = self.arrays
+        for name in ("observation", "reset", "age"):
+            arrays[name][0] = arrays[name][self.horizon]
+        self.batch.begin()
+        space: Any = self.spec.action_space
+        if isinstance(space, gymnasium.spaces.Box):
+            arrays["action"][:] = self._rng.normal(size=arrays["action"].shape)
+        else:
+            arrays["action"][:] = self._rng.integers(getattr(space, "nvec", 2), size=arrays["action"].shape)
+        for t in range(self.horizon):
+            self.batch.step(t)
+        found = {name: array.copy() for name, array in arrays.items()}
+        self.batch.pause()
+        ended = found["terminated"] | found["truncated"]
+        found["final_observation"][~ended] = 0
+        found["game_score"][found["game_length"] == 0] = 0
+        return found
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize(
+    ("toy", "options"),
+    [
+        ("Drawn", {"lengths": [3, -4, 2, -1, 7]}),
+        ("EndsTwice", {"lengths": [3, -4]}),
+        ("Nested", {"lengths": [2, -3]}),
+        ("Worded", {"lengths": [2, -3]}),
+        ("Picture", {"lengths": [2, -3]}),
+        ("DiscreteObservation", {"start": 4, "action_start": 2, "lengths": [2, -3]}),
+        ("BoxAction", {"lengths": [2, -3]}),
+        ("Float64", {"lengths": [2, -3]}),
+        ("Machine", {"lengths": [2, -3]}),
+    ],
+)
+def test_rows_are_those_of_single_environments(toy: str, options: dict[str, Any], mode: str) -> None:
+    """Catches any row, end, last observation, score, age or seed that differs from those of environments one by one,
+    and spaces whose batches become other rows."""
+    single, vector = EnvConfig(f"{TOYS}:{toy}", options=options), of(toy=toy, mode=mode, **options)
+    spec = GymSimulator(single, SEED).spec
+    one_by_one, batch = Driver(spec, single), Driver(VectorSimulator(vector, [SEED]).spec, vector)
+    assert isinstance(one_by_one.batch, BatchSimulator) and isinstance(batch.batch, VectorBatch)
+    for _ in range(3):
+        expected, found = one_by_one.rollout(), batch.rollout()
+        assert expected["game_length"].any()
+        for name in expected:
+            assert np.array_equal(found[name], expected[name]), name
+
+
+def test_a_step_that_only_resets_is_no_sample() -> None:
+    """Catches a reset step of NEXT_STEP that counts as a sample, as a step of a game or for its score, whatever reward
+    and ends come with it, also where a rollout begins or ends with it; written out by hand."""
+    env = of("faulty", how="ends_at_resets", lengths=[2, -1])
+    driver = Driver(GymSimulator(EnvConfig(f"{TOYS}:Counting"), SEED).spec, env, num_envs=1, horizon=5)
+    rows = [
+        # game and step of each row; which steps are valid, terminated, truncated; rows that begin a game; ages
+        ("00 01 02 10 11 20", "xx.x.", ".T...", "...t.", "x..x.x", [0, 1, 0, 0, 0, 0]),
+        ("20 21 22 30 31 40", "xx.x.", ".T...", "...t.", "x..x.x", [0, 1, 0, 0, 0, 0]),
+    ]
+    for observed, valid, terminated, truncated, reset, age in rows:
+        found = driver.rollout()
+        assert found["observation"][:, 0].tolist() == [[int(game), int(step)] for game, step in observed.split()]
+        for name, marks in [("valid", valid), ("terminated", terminated), ("truncated", truncated), ("reset", reset)]:
+            assert found[name][:, 0].tolist() == [mark != "." for mark in marks], name
+        assert found["age"][:, 0].tolist() == age
+        assert found["game_length"][:, 0].tolist() == [0, 2, 0, 1, 0]
+        actions = found["action"][:, 0]
+        assert found["reward"][:, 0].tolist() == [10 * actions[0] + 1, 10 * actions[1] + 2, 0, 10 * actions[3] + 1, 0]
+        assert found["game_score"][[1, 3], 0].tolist() == [10 * actions[:2].sum() + 3, 10 * actions[3] + 1]
+        assert np.array_equal(found["final_observation"][[1, 3], 0], found["observation"][[2, 4], 0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_starts(mode: str) -> None:
+    """Catches random actions at the start that differ between environments of one batch and of two, that are left out,
+    or that count for a game's score."""
+    env = of(lengths=[4, -3], seeded=True, mode=mode)
+    spec = VectorSimulator(env, [SEED]).spec
+    whole, part = (Driver(spec, env, num_envs=num_envs, horizon=4, decorrelation_steps=9) for num_envs in (3, 2))
+    before = [driver.rollout() for driver in (whole, part)]
+    # Nine steps: games of 4 and 3 steps, each of which a step for its reset may follow
+    assert before[0]["observation"][0, :, :2].tolist() == [[2, 0 if mode == "NextStep" else 2]] * 3
+    assert len(np.unique(before[0]["observation"][0, :, 2])) == 3
+    for name in ("observation", "reset", "valid", "age"):
+        found, expected = (rollout[name][0] for rollout in reversed(before))
+        assert np.array_equal(found, expected[:2]), name
+    lengths = [length for _ in range(3) for length in whole.rollout()["game_length"][:, 0] if length]
+    assert not before[0]["game_length"].any() and lengths[:2] == [3, 4]
+
+
+@pytest.mark.parametrize("name", ["final_obs", "final_observation"])
+def test_one_seed_and_last_observations_without_a_mask(name: str) -> None:
+    """Catches a list of seeds for an environment that takes one, and last observations that go by another name."""
+    env = of("OneSeed", name=name)
+    spec = VectorSimulator(env, [SEED]).spec
+    assert "one seed for all of a worker's" in spec.vector
+    found = Driver(spec, env, num_envs=2, horizon=4).rollout()
+    assert found["observation"][:, 0, 0].tolist() == [0, 1, 2, 0, 1] and found["truncated"][2].all()
+    assert found["final_observation"][2].tolist() == [[3], [3]]
+
+
+@pytest.mark.parametrize(
+    ("how", "mode", "words"),
+    [
+        ("fewer", "NextStep", ["observation of 3 environments has shape (2, 2)", "(3, 2)"]),
+        ("flat", "NextStep", ["has shape (3,)", "(3, 2)"]),
+        ("text", "NextStep", ["is of type <U32", "float32"]),
+        ("nan", "NextStep", ["environment 0 of 3 is not finite"]),
+        ("reward_nan", "NextStep", ["reward of environment 0 of 3 is not finite"]),
+        ("one_reward", "NextStep", ["reward is of shape ()", "(3,)"]),
+        ("few_flags", "NextStep", ["terminated is of shape (1,)", "(3,)"]),
+        ("no_final", "SameStep", ["final_obs", "SAME_STEP"]),
+        ("resets_itself", "Disabled", ["resets by itself", "DISABLED"]),
+        ("ignores_mask", "Disabled", ["reset_mask", "other environments"]),
+    ],
+)
+def test_broken_rules(how: str, mode: str, words: list[str]) -> None:
+    """Catches batches that are learned from although they do not fit what the environment has declared; the error is
+    one line that names its environments."""
+    env = of("faulty", how=how, mode=mode)
+    driver = Driver(VectorSimulator(env, [SEED]).spec, env)
+    if how == "ignores_mask":
+        driver.batch._envs._envs.unwrapped.envs[1].steps = 1  # type: ignore[attr-defined]  # or all end at once
+    with pytest.raises(RunError) as raised:
+        driver.rollout()
+    message = str(raised.value)
+    assert all(word in message for word in ["environments 2 to 4 (run seed 3", *words]), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (of("faulty", how="one_more"), ["4 environments for num_envs=3"]),
+        (of("faulty", how="no_vector"), ["takes num_envs, but returned an object of type Counting"]),
+        (of("faulty", how="no_mode"), ["autoreset_mode", "None", "NEXT_STEP, SAME_STEP, DISABLED"]),
+        (EnvConfig(f"{VECTORS}:make", wrappers=("gymnasium.wrappers:FlattenObservation",)), ["--wrappers", "factory"]),
+        (EnvConfig("vector:Pendulum-v1"), ["no vector entry point for Pendulum-v1", "--env Pendulum-v1"]),
+        (EnvConfig("vector:CartPol-v1"), ["mean CartPole-v1"]),
+        (EnvConfig("vector:CartPole-v1", options={"gravty": 3}), ["CartPole-v1", "gravty"]),
+        (EnvConfig("envpool:CartPole-v1"), ["needs EnvPool", 'pip install "accel-rl[envpool]"']),
+    ],
+)
+def test_refused(env: EnvConfig, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a batch that cannot be stepped and is not refused, in one line that says why."""
+    importing = builtins.__import__
+
+    def without_envpool(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "envpool":
+            raise ImportError("no module named envpool")
+        return importing(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without_envpool)
+    with pytest.raises(UsageError) as raised:
+        VectorSimulator(env, [SEED] * 3)
+    assert all(word in str(raised.value) for word in words) and "\n" not in str(raised.value), raised.value
+
+
+def test_wait_and_other_spaces_are_refused() -> None:
+    """Catches environments that are left alone although their batch goes on, and a worker's rows of another shape."""
+    spec = VectorSimulator(of(), [SEED]).spec
+    with pytest.raises(UsageError, match=r"reset_mode=wait .* use immediate"):
+        Driver(spec, of(), reset_mode="wait")
+    with pytest.raises(RunError, match=r"environments 2 to 4 .*\(\(3,\), .* but \(\(2,\), "):
+        Driver(spec, of(seeded=True))
+
+
+def test_an_error_replaces_all_environments_of_the_batch() -> None:
+    """Catches lost samples that count, environments that stay as they were, and restarts that are not counted."""
+    env = of("faulty", how="raises")
+    driver = Driver(VectorSimulator(env, [SEED]).spec, env, horizon=4, restart_on_error=True)
+    for count in (1, 2):
+        found = driver.rollout()
+        assert found["valid"].all(1).tolist() == [True, False, False, False] == found["valid"].any(1).tolist()
+        assert found["restarts"].tolist() == [count] * 3
+        assert found["observation"][:, 0].tolist() == [[0, 0]] + [[0, 1]] * 4 and found["reset"][0].all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_of_a_batch_is_like_a_single_environment(mode: str) -> None:
+    """Catches a batch of one, as it is watched and evaluated by hand, that shows the next game's first observation in
+    place of the last one, or loses a step."""
+    options: dict[str, Any] = {"lengths": [2, -3], "seeded": True}
+    single = make_env(f"{TOYS}:Counting", **options)
+    env = make_env(f"{VECTORS}:make", mode=mode, render_mode=None, **options)
+    for seed in (7, None, None):
+        assert env.reset(seed=seed)[0].tolist() == single.reset(seed=seed)[0].tolist()
+        is_over = False
+        while not is_over:
+            found, expected = env.step(1), single.step(1)
+            assert found[0].tolist() == expected[0].tolist() and found[1:4] == expected[1:4]
+            is_over = found[2] or found[3]
+    env.close()
+
+
+def test_a_single_environment_of_a_vector_id_is_gymnasiums() -> None:
+    env = make_env("vector:CartPole-v1", render_mode="rgb_array")
+    assert isinstance(env.unwrapped, type(gymnasium.make("CartPole-v1").unwrapped))
