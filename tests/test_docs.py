@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("example", COMPLETE, ids=lambda example: f"{example.page}:{example.line}")
 def test_complete_examples_run(example: Example, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would catch an example that users copy and that no longer works: algorithms and networks are trained."""
+    """Would catch an example that users copy and that no longer works: algorithms, networks and environments train."""
     code = example.code
     for long, short in SHORTER.items():
         code = code.replace(long, short)

@@ -101,7 +101,7 @@ class AuxiliaryTask(ABC):
     def seen(self, rows: Tensor, count: int) -> Tensor:
         """Returns what the network sees at the first rows [count, b, *O] of rows [h + ..., b, *row]: stacks are views,
         oldest first."""
-        shape = self.policy.observation_shape
+        shape = self.policy.input_shape
         if rows.dim() - 2 == len(shape):
             return rows[:count]
         return sliding_stacks(rows, shape[0])[:count]
@@ -144,8 +144,8 @@ class PixelControl(AuxiliaryTask):
 
         with the pixel change c_i that action a_i has made (Algorithm 2, lines 17 to 23)."""
         q = self._q(self.encode(batch)[0])  # [L + 1, b, A, h, w]
-        change = pixel_change(batch.rows, self.settings.pixel_control_cell)
-        last_value = at_end(q.detach(), batch).amax(1)
+        change = pixel_change(self.policy.spec.observation_in(batch.rows), self.settings.pixel_control_cell)
+        last_value = self.policy.best_value(at_end(q.detach(), batch), at_end(batch.rows, batch))
         return_ = replayed_return(change, batch, last_value, self.settings.pixel_control_discount)
         return half_squared_error(of_action(q[:-1], batch.action), return_, batch.valid)
 

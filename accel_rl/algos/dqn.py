@@ -183,7 +183,7 @@ class DQN(QAlgo):
         with torch.no_grad():
             output = target(batch.next_observation)  # [N, A], or of distributions [N, A, K]
             chooser = network(batch.next_observation) if self.settings.double else output
-            following = of_action(output, network.q_values(chooser).argmax(-1))
+            following = of_action(output, network.q_values(chooser, batch.next_observation).argmax(-1))
         return self.td_loss(of_action(network(batch.observation), batch.action), following, batch)
 
     def td_loss(self, value: Tensor, following: Tensor, batch: TransitionBatch) -> tuple[Tensor, Stats]:

@@ -81,11 +81,11 @@ class OnlineQ(QAlgo):
         """Returns all steps with n-step or one-step Q-learning targets, and how many of them are valid."""
         T, discount = rollout.horizon, self.settings.discount
         if self.settings.target == "n_step_q":
-            best = self.target(rollout.observations(T, T + 1)[0]).amax(-1)
+            best = self.target.step(rollout.observations(T, T + 1)[0])[1]
             td_target = discounted_return(rollout.reward, rollout.done, best, discount)
         else:
             after = rollout.observations(1, T + 1)
-            best = self.target(after.flatten(0, 1)).amax(-1).view(T, -1)
+            best = self.target.step(after.flatten(0, 1))[1].view(T, -1)
             td_target = rollout.reward + discount * best * ~rollout.done
         batch = QBatch(rollout.observations(0, T), rollout.action, td_target, rollout.valid)
         return _flat(batch), rollout.valid.sum()

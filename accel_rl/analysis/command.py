@@ -96,7 +96,8 @@ def _record(options: argparse.Namespace) -> None:
     from accel_rl.analysis.video import record_video
 
     agent = load(options.run_dir, options.best, options.trust)
-    game = record_video(agent.make_env(), agent.player(), options.out)
+    env = agent.make_env()
+    game = record_video(env, agent.player(env), options.out)
     print(f"{options.out}: score {game.score:g} in {game.length:,} steps")
 
 

@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from accel_rl.analysis.exportable import ExportablePolicy, describe_inputs, sample_inputs
 from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.models.masks import DISALLOWED
 from accel_rl.training.atomic import write_file
 
 Run = Callable[[list[Tensor]], list[Tensor]]
@@ -248,7 +249,9 @@ def find_difference(policy: ExportablePolicy, found: dict[str, Tensor], expected
     """Returns how a file's outputs [N, ...] differ from the policy's by more than rounding, or None.
 
     Rounding may decide between actions whose scores are as good as equal."""
-    tolerances = {name: TOLERANCE * max(1.0, float(values.abs().max())) for name, values in expected.items()}
+    tolerances = {
+        name: TOLERANCE * max(1.0, float(values[values != DISALLOWED].abs().max())) for name, values in expected.items()
+    }
     for name, values in expected.items():
         if found[name].shape != values.shape or found[name].dtype != values.dtype:
             kinds = [f"{tensor.dtype} {[*tensor.shape]}" for tensor in (found[name], values)]

@@ -11,11 +11,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from accel_rl.analysis.trained_policy import TrainedPolicy
+from accel_rl.envs.masks import nums_choices
 from accel_rl.envs.spaces import parts_of, remaining_space
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.distributions import Composite, DiagonalGaussian, Distribution, SphericalGaussian
+from accel_rl.models.masks import to_rows
 from accel_rl.models.q_network import QNetwork
 from accel_rl.models.trunks import to_images
 from accel_rl.rollout import RecurrentInputs
@@ -24,8 +26,8 @@ from accel_rl.rollout import RecurrentInputs
 class ExportablePolicy(nn.Module):
     """Acts greedily: maps a batch of observations to actions in the environment's own numbering, type and bounds.
 
-    Inputs, all [N, ...]: observation; of a recurrent policy also state float32 [N, S], episode_start bool [N] and
-    reward float32 [N], the reward of the last action. Outputs:
+    Inputs, all [N, ...]: observation; of a policy with action masks also action_mask bool [N, A]; of a recurrent one
+    state float32 [N, S], episode_start bool [N] and reward float32 [N], the reward of the last action. Outputs:
 
         action                                        [N, *A]
         q_values [N, A]                               of the Q-learning family
@@ -49,6 +51,8 @@ class ExportablePolicy(nn.Module):
         self.policy.bf16 = False
         self.num_action_numbers = math.prod(self.spec.action_shape)
         self.input_names = ["observation"]
+        if self.spec.mask_size:
+            self.input_names += ["action_mask"]
         if self.policy.state_size:
             self.input_names += ["state", "episode_start", "reward"]
         parts = parts_of(self.spec.action_space)
@@ -62,22 +66,20 @@ class ExportablePolicy(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.outputs(*inputs).values())
 
-    def outputs(
-        self,
-        observation: Tensor,
-        state: Tensor | None = None,
-        episode_start: Tensor | None = None,
-        reward: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def outputs(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Returns what `forward` returns, by name and in the same order."""
+        given = dict(zip(self.input_names, inputs, strict=True))
+        observation = given["observation"]
         if self.spec.picture_shape:
             observation = to_images(observation, self.spec.picture_shape)
+        if self.spec.mask_size:
+            observation = to_rows(observation, given["action_mask"])
         recurrent_inputs = None
-        if state is not None:
-            assert episode_start is not None and reward is not None
-            core_state, action = torch.split(state, [self.policy.state_size, self.num_action_numbers], -1)
+        if self.policy.state_size:
+            sizes = [self.policy.state_size, self.num_action_numbers]
+            core_state, action = torch.split(given["state"], sizes, -1)
             previous_action = action.reshape(-1, *self.spec.action_shape).to(_torch_dtype(self.spec.action_dtype))
-            recurrent_inputs = RecurrentInputs(core_state, previous_action, reward, episode_start)
+            recurrent_inputs = RecurrentInputs(core_state, previous_action, given["reward"], given["episode_start"])
         parameters, value, next_state = self.policy.step(observation, recurrent_inputs)
         if isinstance(self.policy, QNetwork):
             action = parameters.argmax(-1)
@@ -152,20 +154,11 @@ class ActionPart(nn.Module):
         first = self.start.flatten() if hasattr(self, "start") else 0
         choices = (action.reshape(len(action), -1).long() - first).unbind(-1)
         regrets = []
-        for own, choice in zip(torch.split(scores, _nums_choices(self.space), -1), choices, strict=True):
+        for own, choice in zip(torch.split(scores, nums_choices(self.space), -1), choices, strict=True):
             last = own.shape[-1] - 1
             chosen = own.gather(-1, choice.clamp(0, last).unsqueeze(-1)).squeeze(-1)
             regrets.append((own.amax(-1) - chosen).masked_fill((choice < 0) | (choice > last), math.inf))
         return torch.stack(regrets, -1)
-
-
-def _nums_choices(space: gymnasium.Space[Any]) -> list[int]:
-    """Returns how many actions each choice of a finite action space has."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.flatten().tolist()
-    return [2] * math.prod(space.shape or ())
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -184,6 +177,8 @@ def describe_inputs(policy: ExportablePolicy) -> dict[str, str]:
         what = ": pictures as the environment returns them"
     shape = ", ".join(["N", *map(str, spec.picture_shape or spec.observation_shape)])
     texts = {"observation": f"{spec.row_dtype} [{shape}]{what}"}
+    if spec.mask_size:
+        texts["action_mask"] = f"bool [N, {spec.mask_size}]: which actions are allowed"
     if policy.state_size:
         texts["state"] = f"float32 [N, {policy.state_size}]: next_state of the last call, zeros in the first one"
         texts["episode_start"] = "bool [N]: a new episode begins with this observation"
@@ -196,6 +191,11 @@ def sample_inputs(policy: ExportablePolicy, num_samples: int) -> list[Tensor]:
     generator = np.random.default_rng(0)
     observations = _sample_observations(policy.spec, num_samples, generator)
     inputs = [torch.from_numpy(observations.reshape(num_samples, *policy.spec.picture_shape or observations.shape[1:]))]
+    if policy.spec.mask_size:
+        allowed = generator.random((num_samples, policy.spec.mask_size)) < 0.5
+        for choice in np.split(allowed, np.cumsum(nums_choices(policy.spec.action_space))[:-1], -1):
+            choice[:, -1] |= ~choice.any(-1)
+        inputs += [torch.from_numpy(allowed)]
     if policy.state_size:
         state = generator.standard_normal((num_samples, policy.state_size), np.float32)
         reward = generator.standard_normal(num_samples, np.float32)

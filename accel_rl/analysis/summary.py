@@ -54,7 +54,8 @@ def play_final_games(folder: Path, count: int, seed: int) -> None:
         print(f"final policy    none: {error}")
     video = folder / "video.mp4"
     try:
-        game = record_video(policy.make_env(), policy.player(), video, seed=seed)
+        env = policy.make_env()
+        game = record_video(env, policy.player(env), video, seed=seed)
         print(f"video           {video}: score {game.score:g}")
     except (RunError, UsageError) as error:
         print(f"video           none: {error}")

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from accel_rl.envs import make_env
-from accel_rl.envs.spaces import to_env_action, to_rows
+from accel_rl.envs.masks import read_mask
+from accel_rl.envs.spaces import to_env_action, to_policy_rows
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.memory_limit import MemoryLimit
@@ -88,6 +89,7 @@ class TrainedPolicy:
         episode_start: Any = None,
         deterministic: bool = False,
         reward: Any = None,
+        action_masks: Any = None,
     ) -> tuple[Any, State | None]:
         """Returns the action for one observation (as accel_rl.envs.make_env returns it), or the actions for a batch,
         and the state to call this with at the next step. Stable-Baselines3's models are called in the same way.
@@ -100,8 +102,10 @@ class TrainedPolicy:
         Only a recurrent policy has a state, with a row for each game; None: all games begin now. episode_start [N]
         bool: games that begin now, whose state does not count. reward [N]: of the last step, as the policy was trained
         on it (Atari: clipped), for policies with previous_inputs; None: zeros. Nothing is remembered between calls.
-        Raises ValueError if an argument is not of the kind that the policy was trained on."""
-        rows, is_batch = to_rows(observation, self.config.spec)
+        action_masks: of a policy that was trained with masks, that of the observation, or of each of a batch; None: the
+        observation has it, as its entry action_mask. Raises ValueError if an argument is not of the kind that the
+        policy was trained on."""
+        rows, is_batch = to_policy_rows(observation, action_masks, self.config.spec)
         batch = torch.from_numpy(rows).to(self.config.run.device)
         policy: Any = self.policy
         noise = None if deterministic else policy.draw_noise(1, len(batch), self._generator)[0]
@@ -111,13 +115,17 @@ class TrainedPolicy:
         next_state = None if recurrent is None else (recurrent.cpu().numpy(), chosen)
         return to_env_action(chosen if is_batch else chosen[0], self.config.spec.action_space), next_state
 
-    def player(self) -> Callable[[Any, float], Any]:
-        """Returns act(observation, last reward) for one game from its start; it acts as the run was evaluated."""
+    def player(self, env: gymnasium.Env[Any, Any]) -> Callable[[Any, float, Any], Any]:
+        """Returns act(observation, last reward, info) for one game of env from its start; it acts as the run was
+        evaluated."""
         state: State | None = None
+        sources = self.config.spec.mask_sources
 
-        def act(observation: Any, reward: float) -> Any:
+        def act(observation: Any, reward: float, info: Any) -> Any:
             nonlocal state
-            action, state = self.predict(observation, state, None, self.config.run.eval_greedy, reward)
+            mask = read_mask(sources[0], env, observation, info) if sources else None
+            greedy = self.config.run.eval_greedy
+            action, state = self.predict(observation, state, None, greedy, reward, action_masks=mask)
             return action
 
         return act

@@ -32,7 +32,7 @@ class GameRecord:
 
 def record_video(
     env: gymnasium.Env[Any, Any],
-    act: Callable[[Any, float], Any],
+    act: Callable[[Any, float, Any], Any],
     out: Path,
     *,
     max_steps: int = 27_000,
@@ -41,13 +41,13 @@ def record_video(
 ) -> GameRecord:
     """Plays one whole game, over all its lives but at most max_steps; writes it to out, an MP4 of length + 1 frames.
 
-    env renders RGB arrays [H, W, 3]; `act(observation, reward)` returns the action, reward is that of the last step.
+    env renders RGB arrays [H, W, 3]; `act(observation, reward, info)` returns the action, reward is the last step's.
     fps: frames, and so steps, per second; by default the environment's metadata decide (Atari: real time). seed: of the
     game; None: any. An existing file is replaced only by a complete video. Raises UsageError if out is no .mp4 or
     cannot be written, or if env renders no RGB arrays; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot write a video to {out}: it must be a file whose name ends in .mp4")
-    observation, _ = env.reset(seed=seed)
+    observation, info = env.reset(seed=seed)
     picture = _render(env)
     unfinished = out.with_name(f".{out.stem}.{os.getpid()}.mp4")
     score, length, over = 0.0, 0, False
@@ -58,14 +58,14 @@ def record_video(
             writer.write(first)
             reward: Any = 0.0
             while not over and length < max_steps:
-                observation, reward, terminated, truncated, info = env.step(act(observation, reward))
+                observation, reward, terminated, truncated, info = env.step(act(observation, reward, info))
                 score += float(info.get("score", reward))
                 length += 1
                 writer.write(compose(_render(env, picture.shape), score, length))
                 if terminated or truncated:
                     over = info.get("game_over", True)
                     if not over:  # a lost life: the game continues with the next one
-                        observation, _ = env.reset()
+                        observation, info = env.reset()
         finally:
             writer.release()
         if _count_frames(unfinished) != length + 1:  # OpenCV does not report that it could not write

@@ -35,6 +35,11 @@ class RunSettings:
         "wrappers around the environment, the innermost first, as in gymnasium.wrappers:FlattenObservation,...",
         check=_check_names,
     )
+    action_masks: str = setting(
+        "auto",
+        "auto: where an environment says which actions are allowed, no others are taken; none: masks are ignored",
+        choices=("auto", "none"),
+    )
     network: str | None = setting(
         None,
         "a3c, nature, nature_half, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or "

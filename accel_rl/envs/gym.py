@@ -12,6 +12,16 @@ import numpy as np
 
 from accel_rl.envs.device_env import OneOfBatch
 from accel_rl.envs.making import make_gym_env
+from accel_rl.envs.masks import (
+    allows_choice,
+    find_sources,
+    flat_mask,
+    pack,
+    random_allowed,
+    read_mask,
+    space_without_mask,
+    without_mask,
+)
 from accel_rl.envs.spaces import (
     check_action_space,
     find_mismatch,
@@ -35,9 +45,10 @@ STEP = ("observation", "reward", "terminated", "truncated", "info")
 class GymSimulator:
     """Steps one gymnasium environment.
 
-    Observations become rows as envs/spaces.py describes; Box actions are clipped to the bounds when sent. Every step
-    checks what the environment returns against its declared spaces, and every reset checks the bounds of observations,
-    too; methods raise RunError for a mismatch, the constructor UsageError for spaces that are not supported.
+    Observations become rows as envs/spaces.py describes, action masks as envs/masks.py does; Box actions are clipped to
+    the bounds when sent. Every step checks what the environment returns against its declared spaces, and every reset
+    checks the bounds of observations, too; methods raise RunError for a mismatch, the constructor UsageError for spaces
+    that are not supported.
     """
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
@@ -46,35 +57,41 @@ class GymSimulator:
         self._env = make_gym_env(config, self._reset_seed)
         self._action_space = self._env.action_space
         self._layouts = layout(self._env.observation_space), layout(self._action_space)
-        self._declared_space = learnable(self._env.observation_space, config.env_id)
+        on_device, sources = isinstance(self._env.unwrapped, OneOfBatch), config.mask_sources
+        if on_device:
+            sources = ()  # batches on a device have none
+        elif sources is None:
+            sources = find_sources(self._env, self._reset_seed, config.env_id)
+        self._mask_source, self._shows_mask = sources[0] if sources else None, "observation" in sources
+        space = self._env.observation_space
+        self._declared_space = learnable(space_without_mask(space) if self._shows_mask else space, config.env_id)
         check_action_space(self._action_space, config.env_id)
         self._observation_space = space = remaining_space(self._declared_space)
         self._leaves_out = space is not self._declared_space
-        spec = make_spec(self._declared_space, self._action_space)
-        self.spec = replace(spec, on_device=isinstance(self._env.unwrapped, OneOfBatch))
+        self.spec = replace(make_spec(self._declared_space, self._action_space, sources), on_device=on_device)
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._steps = 0
 
     def reset(self, row: Array) -> None:
-        observation, _ = call(self._env, "reset", RESET, seed=self._reset_seed)
+        observation, info = call(self._env, "reset", RESET, seed=self._reset_seed)
         self._reset_seed = None  # later games use the environment's own generator
         self._steps = 0
         self._check_spaces()
-        self._write(observation, row)
-        space = self.spec.observation_space
-        if not space.contains(row):
+        self._write(observation, info, row)
+        space, seen = self.spec.observation_space, self.spec.observation_in(row)
+        if not space.contains(seen):
             assert isinstance(space, gymnasium.spaces.Box)
-            part = wrong_part((row < space.low) | (row > space.high), self._declared_space)
+            part = wrong_part((seen < space.low) | (seen > space.high), self._declared_space)
             raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
-        observation, reward, terminated, truncated, _ = call(self._env, "step", STEP, self._to_env(action))
+        observation, reward, terminated, truncated, info = call(self._env, "step", STEP, self._to_env(action))
         self._steps += 1
         reward = float(self._number("reward", reward))
         terminated, truncated = self._number("terminated", terminated), self._number("truncated", truncated)
         if not math.isfinite(reward):
             raise RunError(f"the reward at step {self._steps} of the episode is {reward}")
-        self._write(observation, row)
+        self._write(observation, info, row, terminated, truncated)
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
 
     def _number(self, name: str, value: Any) -> Any:
@@ -105,8 +122,14 @@ class GymSimulator:
         sent = to_env_action(action, self._action_space)
         return int(sent) if isinstance(self._action_space, gymnasium.spaces.Discrete) else sent
 
-    def _write(self, observation: Any, row: Array) -> None:
-        """Raises RunError if the observation does not fit the declared space or is not finite."""
+    def _write(self, observation: Any, info: Any, row: Array, terminated: Any = False, truncated: Any = False) -> None:
+        """Raises RunError if the observation does not fit the declared space or is not finite, or for a wrong mask."""
+        if self._mask_source:
+            mask = None if terminated else read_mask(self._mask_source, self._env, observation, info)
+            self._write_mask(mask, row, bool(terminated or truncated))
+            row = self.spec.observation_in(row)
+        if self._shows_mask:
+            observation = without_mask(observation)
         if self._leaves_out:
             observation = remaining(observation, self._declared_space)
         problem = find_mismatch(observation, self._observation_space)
@@ -116,6 +139,20 @@ class GymSimulator:
                 problem = f"{wrong_part(~np.isfinite(row), self._declared_space)} is not finite: {observation}"
         if problem:
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
+
+    def _write_mask(self, mask: Any, row: Array, is_over: bool) -> None:
+        """Raises RunError for a mask of another shape, or one that allows nothing while the game goes on."""
+        allowed = np.ones(self.spec.mask_size, bool)  # where no action follows, all that might be has a value
+        if mask is not None or not is_over:
+            try:
+                found = flat_mask(mask, self._action_space)
+            except ValueError as error:
+                raise RunError(f"the action mask at step {self._steps} of the episode {error}") from None
+            if allows_choice(found, self._action_space):
+                allowed = found
+            elif not is_over:
+                raise RunError(f"the action mask at step {self._steps} of the episode allows nothing: {mask}")
+        row[-math.ceil(self.spec.mask_size / 8) :] = pack(allowed)
 
     def get_state(self) -> Any:
         """Returns None if the environment's state cannot be saved (see envs/states.py)."""
@@ -138,7 +175,14 @@ class GymSimulator:
 
     @functools.cached_property
     def _state_is_exact(self) -> bool:
-        return is_exact(lambda: make_gym_env(self._config, seed=0))
+        choose = (self._choose_allowed,) if self._mask_source else ()
+        return is_exact(lambda: make_gym_env(self._config, seed=0), *choose)
+
+    def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
+        """Returns a random action that is allowed after env has returned these."""
+        assert self._mask_source
+        mask = flat_mask(read_mask(self._mask_source, env, observation, info), env.action_space)
+        return self._to_env(random_allowed(mask, env.action_space))
 
     def close(self) -> None:
         self._env.close()

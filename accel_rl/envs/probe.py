@@ -1,6 +1,6 @@
-"""Finds out an environment's spaces without running its code in the learner's process.
+"""Finds out an environment's spaces and action masks without running its code in the learner's process.
 
-It is built in a short-lived process of its own, so that it may hang, exit or crash.
+It is built, and reset, in a short-lived process of its own, so that it may hang, exit or crash.
 """
 
 import os
@@ -24,7 +24,7 @@ from accel_rl.processes.spawning import ask_process
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
-    """Returns the observation and action of config's environment.
+    """Returns the observation and action of config's environment, and where its action masks are.
 
     Raises UsageError for unknown names and unsupported spaces, RunError if building the environment fails or takes
     longer than timeout_s."""

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from accel_rl.envs.masks import KEY, SOURCES, allows_choice, flat_mask, pack, without_mask
 from accel_rl.envs.pictures import channels_first, is_picture
 from accel_rl.envs.spec import EnvSpec, stored_action
 from accel_rl.errors import UsageError
@@ -179,12 +180,15 @@ def row_space(space: Space) -> Space:
         return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
 
-def make_spec(space: Space, action_space: Space) -> EnvSpec:
-    """Returns the spec of an environment with this `learnable` space and these actions."""
+def make_spec(space: Space, action_space: Space, mask_sources: tuple[str, ...] = ()) -> EnvSpec:
+    """Returns the spec of an environment with this `learnable` space, without masks, and these actions."""
     rows = row_space(remaining_space(space))
+    if mask_sources and rows.dtype == np.bool_:  # a mask's numbers would not fit in
+        rows = spaces.Box(0, 1, rows.shape, np.uint8)
     if is_flattened(space):
-        return EnvSpec(rows, action_space, nested_space=space)
-    return EnvSpec(rows, action_space, picture_shape=space.shape if space.shape != rows.shape else None)
+        return EnvSpec(rows, action_space, nested_space=space, mask_sources=mask_sources)
+    picture_shape = space.shape if space.shape != rows.shape else None
+    return EnvSpec(rows, action_space, picture_shape=picture_shape, mask_sources=mask_sources)
 
 
 def to_row(observation: Any, space: Space) -> NDArray[Any]:
@@ -255,6 +259,33 @@ def to_rows(observation: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
                 rows = channels_first(rows, batch_axes=1)
             return np.ascontiguousarray(rows, spec.row_dtype), is_batch
     raise ValueError(f"observation of shape {array.shape}: the policy takes shape {own}, or a batch of it")
+
+
+def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray[Any], bool]:
+    """Returns the rows [N, *row] that a policy is given, and whether the observation is a batch; see `to_rows`.
+
+    masks: of the observation, or one for each of a batch; None: the observation has them. Raises ValueError for an
+    observation or masks that are not as in spec."""
+    if not spec.mask_sources:
+        if masks is not None:
+            raise ValueError("the policy was trained without action masks; omit action_masks")
+        return to_rows(observation, spec)
+    if masks is None and isinstance(observation, Mapping):
+        masks = observation.get(KEY)
+    if masks is None:
+        source = SOURCES[spec.mask_sources[0]]
+        raise ValueError(f"the policy was trained with action masks; pass action_masks, as the environment's {source}")
+    rows, is_batch = to_rows(without_mask(observation), spec)
+    each = masks if is_batch else [masks]
+    if len(each) != len(rows):
+        raise ValueError(f"{len(rows)} observations with {len(each)} action masks")
+    try:
+        allowed = np.stack([flat_mask(mask, spec.action_space) for mask in each])
+    except ValueError as error:
+        raise ValueError(f"an action mask {error}") from None
+    if not all(allows_choice(mask, spec.action_space) for mask in allowed):
+        raise ValueError("an action mask allows nothing")
+    return np.concatenate([rows.reshape(len(rows), -1), pack(allowed).astype(rows.dtype)], 1), is_batch
 
 
 def check_batch(observations: Any, space: Space) -> None:

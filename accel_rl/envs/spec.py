@@ -4,7 +4,7 @@ Glossary of shapes: T steps of a rollout, B environments, S frames in a stack, H
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from accel_rl.envs.masks import nums_choices
 from accel_rl.envs.pictures import value_range
 
 Array = NDArray[Any]
@@ -33,13 +34,17 @@ def stored_action(space: gymnasium.Space[Any]) -> tuple[tuple[int, ...], np.dtyp
 class EnvSpec:
     """The observations that a simulator writes, and the actions that it takes.
 
-    observation_space: of what is written at each step: a frame [H, W] if frame_stack > 0, else the whole observation.
+    A row is what is written at each step: an observation, and behind it the action mask, if there is one.
+
+    observation_space: of the observation in a row: a frame [H, W] if frame_stack > 0, else all of it.
     frame_stack: the network sees this many newest frames, oldest first; 0: observations are complete as they are.
     nested_space: the environment's own space, if its observations become flat rows (see envs/spaces.py); `parts_of`
         returns which numbers of a row belong to which part. Parts that cannot be learned from are a `spaces.LeftOut`.
     picture_shape: of the environment's own pictures, if their rows have another (channels last, or grey [H, W]).
     on_device: environments come as one batch, whose arrays stay on the policy's device (see envs/device_env.py).
     vector: of environments that come in batches: how these are reset and seeded, as text; "" for single ones.
+    mask_sources: where the environment has action masks, the used one first (see envs/masks.py); (): nowhere. Rows with
+        masks are flat, and have no frame_stack.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -49,20 +54,44 @@ class EnvSpec:
     picture_shape: tuple[int, ...] | None = None
     on_device: bool = False
     vector: str = ""
+    mask_sources: tuple[str, ...] = ()
+
+    @property
+    def mask_size(self) -> int:
+        """Number of bits in an action mask, one for each logit or action value; 0: there are no masks."""
+        return sum(nums_choices(self.action_space)) if self.mask_sources else 0
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of one stored row: a frame or an observation."""
-        return tuple(self.observation_space.shape or ())
+        """Shape of one stored row: a frame or an observation; flat with a mask, whose numbers hold 8 bits each."""
+        shape = tuple(self.observation_space.shape or ())
+        return (math.prod(shape) + math.ceil(self.mask_size / 8),) if self.mask_sources else shape
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.observation_space.dtype)
 
     @property
-    def observation_shape(self) -> tuple[int, ...]:
-        """Shape of what the network sees, without the batch dimension."""
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of what a policy is given, without the batch dimension: a row, or a stack of rows."""
         return (self.frame_stack, *self.row_shape) if self.frame_stack else self.row_shape
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of what the network sees, without the batch dimension and without masks."""
+        shape = tuple(self.observation_space.shape or ())
+        return (self.frame_stack, *shape) if self.frame_stack else shape
+
+    def without_masks(self) -> "EnvSpec":
+        """Returns the spec of what networks see: rows are observations."""
+        return replace(self, mask_sources=()) if self.mask_sources else self
+
+    def observation_in(self, rows: Any) -> Any:
+        """Returns the observations [..., *O] in rows [..., *row], arrays or tensors; a view of them."""
+        if not self.mask_sources:
+            return rows
+        shape = self.observation_shape
+        return rows[..., : math.prod(shape)].reshape((*rows.shape[:-1], *shape))
 
     @property
     def is_pixels(self) -> bool:
@@ -104,7 +133,8 @@ class EnvConfig:
     env_id: an Atari game, a gymnasium id, `module:id` or `package.module:factory`; `vector:id` and `envpool:id` come in
         batches, as from a factory that takes num_envs. preset: of Atari games. options: keyword arguments. simulator:
         of Atari games: native, ale or auto (see envs/choice.py). wrappers: put around any other environment, each named
-        as `package.module:Wrapper`, the innermost first.
+        as `package.module:Wrapper`, the innermost first. mask_sources: of the spec; None: whoever builds the
+        environment finds them out, by a reset.
     """
 
     env_id: str
@@ -112,6 +142,7 @@ class EnvConfig:
     options: dict[str, Any] = field(default_factory=dict)
     simulator: str = "auto"
     wrappers: tuple[str, ...] = ()
+    mask_sources: tuple[str, ...] | None = ()
 
 
 class Outcome(NamedTuple):

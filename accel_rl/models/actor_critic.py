@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.layers import accelerate
+from accel_rl.models.masks import allowed_actions, disallow
 from accel_rl.models.normalize import ObservationNorm, PixelNorm
 from accel_rl.models.precision import precision
 from accel_rl.models.recurrent import CORES
@@ -55,6 +56,8 @@ class ActorCritic(nn.Module):
     previous_inputs: the core also sees the action and the reward of the previous step.
     gaussian: the distribution over Box actions, see `make_distribution`.
     normalize: normalizes observations to mean 0 and variance 1; of pictures of bytes, subtracts the background.
+    Observations are rows of spec. With action masks, trunks see what is before these, and the logits of what is not
+    allowed are replaced before they become parameters of the distribution.
     The attribute `bf16` makes the trunks' convolutions and matrix products run in bfloat16, both when acting and when
     learning.
     """
@@ -72,15 +75,16 @@ class ActorCritic(nn.Module):
     ):
         super().__init__()
         self.bf16 = False
-        self.distribution = make_distribution(spec.action_space, gaussian)
-        self.action_shape, self.observation_shape = spec.action_shape, spec.observation_shape
+        self.distribution = make_distribution(spec.action_space, gaussian, spec.mask_size > 0)
+        self.spec, self.action_shape, self.input_shape = spec, spec.action_shape, spec.input_shape
         self.previous_inputs = previous_inputs and core != "none"
         num_extra_inputs = self.distribution.encoded_size + 1 if self.previous_inputs else 0
-        self.encoder = Encoder(spec, network, core, core_size, num_extra_inputs)
-        self.value_encoder = Encoder(spec, network, core, core_size, num_extra_inputs) if separate_value else None
+        encoder = (spec.without_masks(), network, core, core_size, num_extra_inputs)
+        self.encoder = Encoder(*encoder)
+        self.value_encoder = Encoder(*encoder) if separate_value else None
         self.norm: ObservationNorm | PixelNorm | None = None
         if normalize:
-            self.norm = PixelNorm(self) if spec.is_pixels else ObservationNorm(spec)
+            self.norm = PixelNorm(spec, self) if spec.is_pixels else ObservationNorm(spec)
         self._encoders = (self.encoder, self.value_encoder) if self.value_encoder else (self.encoder,)
         self._state_sizes = [encoder.state_size for encoder in self._encoders]
         self.state_size = sum(self._state_sizes)
@@ -94,7 +98,7 @@ class ActorCritic(nn.Module):
         """Returns the action distribution's parameters [..., P] and the value [...] of observation [..., *O].
 
         For networks without a core."""
-        return self._heads(self._features(observation))
+        return self._heads(self._features(observation), observation)
 
     def unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Runs the network over a sequence of observations [T, B, *O].
@@ -102,7 +106,7 @@ class ActorCritic(nn.Module):
         recurrent_inputs: the state [B, S] before the first step; all other fields [T, B, ...].
         Returns parameters [T, B, P], value [T, B], and the state [B, S] after the last step."""
         outputs, state = self._unroll(observation, recurrent_inputs)
-        return *self._heads(outputs), state
+        return *self._heads(outputs, observation), state
 
     def step(
         self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None
@@ -120,7 +124,7 @@ class ActorCritic(nn.Module):
         """Returns the parameters and the value of each step, for learning.
 
         observation: [T, B, *O] with the recurrent inputs that `unroll` takes, or [..., *O] without a core."""
-        return self._heads(self.encode(observation, recurrent_inputs))
+        return self._heads(self.encode(observation, recurrent_inputs), observation)
 
     def encode(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> list[Tensor]:
         """Returns what the heads see of each step [..., F], of arguments as `evaluate` takes them: of the policy, and
@@ -166,7 +170,13 @@ class ActorCritic(nn.Module):
         encoded = self.encode(observation)
         if task == "value_replay":
             return self.value(encoded)
-        q: Tensor = self.auxiliary_heads[task](encoded[0])
+        return self.best_value(self.auxiliary_heads[task](encoded[0]), observation)
+
+    def best_value(self, q: Tensor, observation: Tensor) -> Tensor:
+        """Returns max_a q [b, ...] of q [b, A, ...] over the actions that are allowed in observation [b, *O]."""
+        if self.spec.mask_size:
+            allowed = allowed_actions(observation, self.spec)
+            q = disallow(q, allowed.view(*allowed.shape, *[1] * (q.dim() - 2)))
         return q.amax(1)
 
     def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[list[Tensor], Tensor]:
@@ -190,8 +200,8 @@ class ActorCritic(nn.Module):
 
     def _flattened(self, observation: Tensor) -> tuple[Tensor, torch.Size]:
         """Returns normalized observations as the trunks take them [N, *O], and the leading dimensions."""
-        leading = observation.shape[: observation.dim() - len(self.observation_shape)]
-        x = interleaved(observation).flatten(0, len(leading) - 1)
+        leading = observation.shape[: observation.dim() - len(self.input_shape)]
+        x = interleaved(self.spec.observation_in(observation)).flatten(0, len(leading) - 1)
         return x if self.norm is None else self.norm(x), leading
 
     def _extra_inputs(self, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, ...]:
@@ -204,9 +214,11 @@ class ActorCritic(nn.Module):
         )
         return action * continues, recurrent_inputs.previous_reward.unsqueeze(-1) * continues
 
-    def _heads(self, features: list[Tensor]) -> tuple[Tensor, Tensor]:
-        parameters = self.distribution.to_parameters(self.policy_head(features[0]))
-        return parameters, self.value(features)
+    def _heads(self, features: list[Tensor], observation: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.policy_head(features[0])
+        if self.spec.mask_size:
+            output = disallow(output, allowed_actions(observation, self.spec))
+        return self.distribution.to_parameters(output), self.value(features)
 
 
 @torch.no_grad()

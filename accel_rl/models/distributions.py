@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from accel_rl.envs.spaces import parts_of
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.cumulative_sum import cumulative_sum
+from accel_rl.models.masks import sample_possible
 
 MIN_VARIANCE = 1e-4  # of the spherical Gaussian, since softplus underflows to 0
 
@@ -32,12 +33,12 @@ class Categorical(nn.Module):
     """Chooses one of A actions. Parameters are logits [..., A], actions int64 [...], noise uniform [...].
 
     log_epsilon: e; log-probability and entropy are log(p + e) and -sum p log(p + e), whose gradients stay bounded where
-    p vanishes (Babaeizadeh et al. 2017, GA3C, equation 5).
+    p vanishes (Babaeizadeh et al. 2017, GA3C, equation 5). is_masked: no action of p = 0 is ever sampled.
     """
 
-    def __init__(self, num_actions: int, log_epsilon: float = 0.0):
+    def __init__(self, num_actions: int, log_epsilon: float = 0.0, is_masked: bool = False):
         super().__init__()
-        self.log_epsilon = log_epsilon
+        self.log_epsilon, self.is_masked = log_epsilon, is_masked
         self.num_outputs = self.encoded_size = num_actions
         self.noise_shape: tuple[int, ...] = ()
 
@@ -49,6 +50,8 @@ class Categorical(nn.Module):
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
         """Returns the action whose interval of the cumulative distribution contains the noise."""
+        if self.is_masked:
+            return sample_possible(logits.softmax(-1), noise)
         cumulative = cumulative_sum(logits.softmax(-1))
         # Rounding can leave the last cumulative sum below the noise, which then selects the last action.
         return (cumulative[..., :-1] <= noise.unsqueeze(-1)).sum(-1)
@@ -79,11 +82,12 @@ class MultiCategorical(nn.Module):
     """Makes D independent choices, the d-th one among A_d actions; for MultiDiscrete and MultiBinary spaces.
 
     Parameters are the concatenated logits of all choices [..., sum A_d], actions int64 [..., D], noise uniform
-    [..., D]. Log-probability and entropy are sums over the choices.
+    [..., D]. Log-probability and entropy are sums over the choices. is_masked: no action of p = 0 is ever sampled.
     """
 
-    def __init__(self, nums_actions: list[int]):
+    def __init__(self, nums_actions: list[int], is_masked: bool = False):
         super().__init__()
+        self.is_masked = is_masked
         self.num_outputs = self.encoded_size = sum(nums_actions)
         self.noise_shape: tuple[int, ...] = (len(nums_actions),)
         num_actions = torch.tensor(nums_actions)  # [D]
@@ -114,6 +118,8 @@ class MultiCategorical(nn.Module):
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
         """Returns, for each choice, the action whose interval of the cumulative distribution contains the noise."""
+        if self.is_masked:
+            return sample_possible(self._choices(logits).softmax(-1), noise)
         cumulative = cumulative_sum(self._choices(logits).softmax(-1))
         # Rounding can leave the last cumulative sum below the noise, which then selects the last action.
         return torch.minimum((cumulative <= noise.unsqueeze(-1)).sum(-1), self._last_action)
@@ -301,17 +307,20 @@ Distribution = Categorical | MultiCategorical | DiagonalGaussian | SphericalGaus
 GAUSSIANS = ("diagonal", "spherical")
 
 
-def make_distribution(action_space: gymnasium.Space[Any], gaussian: str = "diagonal") -> Distribution:
-    """Returns the distribution over an action space. gaussian: diagonal | spherical, for Box spaces.
+def make_distribution(
+    action_space: gymnasium.Space[Any], gaussian: str = "diagonal", is_masked: bool = False
+) -> Distribution:
+    """Returns the distribution over an action space. gaussian: diagonal | spherical, for Box spaces. is_masked: some
+    logits are those of actions that are not allowed, for Discrete and MultiDiscrete spaces.
 
     Raises UsageError for an unknown Gaussian, and for spaces other than Discrete, MultiDiscrete, MultiBinary, Box, and
     Dict and Tuple of these."""
     if gaussian not in GAUSSIANS:
         raise unknown("gaussian", gaussian, GAUSSIANS, f"(there are {', '.join(GAUSSIANS)})")
     if isinstance(action_space, gymnasium.spaces.Discrete):
-        return Categorical(int(action_space.n))
+        return Categorical(int(action_space.n), is_masked=is_masked)
     if isinstance(action_space, gymnasium.spaces.MultiDiscrete):
-        return MultiCategorical(action_space.nvec.flatten().tolist())
+        return MultiCategorical(action_space.nvec.flatten().tolist(), is_masked)
     if isinstance(action_space, gymnasium.spaces.MultiBinary):
         return MultiCategorical([2] * math.prod(action_space.shape))
     if isinstance(action_space, gymnasium.spaces.Box):

@@ -80,7 +80,7 @@ class ObservationNorm(nn.Module):
                 f"normalize_observations=True: observations are {spec.nested_space or space}; only vectors of numbers "
                 "and pictures of bytes can be normalized; switch it off"
             )
-        self.moments = RunningMoments(spec.observation_shape)
+        self.spec, self.moments = spec, RunningMoments(spec.observation_shape)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the normalized observations float32 [N, ...] of observation [N, ...]."""
@@ -89,8 +89,8 @@ class ObservationNorm(nn.Module):
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
-        """Adds observation [N, ...] to the moments; valid [N] bool: which of them count (None: all)."""
-        self.moments.update(observation, sum_over_learners, valid)
+        """Adds observation [N, ...], rows of spec, to the moments; valid [N] bool: which of them count (None: all)."""
+        self.moments.update(self.spec.observation_in(observation), sum_over_learners, valid)
 
 
 class Background(nn.Module):
@@ -115,9 +115,9 @@ class PixelNorm(nn.Module):
     stays = True  # as the first rollout shows it
     STRIDE = 7  # one of so many observations is looked at
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, spec: EnvSpec, network: nn.Module):
         super().__init__()
-        self.moments = Background()
+        self.spec, self.moments = spec, Background()
         layers = [layer for layer in network.modules() if isinstance(layer, ByteConv)]
         if not layers:
             raise UsageError(
@@ -132,8 +132,8 @@ class PixelNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor) -> None:
-        """Finds the background of observation uint8 [N, ...]; valid [N] bool: which of them count."""
-        pixels = observation[:: self.STRIDE].flatten(1).to(torch.int64)
+        """Finds the background of observation uint8 [N, ...], rows of spec; valid [N] bool: which of them count."""
+        pixels = self.spec.observation_in(observation[:: self.STRIDE]).flatten(1).to(torch.int64)
         weight = valid[:: self.STRIDE].to(torch.float64).unsqueeze(1).expand(pixels.shape)
         frequency = weight.new_zeros(256).scatter_add_(0, pixels.flatten(), weight.flatten())
         self.moments.value.copy_(sum_over_learners(frequency).argmax())

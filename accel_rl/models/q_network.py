@@ -8,6 +8,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Encoder, Network
 from accel_rl.models.layers import accelerate
+from accel_rl.models.masks import allowed_actions, disallow, nth_allowed
 from accel_rl.models.precision import precision
 from accel_rl.models.trunks import ConvNet, linear, with_layer_norms
 from accel_rl.rollout import PolicyStep, RecurrentInputs
@@ -17,6 +18,7 @@ from accel_rl.stacks import interleaved
 # is learned with it: by dqn and eps_rainbow in 100,000 steps, by categorical_dqn in 150,000 and by n_step_q in 300,000,
 # each with a fresh seed (77), to a score of 500 in all of 20 games.
 HEAD_NORM = 0.01
+MOST_DRAWN = 2**31  # of which the remainder of a division by few actions is as good as uniform
 DUELING_SCALE = 0.5**0.5  # of the gradient that comes back from the two streams
 
 
@@ -32,6 +34,7 @@ class QNetwork(nn.Module):
     core: none, lstm or gru, with core_size units; not with dueling. previous_inputs: it also sees the action and the
         reward of the previous step.
     records_value: `act` returns max_a Q as the policy output "value".
+    Observations are rows of spec. With action masks, actions and maxima are among those that are allowed.
     Raises UsageError for other action spaces.
     """
 
@@ -49,7 +52,7 @@ class QNetwork(nn.Module):
         records_value: bool = False,
     ):
         super().__init__()
-        self.num_actions = _num_actions(spec)
+        self.spec, self.num_actions = spec, _num_actions(spec)
         self.epsilon: float | Tensor = 1.0
         self.epsilon_eval = epsilon_eval
         self.bf16 = False
@@ -58,7 +61,7 @@ class QNetwork(nn.Module):
         self.num_quantiles, self.records_value = num_quantiles, records_value
         self.previous_inputs = previous_inputs and core != "none"
         num_extra_inputs = self.num_actions + 1 if self.previous_inputs else 0
-        self.encoder = Encoder(spec, network, core, core_size, num_extra_inputs)
+        self.encoder = Encoder(spec.without_masks(), network, core, core_size, num_extra_inputs)
         self.state_size = self.encoder.state_size
         """Floats of recurrent state per environment; 0 without a core."""
         num_atoms = num_quantiles or (1 if support is None else len(support))
@@ -78,7 +81,7 @@ class QNetwork(nn.Module):
         """Returns Q [N, A] of observation [N, *O]; the logits of distributions or the quantiles [N, A, K] if it has
         such. For networks without a core."""
         with precision(self.bf16, observation.device):
-            hidden = self.head.hidden(self.encoder.trunk(observation))
+            hidden = self.head.hidden(self.encoder.trunk(self.spec.observation_in(observation)))
         return self._output(*(features.float() for features in hidden))
 
     def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> Tensor:
@@ -91,23 +94,30 @@ class QNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Runs one step: observation [N, *O], recurrent_inputs [N, ...].
 
-        Returns Q [N, A], max_a Q [N], and the next state [N, S], or None without a core."""
+        Returns Q [N, A] as `q_values` does, max_a Q [N], and the next state [N, S], or None without a core."""
         q, state = self._step(observation, recurrent_inputs)
         return q, q.amax(-1), state
 
-    def q_values(self, output: Tensor) -> Tensor:
-        """Returns Q [..., A] from the output of `forward` or `evaluate`."""
+    def q_values(self, output: Tensor, observation: Tensor) -> Tensor:
+        """Returns Q [..., A] from the output of `forward` or `evaluate` for observation [..., *O]; actions that are not
+        allowed there have a value below all others."""
+        q = output
         if self.num_quantiles:
-            return output.mean(-1)
-        return output if self.support is None else output.softmax(-1) @ self.support
+            q = output.mean(-1)
+        elif self.support is not None:
+            q = output.softmax(-1) @ self.support
+        return disallow(q, allowed_actions(observation, self.spec)) if self.spec.mask_size else q
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
-        """Draws, for every step and environment, a random action, or -1 for the greedy one: int64 [T, B]."""
+        """Draws, for every step and environment, a random action, or -1 for the greedy one: int64 [T, B].
+
+        With masks, it is a large number, whose remainder chooses among the actions that will be allowed."""
         epsilon, device = self.epsilon if self.training else self.epsilon_eval, generator.device
         if isinstance(epsilon, Tensor):
             epsilon = epsilon.to(device)
         explores = torch.rand(num_steps, num_envs, generator=generator, device=device) < epsilon
-        return torch.randint(self.num_actions, explores.shape, generator=generator, device=device).where(explores, -1)
+        limit = MOST_DRAWN if self.spec.mask_size else self.num_actions
+        return torch.randint(limit, explores.shape, generator=generator, device=device).where(explores, -1)
 
     @torch.inference_mode()
     def act(
@@ -119,21 +129,26 @@ class QNetwork(nn.Module):
         q, state = self._step(observation, recurrent_inputs)
         greedy = q.argmax(-1)
         outputs = {"value": q.amax(-1)} if self.records_value else {}
+        if self.spec.mask_size and noise is not None:
+            allowed = allowed_actions(observation, self.spec)
+            drawn = nth_allowed(allowed, noise % allowed.sum(-1).clamp(min=1))
+            return drawn.where(noise >= 0, greedy), outputs, state
         return greedy if noise is None else noise.where(noise >= 0, greedy), outputs, state
 
     def _step(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None) -> tuple[Tensor, Tensor | None]:
         if recurrent_inputs is None:
-            return self.q_values(self(observation)), None
+            return self.q_values(self(observation), observation), None
         sequence = RecurrentInputs(recurrent_inputs.state, *(rows.unsqueeze(0) for rows in recurrent_inputs[1:]))
         output, state = self._unroll(observation.unsqueeze(0), sequence)
-        return self.q_values(output[0]), state
+        return self.q_values(output[0], observation), state
 
     def _unroll(self, observation: Tensor, recurrent_inputs: RecurrentInputs) -> tuple[Tensor, Tensor]:
         """Returns the output [T, B, ...] for a sequence, and the state [B, S] after the last step."""
         assert self.encoder.core is not None
         state, action, reward, is_first = recurrent_inputs
         with precision(self.bf16, observation.device):
-            features = self.encoder.features(interleaved(observation).flatten(0, 1)).view(*is_first.shape, -1)
+            seen = interleaved(self.spec.observation_in(observation)).flatten(0, 1)
+            features = self.encoder.features(seen).view(*is_first.shape, -1)
         if self.previous_inputs:
             continues = (~is_first).unsqueeze(-1)
             one_hot = action.unsqueeze(-1) == torch.arange(self.num_actions, device=action.device)

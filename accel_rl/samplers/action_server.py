@@ -218,7 +218,7 @@ class ActionServer:
     def _final_observations(self, here: dict[str, Tensor], steps: Tensor, envs: Tensor, newest: Tensor) -> Tensor:
         """Returns the complete final observations [K, ...]: the newest frames, after the rows before them."""
         if not len(steps):
-            return newest.new_empty((0, *self.spec.observation_shape))
+            return newest.new_empty((0, *self.spec.input_shape))
         if not self.spec.frame_stack:
             return newest
         before = [here["observation"][steps + 1 + k, envs] for k in range(self.history)]

@@ -6,6 +6,7 @@ from torch import nn
 
 from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.choice import choose_simulator, warn_if_inexact
+from accel_rl.envs.masks import describe_sources
 from accel_rl.envs.spaces import left_out
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
@@ -40,6 +41,8 @@ def log_description(config: Config, policy: nn.Module) -> None:
             logger.info("%s starts from real resets, not from prepared states: %s", run.env, reason)
     if config.spec.vector:
         logger.info("vector      %s", config.spec.vector)
+    if config.spec.mask_sources:
+        logger.info("actions     only those allowed by %s", describe_sources(config.spec.mask_sources))
     nested = config.spec.nested_space
     if nested is not None and (ignored := left_out(nested)):
         parts = ", ".join(f"{name} ({kind})" for name, kind in ignored.items())

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from accel_rl.envs import space_json
+from accel_rl.envs.masks import SOURCES
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.training.atomic import write_file
@@ -44,6 +46,7 @@ def describe(settings: dict[str, Any], spec: EnvSpec) -> str:
             **{name: space and space_json.to_json(space) for name, space in spaces.items()},
             "frame_stack": spec.frame_stack,
             "picture_shape": spec.picture_shape and list(spec.picture_shape),
+            "mask_sources": list(spec.mask_sources),
             **({"on_device": True} if spec.on_device else {}),
         },
     }
@@ -123,8 +126,14 @@ def _spec(values: dict[str, Any]) -> EnvSpec:
     if picture is not None and not (isinstance(picture, list) and all(isinstance(side, int) for side in picture)):
         raise UsageError(f"picture_shape={picture!r} must be null or a list of numbers")
     nested_space = None if nested is None else space_json.from_json(nested)
+    sources = values.get("mask_sources", [])
+    is_maskable = isinstance(action, Discrete | MultiDiscrete) and frame_stack == 0
+    if not isinstance(sources, list) or not all(is_maskable and name in [*SOURCES] for name in sources):
+        raise UsageError(f"mask_sources={sources!r} must be a list of {', '.join(SOURCES)}, for finite choices")
     shape, on_device = None if picture is None else tuple(picture), values.get("on_device") is True
-    return EnvSpec(observation, action, frame_stack, nested_space, shape, on_device=on_device)
+    return EnvSpec(
+        observation, action, frame_stack, nested_space, shape, on_device=on_device, mask_sources=tuple(sources)
+    )
 
 
 def _check_format(path: Path, found: Any) -> None:

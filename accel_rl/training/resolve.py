@@ -219,7 +219,7 @@ def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) ->
             f"with the preset's settings for {kinds[0]}, {run.env} needs those for {kinds[1]}; set env_options outside "
             f"of {blocks[0]}"
         )
-    return env, spec, below
+    return replace(env, mask_sources=spec.mask_sources), spec, below
 
 
 def _blocks(spec: EnvSpec) -> tuple[str, bool]:
@@ -253,7 +253,8 @@ def _env_config(values: Values, chosen: Values) -> EnvConfig:
     if game is None:
         for name in atari.keys() & chosen.keys():
             raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
-        return EnvConfig(run.env, run.env_preset, run.env_options, wrappers=run.wrappers)
+        sources = None if run.action_masks == "auto" else ()
+        return EnvConfig(run.env, run.env_preset, run.env_options, wrappers=run.wrappers, mask_sources=sources)
     if run.env_options:
         raise UsageError(f"{game} takes no env_options; Atari games have settings of their own, as in frame_skip=4")
     env = EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)), run.simulator)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import accel_rl.analysis.export as exporting
 from accel_rl.analysis.export import Run, export
-from accel_rl.analysis.exportable import ExportablePolicy
+from accel_rl.analysis.exportable import ExportablePolicy, sample_inputs
 from accel_rl.analysis.trained_policy import TrainedPolicy
 from accel_rl.cli import main
+from accel_rl.envs.masks import nums_choices
 from accel_rl.envs.spaces import row_space
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
@@ -177,7 +178,7 @@ def test_every_kind_of_policy_acts_in_other_programs(name: str, suffix: str, tmp
         torch.testing.assert_close(found["value"], value, rtol=1e-4, atol=1e-4)
     if settings.get("algo") in ("dqn", "categorical_dqn", "eps_rainbow", "qr_dqn", "pqn"):
         with torch.no_grad():
-            q_values = policy.q_values(policy(torch.from_numpy(observations)))
+            q_values = policy.step(torch.from_numpy(observations))[0]
         torch.testing.assert_close(found["q_values"], q_values, rtol=1e-3, atol=1e-3)
     if isinstance(getattr(policy, "distribution", None), SphericalGaussian):
         with torch.no_grad():
@@ -195,6 +196,50 @@ def test_dicts_are_flat_rows(suffix: str, tmp_path: Path) -> None:
     rows = np.array([spaces.flatten(NESTED, each) for each in observations], np.float32)
     batch = {name: np.stack([each[name] for each in observations]) for name in NESTED.spaces}
     check_actions(agent, tmp_path / f"policy.{suffix}", batch, rows)
+
+
+MASKED: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
+    "dqn": (
+        EnvSpec(spaces.Discrete(9, start=-3), spaces.Discrete(9, start=2), mask_sources=("info",)),
+        {"algo": "dqn"},
+    ),
+    "a2c": (EnvSpec(VECTOR, spaces.MultiDiscrete([3, 8]), mask_sources=("method",)), {}),
+    "pictures": (
+        EnvSpec(row_space(COLOURS), spaces.Discrete(6), picture_shape=COLOURS.shape, mask_sources=("info",)),
+        {"algo": "ppo", "core": "gru"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        ("dqn", "torchscript"),
+        pytest.param("dqn", "onnx", marks=pytest.mark.slow),
+        pytest.param("a2c", "onnx", marks=pytest.mark.slow),
+        pytest.param("pictures", "onnx", marks=pytest.mark.slow),
+        pytest.param("pictures", "torchscript", marks=pytest.mark.slow),
+    ],
+)
+def test_files_keep_to_masks(name: str, suffix: str, tmp_path: Path) -> None:
+    """Would catch a file that ignores its second input, or takes its numbers in another order than the policy."""
+    spec, settings = MASKED[name]
+    agent = make_agent(spec, **settings)
+    exported = export(agent, tmp_path / f"policy.{suffix}", suffix)
+    assert (
+        exported.is_checked
+        and exported.inputs["action_mask"] == f"bool [N, {spec.mask_size}]: which actions are allowed"
+    )
+    inputs = sample_inputs(ExportablePolicy(agent), NUM_OBSERVATIONS // 10)
+    masks, seen = inputs[1].numpy(), inputs[0].numpy()
+    assert 0.3 < masks.mean() < 0.8
+    found = dict(zip(exported.outputs, runner(exported.path)(inputs), strict=True))
+    action = found["action"].reshape(len(masks), -1) - torch.as_tensor(getattr(spec.action_space, "start", 0))
+    first = torch.tensor([0, *np.cumsum(nums_choices(spec.action_space))[:-1]])
+    assert torch.from_numpy(masks).gather(1, action + first).all() and len(action.unique(dim=0)) > 2
+    if not agent.policy.state_size:
+        expected, _ = agent.predict(seen, deterministic=True, action_masks=masks)
+        assert found["action"].tolist() == expected.tolist()
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def read(path):
 
 def random_policy(env):
     env.action_space.seed(0)
-    return lambda observation, reward: env.action_space.sample()
+    return lambda observation, reward, info: env.action_space.sample()
 
 
 def score_strips(frames):
@@ -57,7 +57,7 @@ def score_strips(frames):
 
 def test_a_frame_per_step_and_the_strip_changes_with_the_score(tmp_path):
     out = tmp_path / "new" / "corridor.mp4"
-    record = record_video(Corridor(), lambda observation, reward: 1, out)
+    record = record_video(Corridor(), lambda observation, reward, info: 1, out)
     assert (record.score, record.length) == (10, 3)
     frames, fps = read(out)
     assert frames.shape == (4, 12 * 35 + STRIP_HEIGHT, 12 * 71, 3)  # 12: the least factor that gives 400 rows
@@ -110,12 +110,12 @@ def test_a_failure_leaves_the_old_video_and_no_incomplete_one(tmp_path):
     out = tmp_path / "game.mp4"
     out.write_text("the old one")
     with pytest.raises(ZeroDivisionError):
-        record_video(Corridor(), lambda observation, reward: 1 if observation == 0 else 1 // 0, out)
+        record_video(Corridor(), lambda observation, reward, info: 1 if observation == 0 else 1 // 0, out)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))  # stands for a full disk
     try:
         with pytest.raises(RunError, match="disk"):
-            record_video(Corridor(), lambda observation, reward: 1, out)
+            record_video(Corridor(), lambda observation, reward, info: 1, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert out.read_text() == "the old one"
@@ -124,23 +124,23 @@ def test_a_failure_leaves_the_old_video_and_no_incomplete_one(tmp_path):
 
 def test_errors_name_what_is_wrong(tmp_path):
     with pytest.raises(UsageError, match=r"\.mp4"):
-        record_video(Corridor(), lambda observation, reward: 1, tmp_path / "game.gif")
+        record_video(Corridor(), lambda observation, reward, info: 1, tmp_path / "game.gif")
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write into"):
-        record_video(Corridor(), lambda observation, reward: 1, tmp_path / "file" / "game.mp4")
+        record_video(Corridor(), lambda observation, reward, info: 1, tmp_path / "file" / "game.mp4")
     blind = Corridor()
     blind.render = lambda: None
     with pytest.raises(UsageError, match="render_mode='rgb_array'"):
-        record_video(blind, lambda observation, reward: 1, tmp_path / "game.mp4")
+        record_video(blind, lambda observation, reward, info: 1, tmp_path / "game.mp4")
 
     def needs_package():
         raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
 
     blind.render = needs_package
     with pytest.raises(UsageError, match="pygame"):
-        record_video(blind, lambda observation, reward: 1, tmp_path / "game.mp4")
+        record_video(blind, lambda observation, reward, info: 1, tmp_path / "game.mp4")
     restless = Corridor()
     restless.render = lambda: np.zeros((30 + restless.position, 40, 3), np.uint8)
     with pytest.raises(RunError, match="shape"):
-        record_video(restless, lambda observation, reward: 1, tmp_path / "game.mp4")
+        record_video(restless, lambda observation, reward, info: 1, tmp_path / "game.mp4")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

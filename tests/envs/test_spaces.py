@@ -85,7 +85,8 @@ def test_record(run: Path, tmp_path: Path) -> None:
     from accel_rl.analysis.video import record_video
 
     player = accel_rl.load(run, trust=True)
-    game = record_video(player.make_env(), player.player(), tmp_path / "game.mp4", seed=1)
+    env = player.make_env()
+    game = record_video(env, player.player(env), tmp_path / "game.mp4", seed=1)
     assert game.length == 5
 
 

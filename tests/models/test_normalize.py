@@ -172,7 +172,8 @@ class TestPixelNorm:
 
     def test_learners_find_one_background(self) -> None:
         """Would catch a background of each learner's own: 60 is in neither half the most frequent pixel but one."""
-        norm = PixelNorm(self.policy(False))
+        policy = self.policy(False)
+        norm = PixelNorm(policy.spec, policy)
         other = torch.zeros(256, dtype=torch.float64)
         other[[60, 9]] = torch.tensor([10.0**6, 1.0], dtype=torch.float64)
         images, valid = self.images()

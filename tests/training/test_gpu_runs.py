@@ -34,6 +34,7 @@ GRU = {"core": "gru", "core_size": 8}
 TASKS: dict[str, Any] = {"auxiliary": "pixel_control,value_replay,reward_prediction", "auxiliary_replay_steps": 18}
 CLOCK = {**COMMON, **TASKS, "env": f"{TOYS}:Clock", "env_options": {"lengths": [7, -4, 3]}}
 CLOCK |= {"network": "tests.helpers.samplers:Flat"}
+MASKED = {**COMMON, "env": "tests.helpers.masked_envs:Masked"}
 # Lives are lost in it.
 BREAKOUT = {**PONG, **TASKS, "env": "breakout", "frame_skip": 15, "max_episode_steps": 30, "steps": 140}
 
@@ -85,6 +86,8 @@ SLOW: dict[str, dict[str, Any]] = {
     "ppo with tasks on breakout": {**BREAKOUT, **PPO, "normalize_advantage": "rollout"},
     "vtrace with tasks on breakout": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},
     "a2c with tasks bf16": {**BREAKOUT, "bf16": True},
+    "ppo with masks": {**MASKED, **PPO, **LSTM, "deterministic": True},
+    "dqn with masks": {**MASKED, "algo": "dqn", **REPLAY, "deterministic": True},
     "tasks deterministic": {**CLOCK, **PPO, **LSTM, "deterministic": True},
 }
 CASES = IN_MAKE_TEST | SLOW

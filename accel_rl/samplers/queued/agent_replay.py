@@ -41,7 +41,7 @@ def auxiliary_layout(spec: EnvSpec, config: AgentReplayConfig) -> Layout:
             layout[f"{task}/reward_class"] = ((), "<i8")
             continue
         is_control = task == "pixel_control"
-        cells = cell_grid((row[-2], row[-1]), config.pixel_control_cell) if is_control else ()
+        cells = cell_grid(spec.observation_shape[-2:], config.pixel_control_cell) if is_control else ()
         layout[f"{task}/target"] = ((L, *cells), "<f4")
         layout[f"{task}/bootstrap"] = (cells, "<f4")
         if is_control:
@@ -181,7 +181,8 @@ class AgentReplay:
             predict(task)
         if task == "pixel_control":
             slot[f"{task}/action"][:n] = self._read(self._action, start, start + n)
-            reward = pixel_change(rows[history : history + n + 1], self.config.pixel_control_cell)
+            seen = self.spec.observation_in(rows[history : history + n + 1])
+            reward = pixel_change(seen, self.config.pixel_control_cell)
             discount = self.config.pixel_control_discount
         else:
             reward, discount = self._read(self._reward, start, start + n), self.config.discount

@@ -124,7 +124,7 @@ class SegmentBatch:
             policy_outputs=outputs,
             final_step=none,
             final_env=none,
-            final_observation=rows.new_empty((0, *self.spec.observation_shape)),
+            final_observation=rows.new_empty((0, *self.spec.input_shape)),
             games=self.games,
             first_step=first_step,
             recurrent_inputs=inputs,

@@ -135,7 +135,7 @@ class PredictionServer:
         noise = policy.draw_noise(1, 1, torch.Generator(self.device))[0]
         slot = np.zeros(1, np.int64)
         inputs = self._recurrent_inputs([0], slot, slot, slot > 0)
-        observation = torch.zeros((1, *self.spec.observation_shape), dtype=self._frames.dtype, device=self.device)
+        observation = torch.zeros((1, *self.spec.input_shape), dtype=self._frames.dtype, device=self.device)
         return {name: value.cpu() for name, value in policy.act(observation, noise, inputs)[1].items()}
 
     def serve(self, agents: list[int]) -> None:

@@ -1,0 +1,144 @@
+"""Action masks: where an environment says which actions are allowed, and how that travels to the policy.
+
+A mask has a number for each logit or action value: for the n actions of a Discrete space, or for those of all choices
+of a MultiDiscrete space, one choice after the other. It is stored as bits, 8 in a number, behind the observation's
+numbers in the observation's row, so that it is wherever the observation is.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from accel_rl.errors import UsageError
+
+Mask = NDArray[np.bool_]
+
+KEY = "action_mask"  # in an info, and in a Dict observation
+SOURCES = {
+    "method": "its method action_masks()",
+    "info": 'info["action_mask"]',
+    "observation": 'observation["action_mask"]',
+}
+"""Where masks can come from; the first that an environment has is used."""
+
+
+def nums_choices(space: gymnasium.Space[Any]) -> list[int]:
+    """Returns how many actions each choice of a finite action space has."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.flatten().tolist()
+    return [2] * math.prod(space.shape or ())
+
+
+def find_sources(env: gymnasium.Env[Any, Any], seed: int | None, env_id: str) -> tuple[str, ...]:
+    """Returns where an environment's masks come from, the source that is used first; () if it has none.
+
+    Resets it. Raises UsageError for masks of actions that are no finite choices."""
+    space = env.observation_space
+    found = {
+        "method": env.has_wrapper_attr("action_masks"),
+        "info": KEY in _first_info(env, seed),
+        "observation": isinstance(space, spaces.Dict) and KEY in space.spaces,
+    }
+    sources = tuple(name for name in SOURCES if found[name])
+    if sources and not isinstance(env.action_space, spaces.Discrete | spaces.MultiDiscrete):
+        raise UsageError(
+            f"{env_id}: action masks ({SOURCES[sources[0]]}) are for Discrete and MultiDiscrete actions, but these are "
+            f"{env.action_space}; --action-masks none ignores them"
+        )
+    return sources
+
+
+def _first_info(env: gymnasium.Env[Any, Any], seed: int | None) -> Mapping[str, Any]:
+    """Returns the info of a reset. If that fails, it is empty: a run's first reset will say what is wrong."""
+    try:
+        _, info = env.reset(seed=seed)
+    except Exception:  # the environment's code may raise anything
+        return {}
+    return info if isinstance(info, Mapping) else {}
+
+
+def read_mask(source: str, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
+    """Returns the mask of what env has just returned, as it gives it; None if it does not."""
+    if source == "method":
+        return env.get_wrapper_attr("action_masks")()
+    where = info if source == "info" else observation
+    return where.get(KEY) if isinstance(where, Mapping) else None
+
+
+def space_without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Returns a Dict space without its mask; if a single part remains, that part."""
+    rest = {key: part for key, part in space.spaces.items() if key != KEY}  # type: ignore[attr-defined]
+    return next(iter(rest.values())) if len(rest) == 1 else spaces.Dict(rest)
+
+
+def without_mask(observation: Any) -> Any:
+    """Returns an observation, or a batch of them, without its mask, as `space_without_mask` has it."""
+    if not isinstance(observation, Mapping) or KEY not in observation:
+        return observation
+    rest = {key: part for key, part in observation.items() if key != KEY}
+    return next(iter(rest.values())) if len(rest) == 1 else rest
+
+
+def flat_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
+    """Returns a mask of this action space as [A] bool; for several choices, it may be an array for each of them.
+
+    Raises ValueError, whose message says what is wrong, for one of another shape or type."""
+    nums, parts = nums_choices(space), _parts(mask)
+    if len(parts) > 1:
+        if [np.size(part) for part in parts] != nums:
+            raise ValueError(f"has arrays of {[np.size(part) for part in parts]} numbers, but {space} takes {nums}")
+        mask = np.concatenate([np.ravel(part) for part in parts])
+    array = np.asarray(mask)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"is {mask!r}, but must be an array of 0 and 1")
+    if array.shape != (sum(nums),):
+        raise ValueError(f"has shape {array.shape}, but {space} takes shape ({sum(nums)},)")
+    return array.astype(np.bool_)
+
+
+def _parts(mask: Any) -> list[Any]:
+    """Returns the arrays of a tuple of them, which may be nested; of anything else, just that."""
+    if not (isinstance(mask, tuple | list) and mask and isinstance(mask[0], tuple | list | np.ndarray)):
+        return [mask]
+    return [leaf for part in mask for leaf in _parts(part)]
+
+
+def allows_choice(mask: Mask, space: gymnasium.Space[Any]) -> bool:
+    """Returns whether a mask [A] allows something in every choice."""
+    return all(part.any() for part in _split(mask, space))
+
+
+def pack(mask: Mask) -> NDArray[np.uint8]:
+    """Returns a mask [..., A] as the numbers [..., ceil(A / 8)] that stand in rows."""
+    return np.packbits(mask, axis=-1, bitorder="little")
+
+
+def random_action(row: NDArray[Any], space: gymnasium.Space[Any]) -> Any:
+    """Returns an action, counted from 0, drawn among those that the mask in an observation's row allows."""
+    num_bits = sum(nums_choices(space))
+    bits = row[-math.ceil(num_bits / 8) :].astype(np.uint8)
+    mask = np.unpackbits(bits, count=num_bits, bitorder="little")
+    return random_allowed(mask, space)
+
+
+def random_allowed(mask: Any, space: gymnasium.Space[Any]) -> Any:
+    """Returns an action, counted from 0, drawn by the space's own generator among those that a mask [A] allows."""
+    chosen = [space.np_random.choice(np.flatnonzero(part)) for part in _split(mask, space)]
+    return np.reshape(chosen, space.shape) if isinstance(space, spaces.MultiDiscrete) else chosen[0]
+
+
+def _split(mask: Any, space: gymnasium.Space[Any]) -> list[Any]:
+    return np.split(mask, np.cumsum(nums_choices(space))[:-1])
+
+
+def describe_sources(sources: tuple[str, ...]) -> str:
+    """Returns, as text, which source is used and which are ignored."""
+    used, *ignored = (SOURCES[name] for name in sources)
+    return used + (f"; ignored: {', '.join(ignored)}" if ignored else "")
