@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import Batch, TerminalFrames
 from accel_rl.updates.trees import leaves, map_leaves, slices, structure, to_device
 from tests.helpers.random_rollouts import FRAMES, random_rollout
@@ -114,8 +115,7 @@ def test_the_structure_is_all_but_values() -> None:
 
 def test_rollouts_are_batches() -> None:
     """Would catch a tensor of a rollout that is left out, and stacks of another size with the same tensors."""
-    policy: Any = type("Policy", (), {"state_size": 3, "distribution": type("D", (), {"num_outputs": 4})})
-    rollout = random_rollout(FRAMES, policy, 3, 2, seed=0, num_truncated=1)
+    rollout = random_rollout(FRAMES, ActorCritic(FRAMES, core="gru", core_size=3), 3, 2, seed=0, num_truncated=1)
     tensors = [*rollout.tensors().values()]
     assert len(leaves(rollout)) == 11 + 2 + 4 and len(leaves(tensors)) == 17
     doubled = map_leaves(lambda leaf: leaf + leaf, rollout)
