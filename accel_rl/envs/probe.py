@@ -33,11 +33,13 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
         return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
     try:
         status, data, _ = ask_process(__name__, request=pickle.dumps(config), timeout_s=timeout_s)
+        problem = f": the process that built it ended with status {status}"
     except subprocess.TimeoutExpired:
-        message = f"{config.env_id} was not built within {timeout_s:g} s (--env-build-timeout-s)"
-        raise RunError(message) from None
+        data, problem = b"", f" was not built within {timeout_s:g} s (--env-build-timeout-s)"
+    if not data and config.mask_sources is None:  # perhaps it was the reset: then a worker will say more
+        return probe_spec(replace(config, mask_sources=()), timeout_s)
     if not data:
-        raise RunError(f"{config.env_id}: the process that built it ended with status {status}")
+        raise RunError(f"{config.env_id}{problem}")
     result = pickle.loads(data)
     if isinstance(result, Exception):
         raise result
