@@ -18,9 +18,8 @@ import numpy as np
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.choice import is_native, make_atari, make_native_batch
 from accel_rl.envs.gym import GymSimulator
-from accel_rl.envs.masks import random_action
 from accel_rl.envs.native import NativeBatch
-from accel_rl.envs.spaces import from_env_action
+from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec, Outcome, Simulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.shared_memory import Layout
@@ -309,13 +308,12 @@ class BatchSimulator(EnvBatch):
         rng = np.random.default_rng(self._seed(column, 1))
         simulator, row = self.simulators[column], self._pending[column, ...]  # the dots keep a scalar a view
         simulator.reset(row)
-        space, has_masks = simulator.spec.action_space, simulator.spec.mask_size > 0
+        space, mask_size = simulator.spec.action_space, simulator.spec.mask_size
         num_random = int(rng.integers(self.config.decorrelation_steps + 1))
         space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
             self._heartbeat(self.first_env + column)
-            action = from_env_action(space.sample(), space) if not has_masks else random_action(row, space)
-            self._random_action = action
+            self._random_action = action = random_action(row, space, mask_size)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
         self._random_action = None

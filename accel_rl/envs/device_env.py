@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from accel_rl.envs.masks import KEY
 from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError
 
@@ -71,13 +72,15 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = spaces_of(env)
         self.render_mode = getattr(env, "render_mode", None)
         self._resets_in_next_step = resets_in_next_step(env, env_id)
+        if hasattr(env, "action_masks"):
+            self.action_masks = lambda: to_numpy(env.action_masks())[0]
         self._arrays: Any = None  # the library of the environment's arrays
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        observation, _ = self._env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
+        observation, info = self._env.reset(seed=int(self.np_random.integers(2**31)) if seed is None else seed)
         self._arrays = array_library(observation)
-        return to_numpy(observation)[0], {}
+        return to_numpy(observation)[0], _first_mask(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         import torch
@@ -87,8 +90,8 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
         reward, terminated, truncated = (to_numpy(each)[0] for each in results)
         final = None if self._resets_in_next_step else final_observation(info)
         if final is not None and (terminated or truncated):
-            observation = final
-        return to_numpy(observation)[0], reward, bool(terminated), bool(truncated), {}
+            observation, info = final, {}
+        return to_numpy(observation)[0], reward, bool(terminated), bool(truncated), _first_mask(info)
 
     def render(self) -> Any:
         picture = to_numpy(self._env.render())
@@ -98,6 +101,11 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
         close = getattr(self._env, "close", None)
         if close:
             close()
+
+
+def _first_mask(info: Any) -> dict[str, Any]:
+    """Returns the info of the only environment, of which no more than its action mask is used."""
+    return {KEY: to_numpy(info[KEY])[0]} if isinstance(info, dict) and KEY in info else {}
 
 
 def array_library(array: Any) -> Any:

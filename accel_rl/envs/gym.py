@@ -16,6 +16,7 @@ from accel_rl.envs.masks import (
     allows_choice,
     find_sources,
     flat_mask,
+    last_mask,
     pack,
     random_allowed,
     read_mask,
@@ -58,9 +59,7 @@ class GymSimulator:
         self._action_space = self._env.action_space
         self._layouts = layout(self._env.observation_space), layout(self._action_space)
         on_device, sources = isinstance(self._env.unwrapped, OneOfBatch), config.mask_sources
-        if on_device:
-            sources = ()  # batches on a device have none
-        elif sources is None:
+        if sources is None:
             sources = find_sources(self._env, self._reset_seed, config.env_id)
         self._mask_source, self._shows_mask = sources[0] if sources else None, "observation" in sources
         space = self._env.observation_space
@@ -125,7 +124,8 @@ class GymSimulator:
     def _write(self, observation: Any, info: Any, row: Array, terminated: Any = False, truncated: Any = False) -> None:
         """Raises RunError if the observation does not fit the declared space or is not finite, or for a wrong mask."""
         if self._mask_source:
-            mask = None if terminated else read_mask(self._mask_source, self._env, observation, info)
+            has_none = terminated and self._mask_source == "method"  # which may fail by then
+            mask = None if has_none else read_mask(self._mask_source, self._env, observation, info)
             self._write_mask(mask, row, bool(terminated or truncated))
             row = self.spec.observation_in(row)
         if self._shows_mask:
@@ -142,16 +142,12 @@ class GymSimulator:
 
     def _write_mask(self, mask: Any, row: Array, is_over: bool) -> None:
         """Raises RunError for a mask of another shape, or one that allows nothing while the game goes on."""
-        allowed = np.ones(self.spec.mask_size, bool)  # where no action follows, all that might be has a value
-        if mask is not None or not is_over:
-            try:
-                found = flat_mask(mask, self._action_space)
-            except ValueError as error:
-                raise RunError(f"the action mask at step {self._steps} of the episode {error}") from None
-            if allows_choice(found, self._action_space):
-                allowed = found
-            elif not is_over:
-                raise RunError(f"the action mask at step {self._steps} of the episode allows nothing: {mask}")
+        try:
+            allowed = (last_mask if is_over else flat_mask)(mask, self._action_space)
+            if not allows_choice(allowed, self._action_space):
+                raise ValueError(f"allows nothing: {mask}")
+        except ValueError as error:
+            raise RunError(f"the action mask at step {self._steps} of the episode {error}") from None
         row[-math.ceil(self.spec.mask_size / 8) :] = pack(allowed)
 
     def get_state(self) -> Any:

@@ -64,10 +64,11 @@ def _first_info(env: gymnasium.Env[Any, Any], seed: int | None) -> Mapping[str, 
     return info if isinstance(info, Mapping) else {}
 
 
-def read_mask(source: str, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
-    """Returns the mask of what env has just returned, as it gives it; None if it does not."""
+def read_mask(source: str, env: Any, observation: Any, info: Any) -> Any:
+    """Returns the mask, or masks, of what an environment or a batch has just returned, as it gives them; None if it
+    does not."""
     if source == "method":
-        return env.get_wrapper_attr("action_masks")()
+        return (env.get_wrapper_attr("action_masks") if isinstance(env, gymnasium.Env) else env.action_masks)()
     where = info if source == "info" else observation
     return where.get(KEY) if isinstance(where, Mapping) else None
 
@@ -103,6 +104,14 @@ def flat_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
     return array.astype(np.bool_)
 
 
+def flat_masks(masks: Any, space: gymnasium.Space[Any]) -> Mask:
+    """Returns the masks of a batch, N of what `flat_mask` takes, as [N, A] bool. Raises as that does."""
+    if isinstance(masks, np.ndarray) and masks.ndim == 2 and len(masks):
+        flat_mask(masks[0], space)
+        return masks.astype(np.bool_)
+    return np.stack([flat_mask(mask, space) for mask in masks])
+
+
 def _parts(mask: Any) -> list[Any]:
     """Returns the arrays of a tuple of them, which may be nested; of anything else, just that."""
     if not (isinstance(mask, tuple | list) and mask and isinstance(mask[0], tuple | list | np.ndarray)):
@@ -110,22 +119,24 @@ def _parts(mask: Any) -> list[Any]:
     return [leaf for part in mask for leaf in _parts(part)]
 
 
-def allows_choice(mask: Mask, space: gymnasium.Space[Any]) -> bool:
-    """Returns whether a mask [A] allows something in every choice."""
-    return all(part.any() for part in _split(mask, space))
+def last_mask(mask: Any, space: gymnasium.Space[Any]) -> Mask:
+    """Returns the mask [A] of a last observation, after which nothing is played: if it is none, or allows nothing, all
+    that might be allowed is."""
+    try:
+        found = flat_mask(mask, space)
+    except ValueError:
+        found = np.zeros(sum(nums_choices(space)), np.bool_)
+    return found if allows_choice(found, space) else np.ones_like(found)
+
+
+def allows_choice(masks: Mask, space: gymnasium.Space[Any]) -> Any:
+    """Returns whether masks [..., A] allow something in every choice: bool [...]."""
+    return np.logical_and.reduce([part.any(-1) for part in _split(masks, space)])
 
 
 def pack(mask: Mask) -> NDArray[np.uint8]:
     """Returns a mask [..., A] as the numbers [..., ceil(A / 8)] that stand in rows."""
     return np.packbits(mask, axis=-1, bitorder="little")
-
-
-def random_action(row: NDArray[Any], space: gymnasium.Space[Any]) -> Any:
-    """Returns an action, counted from 0, drawn among those that the mask in an observation's row allows."""
-    num_bits = sum(nums_choices(space))
-    bits = row[-math.ceil(num_bits / 8) :].astype(np.uint8)
-    mask = np.unpackbits(bits, count=num_bits, bitorder="little")
-    return random_allowed(mask, space)
 
 
 def random_allowed(mask: Any, space: gymnasium.Space[Any]) -> Any:
@@ -135,7 +146,7 @@ def random_allowed(mask: Any, space: gymnasium.Space[Any]) -> Any:
 
 
 def _split(mask: Any, space: gymnasium.Space[Any]) -> list[Any]:
-    return np.split(mask, np.cumsum(nums_choices(space))[:-1])
+    return np.split(mask, np.cumsum(nums_choices(space))[:-1], axis=-1)
 
 
 def describe_sources(sources: tuple[str, ...]) -> str:

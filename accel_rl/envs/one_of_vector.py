@@ -41,6 +41,8 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         self._envs = envs = make(seed)
         self.observation_space, self.action_space = envs.single_observation_space, envs.single_action_space
         self.metadata, self.render_mode, self.spec = envs.metadata, envs.render_mode, envs.spec
+        if hasattr(envs, "action_masks"):
+            self.action_masks = lambda: self._envs.action_masks()[0]  # type: ignore[attr-defined]
         self._begun: Any = None  # the next game's first observation and info, where it began within the last step
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -63,6 +65,7 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         if is_over and self.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.SAME_STEP:
             self._begun = observation, _first(info)
             observation = last_observation(info, self.observation_space, 0)
+            info = info.get("final_info", {})
         return observation, float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
     def render(self) -> Any:

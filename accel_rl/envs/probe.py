@@ -59,7 +59,7 @@ def _main() -> None:
         simulator: Any = make_simulator(config, seed)
         if is_vector(config) and not simulator.spec.on_device:
             simulator.close()
-            simulator = VectorSimulator(config, [seed])
+            simulator = VectorSimulator(replace(config, mask_sources=simulator.spec.mask_sources), [seed])
         result = simulator.spec
         simulator.close()
     except UsageError as error:

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from accel_rl.envs.masks import KEY, SOURCES, allows_choice, flat_mask, pack, without_mask
+from accel_rl.envs.masks import KEY, SOURCES, allows_choice, flat_masks, pack, random_allowed, without_mask
 from accel_rl.envs.pictures import channels_first, is_picture
 from accel_rl.envs.spec import EnvSpec, stored_action
 from accel_rl.errors import UsageError
@@ -280,10 +280,10 @@ def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray
     if len(each) != len(rows):
         raise ValueError(f"{len(rows)} observations with {len(each)} action masks")
     try:
-        allowed = np.stack([flat_mask(mask, spec.action_space) for mask in each])
+        allowed = flat_masks(each, spec.action_space)
     except ValueError as error:
         raise ValueError(f"an action mask {error}") from None
-    if not all(allows_choice(mask, spec.action_space) for mask in allowed):
+    if not allows_choice(allowed, spec.action_space).all():
         raise ValueError("an action mask allows nothing")
     return np.concatenate([rows.reshape(len(rows), -1), pack(allowed).astype(rows.dtype)], 1), is_batch
 
@@ -374,6 +374,15 @@ def to_env_action(action: Any, space: Space) -> Any:
     if isinstance(space, spaces.Box):
         return np.asarray(np.clip(action, space.low, space.high), space.dtype)
     return np.asarray(action + getattr(space, "start", 0), space.dtype)
+
+
+def random_action(row: NDArray[Any], space: Space, mask_size: int) -> Any:
+    """Returns an action as a policy would have chosen it, drawn by the space's own generator, among those that the mask
+    in an observation's row allows, if there is one."""
+    if not mask_size:
+        return from_env_action(space.sample(), space)
+    bits = row[-math.ceil(mask_size / 8) :].astype(np.uint8)
+    return random_allowed(np.unpackbits(bits, count=mask_size, bitorder="little"), space)
 
 
 def from_env_action(action: Any, space: Space) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
 from accel_rl.envs.making import is_vector
-from accel_rl.envs.spaces import from_env_action
+from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
@@ -102,12 +102,14 @@ class VectorBatch(EnvBatch):
     def _start(self, _: int) -> None:
         """Starts all games, and plays random actions of each environment's own generator."""
         self._envs.reset(self._pending)
+        mask_size = self._envs.spec.mask_size
         spaces = [deepcopy(self._envs.spec.action_space) for _ in range(self.num_envs)]
         for column, space in enumerate(spaces):
             space.seed(int(np.random.default_rng(self._seed(column, 1)).integers(2**31 - 1)))
         for _ in range(self.config.decorrelation_steps):
             self._heartbeat(self.first_env)
-            self._random_action = np.array([from_env_action(space.sample(), space) for space in spaces])
+            rows = zip(self._pending, spaces, strict=True)
+            self._random_action = np.array([random_action(row, space, mask_size) for row, space in rows])
             self._envs.step(self._random_action, self._pending)
         self._random_action = None
         self._counts[:], self._waiting[:] = self.config.decorrelation_steps == 0, True

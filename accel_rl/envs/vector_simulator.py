@@ -1,5 +1,6 @@
 """Environments that come in batches: gymnasium's vector environments and EnvPool, whatever they do when a game ends."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,6 +13,16 @@ from gymnasium.vector.utils import batch_space
 from accel_rl.envs.device_env import FINAL_OBSERVATION
 from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.making import make_vector_env
+from accel_rl.envs.masks import (
+    KEY,
+    allows_choice,
+    flat_masks,
+    last_mask,
+    pack,
+    read_mask,
+    space_without_mask,
+    without_mask,
+)
 from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation
 from accel_rl.envs.spaces import (
     check_action_space,
@@ -53,8 +64,9 @@ class VectorSimulator:
     """Steps k environments in one call.
 
     seeds: of each environment; one that takes a single seed is given the first. num_threads: of a library with threads
-    of its own. Observations, actions and their checks are those of GymSimulator. Methods raise RunError for what does
-    not fit the declared spaces or the declared autoreset mode, the constructor UsageError for what is not supported.
+    of its own. Observations, masks, actions and their checks are those of GymSimulator, but it does not look for masks
+    itself. Methods raise RunError for what does not fit the declared spaces or the declared autoreset mode, the
+    constructor UsageError for what is not supported.
     """
 
     def __init__(self, config: EnvConfig, seeds: Sequence[np.random.SeedSequence], num_threads: int = 1):
@@ -64,12 +76,16 @@ class VectorSimulator:
         self._is_envpool = is_envpool(self._envs)
         self._mode = AutoresetMode.DISABLED if self._is_envpool else _autoreset_mode(self._envs, config.env_id)
         self._takes_seeds = isinstance(self._envs.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        self._declared_space = learnable(self._envs.single_observation_space, config.env_id)
+        sources = config.mask_sources or ()
+        self._mask_source, self._shows_mask = sources[0] if sources else None, "observation" in sources
+        self._whole_space = space = self._envs.single_observation_space
+        self._declared_space = learnable(space_without_mask(space) if self._shows_mask else space, config.env_id)
         self._action_space = self._envs.single_action_space
         check_action_space(self._action_space, config.env_id)
         self._space = remaining_space(self._declared_space)
         self._batch_space = batch_space(self._space, self.num_envs)
-        self.spec = replace(make_spec(self._declared_space, self._action_space), vector=self._describe())
+        spec = make_spec(self._declared_space, self._action_space, sources)
+        self.spec = replace(spec, vector=self._describe())
         self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
         # Of the last step: its rows, its info, and the last rows of the games that it has ended
@@ -78,11 +94,12 @@ class VectorSimulator:
     def reset(self, rows: Array) -> None:
         """Starts all games, with their seeds; writes the first observations [k, *row_shape]."""
         seeds = {} if self._is_envpool else {"seed": self._seeds if self._takes_seeds else self._seeds[0]}
-        observation, _ = call(self._envs, "reset", RESET, **seeds)
+        observation, info = call(self._envs, "reset", RESET, **seeds)
         self._resets_next[:] = False
         self._write(observation, rows)
-        space = self.spec.observation_space
-        if isinstance(space, gymnasium.spaces.Box) and (wrong := (rows < space.low) | (rows > space.high)).any():
+        self._write_masks(observation, info, rows)
+        space, seen = self.spec.observation_space, self.spec.observation_in(rows)
+        if isinstance(space, gymnasium.spaces.Box) and (wrong := (seen < space.low) | (seen > space.high)).any():
             raise RunError(f"the first observation of an episode {self._where(wrong)} is out of the declared bounds")
 
     def step(self, actions: Array, rows: Array) -> VectorOutcome:
@@ -101,6 +118,7 @@ class VectorSimulator:
         )
         self._write(observation, rows)
         ended = terminated | truncated
+        self._write_masks(observation, self._info, rows, is_over=ended & (self._mode != AutoresetMode.SAME_STEP))
         self._rows = rows
         if ended.any():
             is_start |= self._start_next_games(ended, rows)
@@ -113,13 +131,17 @@ class VectorSimulator:
         if self._mode == AutoresetMode.DISABLED:
             return self._last_rows[env]
         info = self._info if isinstance(self._info, dict) else {}
-        observation = remaining(last_observation(info, self._declared_space, env), self._declared_space)
+        whole, row = last_observation(info, self._whole_space, env), np.zeros(self.spec.row_shape, self.spec.row_dtype)
+        observation = remaining(without_mask(whole) if self._shows_mask else whole, self._declared_space)
         problem = find_mismatch(observation, self._space)
         if not problem:
-            row = to_row(observation, self._space).astype(self.spec.row_dtype)
-            problem = " is not finite" if self._is_float and not np.isfinite(row).all() else None
+            seen = self.spec.observation_in(row)
+            seen[...] = to_row(observation, self._space)
+            problem = " is not finite" if self._is_float and not np.isfinite(seen).all() else None
         if problem:
             raise RunError(f"the last observation of environment {env} of {self.num_envs}, in its info,{problem}")
+        if self._mask_source:
+            row[-math.ceil(self.spec.mask_size / 8) :] = pack(self._last_mask(whole, info.get("final_info"), env))
         return row
 
     def close(self) -> None:
@@ -138,7 +160,7 @@ class VectorSimulator:
                 "AutoresetMode.SAME_STEP"
             )
         self._last_rows = {env: rows[env].copy() for env in ended.nonzero()[0].tolist()}
-        observation, _ = call(self._envs, "reset", RESET, options={"reset_mask": ended.copy()})
+        observation, info = call(self._envs, "reset", RESET, options={"reset_mask": ended.copy()})
         if self._is_envpool:  # it returns those alone
             rows[ended] = to_row_batch(remaining(observation, self._declared_space), self._space)
             return ended
@@ -149,16 +171,47 @@ class VectorSimulator:
                 'reset(options={"reset_mask": ...}) has reset other environments, too; AutoresetMode.DISABLED resets '
                 "those of the mask alone"
             )
+        self._write_masks(observation, info, rows, which=ended)
         return ended
 
     def _write(self, observation: Any, rows: Array) -> None:
         """Raises RunError if observations do not fit the declared space or are not finite."""
-        observation = remaining(observation, self._declared_space)
+        observation = remaining(without_mask(observation) if self._shows_mask else observation, self._declared_space)
         if problem := find_mismatch(observation, self._batch_space):
             raise RunError(f"the observation of {self.num_envs} environments{problem}")
-        rows[...] = to_row_batch(observation, self._space)
-        if self._is_float and not np.isfinite(rows).all():
-            raise RunError(f"the observation {self._where(~np.isfinite(rows))} is not finite")
+        seen = self.spec.observation_in(rows)
+        seen[...] = to_row_batch(observation, self._space)
+        if self._is_float and not np.isfinite(seen).all():
+            raise RunError(f"the observation {self._where(~np.isfinite(seen))} is not finite")
+
+    def _write_masks(self, observation: Any, info: Any, rows: Array, is_over: Any = False, which: Any = True) -> None:
+        """Writes the masks of `which` environments; where a game is over, they may allow nothing.
+
+        Raises RunError for masks of another shape, missing ones, and those that allow nothing while a game goes on."""
+        if not self._mask_source:
+            return
+        masks = read_mask(self._mask_source, self._envs, observation, info)
+        try:
+            found = np.zeros((self.num_envs, self.spec.mask_size), bool)
+            found[...] = False if masks is None else flat_masks(masks, self._action_space)
+        except ValueError as error:
+            raise RunError(f"an action mask of {self.num_envs} environments {error}") from None
+        has_choice = allows_choice(found, self._action_space)
+        if (wrong := which & ~(has_choice | is_over)).any():
+            problem = "is missing" if masks is None else "allows nothing"
+            raise RunError(f"the action mask {self._where(wrong)} {problem}")
+        found[~has_choice] = True
+        bits = rows[:, -math.ceil(self.spec.mask_size / 8) :]
+        np.copyto(bits, pack(found), where=np.broadcast_to(which, self.num_envs)[:, None])
+
+    def _last_mask(self, observation: Any, infos: Any, env: int) -> Array:
+        """Returns the mask [A] of a game's last observation. infos: of all environments' last steps."""
+        mask = None
+        if self._mask_source == "observation":
+            mask = observation[KEY]
+        elif self._mask_source == "info" and isinstance(infos, dict) and KEY in infos:
+            mask = infos[KEY][env]
+        return last_mask(mask, self._action_space)
 
     def _where(self, wrong: Array) -> str:
         """Returns, as text, the first environment with numbers that are marked as wrong, and the part they are of."""

@@ -6,7 +6,7 @@ host must know (games that have ended, numbers that are not finite) is fetched o
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +20,12 @@ from torch.utils.dlpack import from_dlpack
 from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.device_env import array_library, final_observation, resets_in_next_step
 from accel_rl.envs.making import make_device_env
+from accel_rl.envs.masks import KEY, nums_choices
 from accel_rl.envs.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
+from accel_rl.models.distributions import make_distribution
+from accel_rl.models.masks import allowed_actions, disallow, to_rows
 from accel_rl.rollout import Game, RecurrentInputs
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import SamplerConfig
@@ -128,22 +131,38 @@ class DeviceBatch:
         # Of each environment's game so far. NaN: it began with random actions, so that its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
-        self._lacks_final = torch.zeros((), dtype=torch.bool, device=self.device)  # a last observation, in this rollout
+        # What a rollout has lacked: a last observation, an action that is allowed
+        self._lacks_final, self._lacks_choice = torch.zeros(2, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
     def start(self) -> None:
         """Starts all games, and plays the same number of random actions in each."""
         seeds = _seed_sequence(self.config)
-        observation = self._reset(seeds)
-        space = batch_space(self._space, self.num_envs)
-        space.seed(int(seeds.generate_state(2)[1]))
+        rows = self._rows(*self._reset(seeds))
+        draw = self._random_actions(int(seeds.generate_state(2)[1]))
         self._ended.zero_()
         for _ in range(self.config.decorrelation_steps):
-            action = torch.as_tensor(space.sample(), device=self.device)
-            observation, _, *ends, _ = self._step_env(action)
+            observation, _, *ends, info = self._step_env(draw(rows))
             self._ended = ends[0] | ends[1]
+            rows = self._rows(observation, info, self._ended & self._resets_in_next_step)
         self._score.fill_(torch.nan if self.config.decorrelation_steps else 0.0)
-        self._first = self._rows(observation)
+        self._first = rows
+
+    def _random_actions(self, seed: int) -> Callable[[Tensor], Tensor]:
+        """Returns what draws random actions, as the environment takes them, among those allowed in rows [B, R]."""
+        if not self.spec.mask_size:
+            space = batch_space(self._space, self.num_envs)
+            space.seed(seed)
+            return lambda rows: torch.as_tensor(space.sample(), device=self.device)
+        distribution = make_distribution(self._space, is_masked=True)
+        generator = torch.Generator(self.device).manual_seed(seed)
+
+        def draw(rows: Tensor) -> Tensor:
+            allowed = allowed_actions(rows, self.spec)
+            noise = distribution.draw_noise((self.num_envs,), generator)
+            return self._to_env(distribution.sample(disallow(allowed.float() - 1, allowed), noise))
+
+        return draw
 
     def begin(self) -> None:
         """Starts a rollout."""
@@ -159,18 +178,20 @@ class DeviceBatch:
         """Steps every environment with its action of step t; writes row t and the observation after it."""
         now, after = self._views[t : t + 2]
         observation, reward, terminated, truncated, info = self._step_env(self._to_env(now["action"]))
-        rows, final = self._rows(observation), None
-        after["observation"].copy_(rows)
+        final = None
         if self._resets_in_next_step:  # a step that only resets is no sample
-            starts, final = self._ended, rows
+            starts = self._ended
             reward = reward.masked_fill(starts, 0)
             terminated, truncated = terminated & ~starts, truncated & ~starts
             torch.logical_not(starts, out=now["valid"])
             self._ended = ended = terminated | truncated
+            rows = final = self._rows(observation, info, ended)
         else:
             starts = ended = terminated | truncated
+            rows = self._rows(observation, info)
             if (given := final_observation(info)) is not None:
-                final = self._rows(given)
+                final = self._rows(given, info.get("final_info") or {}, True)
+        after["observation"].copy_(rows)
         if final is not None:
             now["final_observation"].copy_(final)
         else:
@@ -187,12 +208,17 @@ class DeviceBatch:
         """Looks, once a rollout, for what no step has waited for."""
         checked = {name: self.arrays[name] for name in ("reward", "observation")}
         wrong = [~values.isfinite().all() for values in checked.values()]
-        lacks_final, *found = torch.stack([self._lacks_final, *wrong]).tolist()
+        lacks_final, lacks_choice, *found = torch.stack([self._lacks_final, self._lacks_choice, *wrong]).tolist()
         if lacks_final:
             raise self._error(
                 "a step has ended episodes without info['final_obs'], their true last observations; return them there, "
                 "or declare metadata['autoreset_mode'] as NEXT_STEP if the next step resets"
             )
+        if lacks_choice:
+            has_choice = self._has_choice(allowed_actions(self.arrays["observation"], self.spec))
+            places = (~has_choice).nonzero().tolist()
+            where = "of environment {1} after {0} steps of a rollout".format(*places[0]) if places else "at the start"
+            raise self._error(f"the action mask {where} allows nothing")
         for (name, values), is_wrong in zip(checked.items(), found, strict=True):
             if is_wrong:
                 step, env = (~values.isfinite()).nonzero()[0, :2].tolist()
@@ -201,11 +227,11 @@ class DeviceBatch:
 
     # ---- what goes to the environment, and what comes back ----
 
-    def _reset(self, seeds: np.random.SeedSequence) -> Any:
-        observation, _ = self._call("reset", _RESET, seed=int(seeds.generate_state(1)[0] >> 1))
+    def _reset(self, seeds: np.random.SeedSequence) -> tuple[Any, Any]:
+        observation, info = self._call("reset", _RESET, seed=int(seeds.generate_state(1)[0] >> 1))
         library = array_library(observation)
         self._from_torch = (lambda tensor: tensor) if library is torch else library.from_dlpack
-        return observation
+        return observation, info
 
     def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Returns what a method of the environment returns, a tuple of these parts."""
@@ -231,9 +257,30 @@ class DeviceBatch:
             info,
         )
 
-    def _rows(self, observation: Any) -> Tensor:
-        """Returns observations as networks see them [B, *row_shape]: pictures have their channels first."""
-        shape = self.spec.picture_shape or self.spec.row_shape
+    def _rows(self, observation: Any, info: Any, is_over: Any = False) -> Tensor:
+        """Returns observations and masks as policies are given them [B, *row_shape]. is_over: bool [B], or True for
+        all: they are a game's last, whose mask may be missing or allow nothing."""
+        seen = self._observations(observation)
+        if not self.spec.mask_size:
+            return seen
+        masks = info.get(KEY) if isinstance(info, dict) else None
+        if is_over is True and masks is None:
+            masks = torch.zeros(self.num_envs, self.spec.mask_size, dtype=torch.bool, device=self.device)
+        elif is_over is not True and self.spec.mask_sources[0] == "method":
+            masks = self._env.action_masks()
+        allowed = self._tensor("action mask", masks, (self.spec.mask_size,), (torch.bool, *_INTEGERS)) != 0
+        has_choice = self._has_choice(allowed)
+        self._lacks_choice |= ~(has_choice | is_over).all()
+        return to_rows(seen, allowed | (~has_choice & is_over)[:, None])
+
+    def _has_choice(self, allowed: Tensor) -> Tensor:
+        """Returns whether masks [..., A] allow something in every choice: bool [...]."""
+        choices = allowed.split(nums_choices(self._space), -1)
+        return torch.stack([choice.any(-1) for choice in choices]).all(0)
+
+    def _observations(self, observation: Any) -> Tensor:
+        """Returns observations as networks see them [B, *O]: pictures have their channels first."""
+        shape = self.spec.picture_shape or self.spec.observation_shape
         is_number = isinstance(self.spec.observation_space, gymnasium.spaces.Discrete)
         dtypes = _INTEGERS if is_number else (_torch_dtype(self.spec.row_dtype),)
         tensor = self._tensor("observation", observation, shape, dtypes)
@@ -241,7 +288,7 @@ class DeviceBatch:
             return tensor
         if len(shape) > 2 and is_channels_last(shape[-3:]):
             tensor = tensor.movedim(-1, -3)
-        return tensor.reshape(self.num_envs, *self.spec.row_shape)
+        return tensor.reshape(self.num_envs, *self.spec.observation_shape)
 
     def _tensor(self, name: str, value: Any, shape: tuple[int, ...], dtypes: Sequence[torch.dtype]) -> Tensor:
         """Returns an array [B, *shape] of the environment as a tensor. Raises RunError for one that is not as it

@@ -1,6 +1,7 @@
 """VectorBatch against BatchSimulator of the same environments, for each autoreset mode; what is refused, and errors."""
 
 import builtins
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -10,19 +11,26 @@ import pytest
 from accel_rl.envs import make_env
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
 from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec
 from accel_rl.envs.vector_batch import VectorBatch, make_batch
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from tests.helpers.samplers import TOYS
 
-VECTORS = "tests.helpers.vector_envs"
+VECTORS, MASKED = "tests.helpers.vector_envs", "tests.helpers.masked_envs"
 MODES = ["NextStep", "SameStep", "Disabled"]
 SEED = np.random.SeedSequence(0)
 
 
 def of(make: str = "make", **options: Any) -> EnvConfig:
     return EnvConfig(f"{VECTORS}:{make}", options=options)
+
+
+def with_masks(env: EnvConfig) -> EnvConfig:
+    """Returns env with the sources of its masks, as a run finds them."""
+    simulator = GymSimulator(replace(env, mask_sources=None), SEED)
+    return replace(env, mask_sources=simulator.spec.mask_sources)
 
 
 class Driver:
@@ -33,6 +41,7 @@ class Driver:
         self.arrays = {name: np.full(shape, 77).astype(dtype) for name, (shape, dtype) in layout.items()}
         self.arrays["restarts"][:] = 0
         self.spec, self.horizon, self._rng = spec, horizon, np.random.default_rng(5)
+        spec.action_space.seed(5)
         self.batch: EnvBatch = make_batch(BatchConfig(env, 3, terminal_frames=True, **config), self.arrays, first_env=2)
         self.batch.start()
 
@@ -47,6 +56,10 @@ class Driver:
         else:
             arrays["action"][:] = self._rng.integers(getattr(space, "nvec", 2), size=arrays["action"].shape)
         for t in range(self.horizon):
+            if self.spec.mask_size:
+                arrays["action"][t] = [
+                    random_action(row, space, self.spec.mask_size) for row in arrays["observation"][t]
+                ]
             self.batch.step(t)
         found = {name: array.copy() for name, array in arrays.items()}
         self.batch.pause()
@@ -69,13 +82,21 @@ class Driver:
         ("BoxAction", {"lengths": [2, -3]}),
         ("Float64", {"lengths": [2, -3]}),
         ("Machine", {"lengths": [2, -3]}),
+        ("Masked", {"says_last": True}),
+        ("Masked", {"sources": ["observation", "info"], "seen": "picture"}),
+        ("Masked", {"sources": ["observation"], "seen": "flags", "says_last": True}),
+        ("Masked", {"sources": ["method"], "start": 5, "seen": "number"}),
+        ("Masked", {"nvec": [2, 8, 3], "as_parts": True}),
     ],
 )
 def test_rows_are_those_of_single_environments(toy: str, options: dict[str, Any], mode: str) -> None:
-    """Catches any row, end, last observation, score, age or seed that differs from those of environments one by one,
-    and spaces whose batches become other rows."""
-    single, vector = EnvConfig(f"{TOYS}:{toy}", options=options), of(toy=toy, mode=mode, **options)
-    spec = GymSimulator(single, SEED).spec
+    """Catches any row, end, last observation, mask, score, age or seed that differs from those of environments one by
+    one, and spaces whose batches become other rows."""
+    single, vector = (
+        EnvConfig(f"{MASKED if toy == 'Masked' else TOYS}:{toy}", options=options),
+        of(toy=toy, mode=mode, **options),
+    )
+    single, vector, spec = with_masks(single), with_masks(vector), GymSimulator(with_masks(single), SEED).spec
     one_by_one, batch = Driver(spec, single), Driver(VectorSimulator(vector, [SEED]).spec, vector)
     assert isinstance(one_by_one.batch, BatchSimulator) and isinstance(batch.batch, VectorBatch)
     for _ in range(3):
@@ -106,6 +127,30 @@ def test_a_step_that_only_resets_is_no_sample() -> None:
         assert found["reward"][:, 0].tolist() == [10 * actions[0] + 1, 10 * actions[1] + 2, 0, 10 * actions[3] + 1, 0]
         assert found["game_score"][[1, 3], 0].tolist() == [10 * actions[:2].sum() + 3, 10 * actions[3] + 1]
         assert np.array_equal(found["final_observation"][[1, 3], 0], found["observation"][[2, 4], 0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_only_allowed_actions_are_taken(mode: str) -> None:
+    """Catches a mask of another environment or step, also after a step that only resets: the toy raises then."""
+    env = with_masks(of(toy="Masked", nvec=[3, 2, 17], mode=mode))
+    driver = Driver(VectorSimulator(env, [SEED]).spec, env, decorrelation_steps=30)
+    games = sum(int((driver.rollout()["game_length"] > 0).sum()) for _ in range(5))
+    assert games > 9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ([0] * 9, "the action mask of environment 0 of 3 allows nothing"),
+        ([1] * 8, r"an action mask of 3 environments has shape \(8,\), but Discrete\(9\) takes shape \(9,\)"),
+    ],
+)
+def test_wrong_masks_are_one_line(wrong: Any, words: str) -> None:
+    """Catches masks that end in a traceback, or that are played with."""
+    env = with_masks(of(toy="Masked", wrong=wrong, sources=["method"]))
+    driver = Driver(VectorSimulator(env, [SEED]).spec, env)
+    with pytest.raises(RunError, match=f"environments 2 to 4 .* failed .*: {words}$"):
+        driver.rollout()
 
 
 @pytest.mark.parametrize("mode", MODES)

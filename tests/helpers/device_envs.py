@@ -17,34 +17,46 @@ OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 
 class Drift(gymnasium.Env[Any, Any]):
     """Observes [position, step, game] float32. An action of 0 to 3 moves by (action - 1.5) / 2; the reward is a third
-    of the position. Seed and game decide where a game begins."""
+    of the position. Seed and game decide where a game begins. is_masked: some actions are not allowed."""
 
     observation_space, action_space = OBSERVATION, spaces.Discrete(4)
     game, seed = -1, 0
+
+    def __init__(self, is_masked: bool = False):
+        self.is_masked = is_masked
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.seed = self.seed if seed is None else seed
         self.game, self.steps = self.game + 1, 0
         self.position = np.float32((self.seed + self.game) % 7 - 3) / np.float32(4)
-        return self._observe(), {}
+        return self._observe(), self._info()
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.steps += 1
         self.position += (np.float32(action) - np.float32(1.5)) / np.float32(2)
         terminated, truncated = bool(abs(self.position) > LIMIT), self.steps >= STEPS
-        return self._observe(), self.position / np.float32(3), terminated, truncated, {}
+        return self._observe(), self.position / np.float32(3), terminated, truncated, self._info()
 
     def _observe(self) -> Any:
         return np.array([self.position, self.steps, self.game], np.float32)
 
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": (np.arange(4) + self.game + self.steps) % 3 > 0} if self.is_masked else {}
+
 
 class Drifts:
-    """Drift with the given seeds, all together. mode: of the autoreset. has_final, spoil: what it returns wrongly."""
+    """Drift with the given seeds, all together. mode: of the autoreset. spoil: what it returns wrongly."""
 
     def __init__(
-        self, num_envs: int, device: str, seeds: Sequence[int] = (), mode: str = "SameStep", spoil: str | None = None
+        self,
+        num_envs: int,
+        device: str,
+        seeds: Sequence[int] = (),
+        mode: str = "SameStep",
+        spoil: str | None = None,
+        is_masked: bool = False,
     ):
-        self.num_envs, self.device, self.spoil = num_envs, torch.device(device), spoil
+        self.num_envs, self.device, self.spoil, self.is_masked = num_envs, torch.device(device), spoil, is_masked
         self.single_observation_space, self.single_action_space = OBSERVATION, spaces.Discrete(4)
         self.metadata = {"autoreset_mode": AutoresetMode(mode)}
         self.seeds = torch.tensor([*seeds] or [0] * num_envs, device=device)[:num_envs]
@@ -56,7 +68,7 @@ class Drifts:
         self.ended = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._start()
         self.ended = torch.zeros_like(self.ended)
-        return self._observe(), {}
+        return self._observe(), self._info()
 
     def _start(self) -> None:
         self.game = self.game + self.ended.long()
@@ -67,6 +79,8 @@ class Drifts:
     def step(self, action: Tensor) -> Any:
         resets_in_next_step = self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
         stepped = ~self.ended if resets_in_next_step else torch.ones_like(self.ended)
+        if self.is_masked and not self._info()["action_mask"].gather(1, action[:, None])[stepped].all():
+            raise ValueError("an action is not allowed")
         self.position = self.position + (action.float() - 1.5) / 2 * stepped
         self.steps = self.steps + 1
         if resets_in_next_step:
@@ -74,11 +88,11 @@ class Drifts:
         reward = self.position / 3
         terminated, truncated = (self.position.abs() > LIMIT) & stepped, (self.steps >= STEPS) & stepped
         self.ended = terminated | truncated
-        last = self._observe()
-        info: dict[str, Any] = {}
+        last, last_info, info = self._observe(), self._info(), {}
         if not resets_in_next_step:
             self._start()
-            info["final_obs"] = last
+            info = {"final_obs": last, "final_info": last_info}
+        info |= self._info()
         return self._spoilt(self._observe(), reward, terminated, truncated, info)
 
     def _spoilt(self, observation: Tensor, reward: Tensor, terminated: Tensor, truncated: Tensor, info: Any) -> Any:
@@ -97,12 +111,18 @@ class Drifts:
                 observation[1, 2] = torch.inf
             case "no final":
                 info = {}
+            case "no choice":
+                info["action_mask"][1] = False
             case "four":
                 return observation, reward, terminated, info
         return observation, reward, terminated, truncated, info
 
     def _observe(self) -> Tensor:
         return torch.stack([self.position, self.steps.float(), self.game.float()], 1)
+
+    def _info(self) -> dict[str, Any]:
+        mask = (torch.arange(4, device=self.device) + (self.game + self.steps)[:, None]) % 3 > 0
+        return {"action_mask": mask} if self.is_masked else {}
 
     def render(self) -> Tensor:
         return torch.full((1, 8, 8, 3), int(self.steps[0]), dtype=torch.uint8)

@@ -22,8 +22,8 @@ class Masked(gymnasium.Env[Any, Any]):
 
     sources: where masks are; all but the first of SOURCES among them are wrong. nvec: numbers of actions; one number:
     Discrete, with this start. as_parts: masks are a tuple of arrays, one for each choice. seen: a key of OBSERVATIONS.
-    Games are terminated after 6 steps, every second one truncated after 4; then the mask allows nothing. wrong: the
-    mask, or None for a missing one, at the third step.
+    Games are terminated after 6 steps, every second one truncated after 4; then the mask allows nothing, or still
+    something (says_last). wrong: the mask, or None for a missing one, at the third step.
     """
 
     def __init__(
@@ -33,8 +33,10 @@ class Masked(gymnasium.Env[Any, Any]):
         start: int = 0,
         as_parts: bool = False,
         seen: str = "vector",
+        says_last: bool = False,
         **wrong: Any,
     ):
+        self._says_last = says_last
         self._sources, self._as_parts, self._wrong = tuple(sources), as_parts, wrong
         self._nvec, self._start = list(nvec), start
         self.action_space: Any = (
@@ -50,18 +52,18 @@ class Masked(gymnasium.Env[Any, Any]):
         self._game, self._steps = 0, 0
         self.mask: NDArray[np.int8] = np.zeros(sum(nvec), np.int8)
 
-    def _split(self) -> list[NDArray[np.int8]]:
-        return np.split(self.mask, np.cumsum(self._nvec)[:-1])
+    def _split(self, mask: NDArray[np.int8]) -> list[NDArray[np.int8]]:
+        return np.split(mask, np.cumsum(self._nvec)[:-1])
 
     def _shown(self, source: str) -> Any:
         is_used = source == next(name for name in ("method", "info", "observation") if name in self._sources)
         if is_used and self._steps == 3 and "wrong" in self._wrong:
             return self._wrong["wrong"]
-        mask = self.mask if is_used else 1 - self.mask
-        return tuple(self._split()) if self._as_parts and source != "observation" else mask.copy()
+        mask = self.mask.copy() if is_used else 1 - self.mask
+        return tuple(self._split(mask)) if self._as_parts and source != "observation" else mask
 
     def _look(self, is_over: bool = False) -> tuple[Any, dict[str, Any]]:
-        for part in self._split():
+        for part in self._split(self.mask):
             part[:] = self.np_random.random(len(part)) < (0.0 if is_over else 0.5)
             if not is_over:
                 part[self.np_random.integers(len(part))] = 1
@@ -80,11 +82,11 @@ class Masked(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         choices = np.ravel(action) - self._start
-        if not all(part[choice] for part, choice in zip(self._split(), choices, strict=True)):
+        if not all(part[choice] for part, choice in zip(self._split(self.mask), choices, strict=True)):
             raise ValueError(f"{action} is not allowed by {self.mask}")
         self._steps += 1
         terminated, truncated = self._steps == 6, self._game % 2 == 0 and self._steps == 4
-        observation, info = self._look(terminated or truncated)
+        observation, info = self._look((terminated or truncated) and not self._says_last)
         return observation, float(choices.sum() % 3), terminated, truncated, info
 
 

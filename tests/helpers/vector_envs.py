@@ -9,12 +9,19 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from accel_rl.envs.making import make_gym_env
 from accel_rl.envs.spec import EnvConfig
-from tests.helpers import toy_envs
+from tests.helpers import masked_envs, toy_envs
+
+
+class MasksByMethod(SyncVectorEnv):
+    def action_masks(self) -> Any:
+        return self.call("action_masks")
 
 
 def make(num_envs: int, toy: str = "Counting", mode: str = "NextStep", **options: Any) -> SyncVectorEnv:
     """A vector environment of toys. mode: the value of an AutoresetMode."""
-    return SyncVectorEnv([lambda: getattr(toy_envs, toy)(**options)] * num_envs, autoreset_mode=AutoresetMode(mode))
+    kind = MasksByMethod if "method" in options.get("sources", ()) else SyncVectorEnv
+    make_toy = getattr(toy_envs, toy, None) or getattr(masked_envs, toy)
+    return kind([lambda: make_toy(**options)] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
 def single_envpool(name: str, seed: int | None = None, **options: Any) -> gymnasium.Env[Any, Any]:

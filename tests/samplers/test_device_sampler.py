@@ -17,6 +17,7 @@ from accel_rl.envs.spaces import to_env_action
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.actor_critic import ActorCritic
+from accel_rl.models.masks import allowed_actions, nth_allowed
 from accel_rl.samplers import SerialSampler
 from accel_rl.samplers.base import GamesToPlay, SamplerConfig, StepHook
 from accel_rl.samplers.device import DeviceSampler
@@ -29,13 +30,15 @@ from tests.samplers.test_gpu_action_server import Remembers
 HERE = "tests.helpers.device_envs"
 B, RUN_SEED = 6, 3
 SPEC = EnvSpec(OBSERVATION, gymnasium.spaces.Discrete(4))
+MASKED = replace(SPEC, mask_sources=("info",))
 CONFIG = SamplerConfig(B, 7, 0, window=4, terminal_frames=True)
 SEEDS = [int(np.random.SeedSequence(RUN_SEED, spawn_key=(0, env, 0, 0)).generate_state(1)[0] >> 1) for env in range(B)]
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
-def serial(policy: Any, config: SamplerConfig = CONFIG) -> SerialSampler:
-    return SerialSampler(SPEC, BatchConfig(EnvConfig(f"{HERE}:Drift"), RUN_SEED), policy, config)
+def serial(policy: Any, config: SamplerConfig = CONFIG, spec: EnvSpec = SPEC, **options: Any) -> SerialSampler:
+    env = EnvConfig(f"{HERE}:Drift", options=options, mask_sources=spec.mask_sources)
+    return SerialSampler(spec, BatchConfig(env, RUN_SEED), policy, config)
 
 
 def on_device(
@@ -45,7 +48,8 @@ def on_device(
     decorrelation = options.pop("decorrelation_steps", 0)
     env = EnvConfig(f"{HERE}:{name}", options=options)
     batch = BatchConfig(env, RUN_SEED, decorrelation_steps=decorrelation)
-    return DeviceSampler(replace(SPEC, on_device=True), batch, policy, config, device)
+    spec = MASKED if options.get("is_masked") else SPEC
+    return DeviceSampler(replace(spec, on_device=True), batch, policy, config, device)
 
 
 def collect(sampler: Any) -> list[Any]:
@@ -77,6 +81,30 @@ def test_rollouts_are_those_of_single_environments(device: torch.device) -> None
                 counts = {name: counts.get(name, 0) + number for name, number in found.items()}
             assert len(first.policy_outputs) == 2
         assert min(counts.values()) > 20
+
+
+class Obeys(Greedy):
+    """Takes an allowed action, which the whole row decides."""
+
+    def act(self, observation: Tensor, noise: Tensor | None, recurrent_inputs: Any = None) -> Any:
+        digest, allowed = super().act(observation, None)[1], allowed_actions(observation, MASKED)
+        number = digest["digest"].long().remainder(allowed.sum(1))
+        return nth_allowed(allowed, number), digest, None
+
+
+def test_masks_are_those_of_single_environments() -> None:
+    """Would catch a mask of another environment or step, in rows, in last observations and at the random start."""
+    one, other = serial(Obeys(4), spec=MASKED, is_masked=True), on_device(Obeys(4), is_masked=True)
+    later = [
+        on_device(Obeys(4), is_masked=True, mode=mode, decorrelation_steps=20) for mode in ("NextStep", "SameStep")
+    ]
+    with closing(one, other, *later):
+        for _ in range(5):
+            first = one.collect()
+            assert_equal(first, other.collect())
+            assert len(first.final_step)
+            for sampler in later:  # the environments raise if an action is not allowed
+                sampler.collect()
 
 
 def steps_of(rollouts: list[Any]) -> list[list[Any]]:
@@ -183,6 +211,14 @@ SPOILT = {
     "no final": r"without info\['final_obs'\].*NEXT_STEP",
     "four": r"step\(\) did not return \(observation, reward",
 }
+
+
+def test_a_mask_that_allows_nothing() -> None:
+    """Would catch a mask that a policy cannot keep to, which no step waits for."""
+    sampler = on_device(Obeys(4), SamplerConfig(B, 1, 0), spoil="no choice", is_masked=True)
+    words = f"{HERE}:Drifts: the action mask of environment 1 after 1 steps of a rollout allows nothing"
+    with closing(sampler), pytest.raises(RunError, match=words):
+        sampler.collect()
 
 
 @pytest.mark.parametrize("how", SPOILT)
