@@ -275,7 +275,7 @@ class DeviceBatch:
 
     def _has_choice(self, allowed: Tensor) -> Tensor:
         """Returns whether masks [..., A] allow something in every choice: bool [...]."""
-        choices = allowed.split(nums_choices(self._space), -1)
+        choices = torch.split(allowed, nums_choices(self._space), -1)
         return torch.stack([choice.any(-1) for choice in choices]).all(0)
 
     def _observations(self, observation: Any) -> Tensor:
