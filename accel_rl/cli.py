@@ -9,7 +9,7 @@ from typing import NoReturn
 from accel_rl.analysis.command import add_eval, add_export, add_plot, add_record
 from accel_rl.bench.command import add_bench
 from accel_rl.doctor.command import add_doctor
-from accel_rl.errors import RunError, UsageError, unknown
+from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.command import add_launch, add_train
 from accel_rl.hardware.host_memory import describe_exceeded_limit
 from accel_rl.training.command import add_list
@@ -28,8 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
+            from accel_rl.config.names import unknown_setting
+
             known = [flag for action in _actions(parser, options.command) for flag in action.option_strings]
-            raise unknown("argument", rest[0].split("=")[0], known, f"(`accel-rl {options.command} --help`)")
+            raise unknown_setting("argument", rest[0].split("=")[0], known, f"(`accel-rl {options.command} --help`)")
         options.run(options)
         sys.stdout.flush()
     except UsageError as error:

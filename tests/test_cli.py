@@ -23,12 +23,15 @@ import accel_rl
 from accel_rl import cli
 from accel_rl.algos.a2c import A2CSettings
 from accel_rl.cli import main
+from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.learners import LearnerSettings
+from accel_rl.config.names import ELSEWHERE, NAME, run_setting_names, unknown_setting
 from accel_rl.config.presets import load_preset, preset_names
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.envs.atari import AtariOptions
 from accel_rl.errors import UsageError
+from accel_rl.training.command import built_in_setting_names
+from accel_rl.training.resolve import find_algo
 from tests.helpers.processes import TINY, Result, run
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows
 from tests.helpers.samplers import TOYS
@@ -233,7 +236,7 @@ def test_list_names_all_that_train_accepts(capfd: Any) -> None:
 
 def test_help_explains_every_setting(capfd: Any) -> None:
     """Would catch a setting that the help omits or does not explain."""
-    result = call(capfd, "train", "--help")
+    result = call(capfd, "train", "--help-all")
     assert result.status == 0
     for settings in (RunSettings, LearnerSettings, QueueSettings, AtariOptions, A2CSettings):
         for field in fields(settings):
@@ -247,6 +250,60 @@ def test_help_explains_every_setting(capfd: Any) -> None:
         assert command in call(capfd, "--help").out
         assert all(action.help for action in cli._actions(cli._parser([command]), command))
     assert call(capfd, "--version").out == f"accel-rl {accel_rl.__version__}\n"
+
+
+def test_help_begins_with_what_matters(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a help that nobody reads to its end, or that omits what an algorithm of the user's adds."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for algo, own in (("ppo", "clip"), ("categorical_dqn", "atoms"), ("docs.reinforce:Reinforce", "normalize")):
+        shown = call(capfd, "train", "--algo", algo, "--help").out
+        assert shown.count("\n") < 100
+        flags = re.findall(r"^  --([a-z-]+)", shown, re.MULTILINE)
+        assert {"steps", "envs", "seed", "learning-rate", "help-all", own} <= {*flags} and "chunks" not in flags
+
+
+# ---- what is known from other frameworks ----
+
+
+def tables(heading: str) -> list[list[str]]:
+    """The rows of the tables under a heading of docs/coming_from.md, without their heads."""
+    page = (ROOT / "docs" / "coming_from.md").read_text()
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    assert section
+    rows = [[cell.strip() for cell in line.split(" |")] for line in section[1].splitlines() if line.startswith("| ")]
+    return [row for row in rows if row[0] != "| here"]
+
+
+def test_names_of_other_frameworks_are_answered_as_documented() -> None:
+    """Would catch a page with a setting that there is not, or that says something else than the command line."""
+    known, documented = {*run_setting_names(), *built_in_setting_names(), "out"}, dict[str, set[str]]()
+    for row in tables("Settings"):
+        ours = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)`", row[0])}
+        assert ours and ours <= known, row
+        for theirs in re.findall(r"`(\w+)`", "".join(row[1:5])):
+            documented.setdefault(theirs.lower(), set()).update(ours)
+    for name, ours in documented.items():
+        answer = re.fullmatch(rf"unknown setting {name}: here it is (.*)", str(unknown_setting("setting", name, known)))
+        assert answer and {*NAME.findall(answer[1])} <= ours, name
+    for formula, theirs in ELSEWHERE.items():
+        assert all({*NAME.findall(formula)} <= documented[name] for name in theirs.split() if name != "lr"), formula
+    page = (ROOT / "docs" / "coming_from.md").read_text()
+    flags = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]*)", page)}
+    assert flags <= known | {"lr", "env_id", "resume"}
+
+
+def test_documented_metrics_and_files_exist(cartpole: Path, tmp_path: Path) -> None:
+    """Would catch the name of a metric or of a file that no run has."""
+    metrics = {*rows(cartpole)[0]}
+    for algo, small in (
+        ("ppo", {"horizon": 10, "epochs": 1, "minibatches": 2}),
+        ("dqn", {"warmup_steps": 20, "batch_size": 8}),
+    ):
+        settings = {**TINY_SERIAL_RUN, "algo": algo, "log_interval_steps": 40, **small}
+        metrics |= {*rows(accel_rl.train(**settings, steps=80, out=tmp_path / algo))[-1]}
+    assert {name for row in tables("Metrics") for name in re.findall(r"`([\w/]+)`", row[0])} <= metrics
+    files = [name for row in tables("Files") for name in re.findall(r"`([^`]+)`", row[0])]
+    assert len(files) > 10 and all([*cartpole.glob(name)] for name in files)
 
 
 # ---- where it is called from ----
@@ -326,7 +383,13 @@ BAD_ARGUMENTS = [
     ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),
     ("train --workers 0", "workers=0 must be at least 1"),
     ("train --learning-rate -1", "learning_rate=-1.0 must be greater than 0"),
+    ("train --lr 1e-3", "unknown argument --lr: here it is --learning-rate$"),
+    ("train --learning_rate 1e-3", "unknown argument --learning_rate: here it is --learning-rate$"),
+    ("train --algo ppo --batch-size 64", "--batch-size: here it is --envs x --horizon / --minibatches$"),
+    ("train --algo a2c --batch-size 64", "--batch-size: here it is --envs x --horizon$"),
+    ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
     ("train --learning-rate fast", "learning_rate='fast' must be of type float"),
+    ("train --steps 1.5", "steps=1.5 must be of type int"),
     ("train --learning-rate nan", "learning_rate='nan' must be of type float"),
     ("train --discount 2", "discount=2.0 must be at most 1"),
     ("train --steps", "--steps: expected one argument"),
@@ -337,7 +400,10 @@ BAD_ARGUMENTS = [
     ("train --frame-skip 2 --env CartPole-v1", "frame_skip is a setting of Atari games, but CartPole-v1 is none"),
     ("train --env-options '{frame_skip: 2}'", "pong takes no env_options"),
     ("train --env CartPole-v1 --env-options '{gravty: 2}'", "unexpected keyword argument 'gravty'"),
-    ("train --env CartPole-v1 --env-options 3", "env_options=3 must be of type dict"),
+    (
+        "train --env CartPole-v1 --env-options 3",
+        "env_options='3' must be a mapping, as in --env-options",
+    ),
     ("train --config {folder}", "cannot read settings from .*: Is a directory"),
     ("train --config {folder}/broken.yaml", "broken.yaml is not YAML"),
     ("train --config {folder}/binary.yaml", "binary.yaml is not YAML"),
@@ -403,6 +469,8 @@ def test_bad_settings_are_refused_in_python(tmp_path: Path) -> None:
     """Would catch a keyword that is ignored, or another exception than the documented one."""
     with pytest.raises(UsageError, match="unknown setting 'learnin_rate'; did you mean learning_rate"):
         accel_rl.train(learnin_rate=1, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="unknown setting lr: here it is learning_rate"):
+        accel_rl.train(lr=1, out=tmp_path / "run")
     assert os.listdir(tmp_path) == []
 
 
@@ -413,12 +481,25 @@ def test_a_real_process_refuses_bad_arguments_as_well() -> None:
     assert result.out == ""
 
 
-def test_the_list_of_commands_is_there_at_once() -> None:
-    """Would catch a command whose arguments import what only its run needs: seconds before any answer."""
+def test_what_needs_no_algorithm_is_answered_at_once(tmp_path: Path) -> None:
+    """Would catch a command whose arguments, or a mistake whose answer, import what only a run needs: that takes
+    seconds."""
+    (tmp_path / "config.yaml").write_text("algo: dqn\n")
     code = (
-        "import sys; from accel_rl import cli; cli._parser([]); sys.exit(not {'torch', 'yaml'}.isdisjoint(sys.modules))"
+        "import sys; from accel_rl import cli; cli._parser([]); assert 'yaml' not in sys.modules\n"
+        "for words in ('trian', 'train --lr 1', 'train --algo ppo --clip-rang=1', 'train --algo a2d --out x', "
+        f"'train --config {tmp_path}/config.yaml --epsilon-stps 1', 'launch --resume {tmp_path} --seeed 1'):\n"
+        "    assert cli.main(words.split()) == 2, words\n"
+        "    assert {'torch', 'gymnasium', 'numba', 'numpy'}.isdisjoint(sys.modules), words\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0 and process.stderr.count("\n") == 6, process.stderr
+
+
+def test_the_names_of_built_in_settings_are_all_known() -> None:
+    """Would catch a setting that sources spell in another way, whose flag would be refused as mistyped."""
+    classes = {find_algo(name)[0] for name in preset_names()}
+    assert {*built_in_setting_names()} == {f.name for algo in classes for f in fields(algo.Settings)}
 
 
 def test_too_few_addresses_for_torch_are_one_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from accel_rl.algos.base import RunInfo, Stats
 from accel_rl.algos.batches import bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.distributions import Categorical
@@ -26,11 +26,11 @@ REFERENCE_BATCH = 80  # samples: 16 environments x 5 steps, to which the paper's
 
 @dataclass(frozen=True)
 class A2CSettings(AuxiliarySettings, ActorCriticSettings):
-    gae_lambda: float = setting(
+    gae_lambda: float = basic_setting(
         1.0, "1: n-step returns to the end of the rollout; less: generalized advantage", least=0, most=1
     )
-    value_weight: float = setting(0.25, "weight of the squared error of the value (not halved)", least=0)
-    entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
+    value_weight: float = basic_setting(0.25, "weight of the squared error of the value (not halved)", least=0)
+    entropy_weight: float = basic_setting(0.01, "weight of the policy's entropy", least=0)
     entropy_schedule: str = schedule_setting("constant", "schedule of the entropy weight")
     learning_rate_scaling: str = setting(
         "none", "sqrt: times the root of (envs x horizon / 80) (Stooke & Abbeel 5.3)", choices=("none", "sqrt")

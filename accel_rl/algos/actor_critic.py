@@ -12,7 +12,7 @@ from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_head
 from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo, Stats, masked_sum
 from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.running_statistics import ActorCriticStatistics
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
@@ -39,12 +39,12 @@ class ActorCriticSettings(CoreSettings, AlgoSettings):
         "orthogonal matrices times sqrt(2), 0.01 of the policy's, 1 of the value's, biases of 0",
         choices=("normalized", "fan_in", "orthogonal"),
     )
-    normalize_observations: bool = setting(
+    normalize_observations: bool = basic_setting(
         False,
         "normalize observations to mean 0, variance 1 by running statistics; from pictures of bytes, subtract the "
-        "background, the most frequent pixel of the first rollout",
+        "background",
     )
-    normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
+    normalize_returns: bool = basic_setting(False, "divide rewards by the running std of discounted returns")
 
 
 class ActorCriticAlgo(Algo):

@@ -12,7 +12,7 @@ from torch import Tensor
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
 from accel_rl.algos.base import RunInfo
 from accel_rl.algos.replay_settings import saves
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.host_memory import check_fits
@@ -36,7 +36,7 @@ def _check_weight(value: float) -> None:
 class AuxiliarySettings:
     """What an actor-critic that takes auxiliary tasks has besides its own settings."""
 
-    auxiliary: tuple[str, ...] = setting(
+    auxiliary: tuple[str, ...] = basic_setting(
         ("none",), "auxiliary tasks: pixel_control, value_replay and reward_prediction (Jaderberg et al. 2017, UNREAL)"
     )
     auxiliary_replay_steps: int = setting(2000, "steps of each environment that their replay keeps (UNREAL)", least=4)

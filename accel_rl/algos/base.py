@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.algos.schedules import schedule, schedule_setting
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
@@ -29,19 +29,19 @@ Module = TypeVar("Module", bound=nn.Module)
 class AlgoSettings:
     """What every algorithm has; subclass it to add settings, each becomes a flag."""
 
-    discount: float = setting(0.99, "discount of future rewards, per step", least=0, most=1)
-    learning_rate: float = setting(7e-4, "step size of the optimizer", above=0)
-    learning_rate_schedule: str = schedule_setting("constant", "schedule of the learning rate")
+    discount: float = basic_setting(0.99, "discount of future rewards, per step", least=0, most=1)
+    learning_rate: float = basic_setting(7e-4, "step size of the optimizer", above=0)
+    learning_rate_schedule: str = schedule_setting("constant", "schedule of the learning rate", basic=True)
     optimizer: str = setting("rmsprop", "optimizer: rmsprop, adam, radam, momentum_sgd, sgd or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the optimizer, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]
-    clip_grad_norm: float | None = setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
+    clip_grad_norm: float | None = basic_setting(0.5, "largest norm of the whole gradient; null: not clipped", above=0)
 
 
 @dataclass(frozen=True)
 class CoreSettings:
     """What algorithms with a recurrent core have besides; derive settings from it and from AlgoSettings."""
 
-    core: str = setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
+    core: str = basic_setting("none", "recurrent core after the network", choices=("none", "lstm", "gru"))
     core_size: int = setting(256, "units of the recurrent core", least=1)
     previous_inputs: bool = setting(False, "the recurrent core also sees the last action and the last reward")
 

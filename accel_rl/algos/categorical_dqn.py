@@ -11,7 +11,7 @@ from torch import Tensor
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.dqn import DQN, DQNSettings
 from accel_rl.algos.returns import project_distribution
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
@@ -22,9 +22,9 @@ MIN_PROBABILITY = 1e-6  # in divergences and as a priority
 
 @dataclass(frozen=True)
 class CategoricalDQNSettings(DQNSettings):
-    atoms: int = setting(51, "number of returns in the support of a distribution, at equal distances", least=2)
-    v_min: float = setting(-10.0, "the smallest of them")
-    v_max: float = setting(10.0, "the largest of them")
+    atoms: int = basic_setting(51, "number of returns in the support of a distribution, at equal distances", least=2)
+    v_min: float = basic_setting(-10.0, "the smallest of them")
+    v_max: float = basic_setting(10.0, "the largest of them")
 
 
 class CategoricalDQN(DQN):

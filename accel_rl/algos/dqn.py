@@ -16,7 +16,7 @@ from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
 from accel_rl.algos.running_statistics import ReplayStatistics
 from accel_rl.algos.schedules import schedule
 from accel_rl.algos.secondary import SecondaryNetwork
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action
@@ -33,10 +33,10 @@ MAX_PRIORITY = 1.0  # of the error, in the authors' code: as the Huber loss clip
 
 @dataclass(frozen=True)
 class DQNSettings(ReplaySettings):
-    target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
-    double: bool = setting(False, "the learning network chooses the action, the target network gives its value")
-    dueling: bool = setting(
-        False, "values from two streams: of the state, and of each action's advantage (the papers clip at 10 with it)"
+    target_interval_steps: int = basic_setting(10_000, "agent steps between two copies of the target network", least=1)
+    double: bool = basic_setting(False, "the learning network chooses the action, the target network gives its value")
+    dueling: bool = basic_setting(
+        False, "two streams: the state's value and each action's advantage (the papers clip at 10 with it)"
     )
     normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")
     secondary_batch_size: int | None = setting(

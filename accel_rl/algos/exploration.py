@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 
 
 @dataclass(frozen=True)
 class ExplorationSettings:
-    epsilon_final: tuple = setting(  # type: ignore[type-arg]
+    epsilon_final: tuple = basic_setting(  # type: ignore[type-arg]
         (0.1,), "final probability of a random action; of several values, each environment draws its own"
     )
     epsilon_odds: tuple | None = setting(  # type: ignore[type-arg]
         None, "probabilities of these values, as in 0.4,0.3,0.3; null: equal ones"
     )
-    epsilon_steps: int = setting(
+    epsilon_steps: int = basic_setting(
         1_000_000, "agent steps in which epsilon falls linearly from 1 to its final value", least=1
     )
     epsilon_eval: float = setting(0.05, "probability of a random action in evaluations", least=0, most=1)

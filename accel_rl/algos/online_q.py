@@ -14,7 +14,7 @@ from accel_rl.algos.base import AlgoSettings, MakeUpdate, Stats, frozen_copy, ma
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import discounted_return
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting
 from accel_rl.models.q_network import of_action
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
@@ -22,13 +22,13 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class OnlineQSettings(ExplorationSettings, AlgoSettings):
-    target: str = setting(
+    target: str = basic_setting(
         "n_step_q",
         "n_step_q: rewards until the rollout's end and the best value there; one_step_q: the next reward and the best "
         "value after it; one_step_sarsa: the next reward and the value of the action that was taken",
         choices=("n_step_q", "one_step_q", "one_step_sarsa"),
     )
-    target_interval_steps: int = setting(10_000, "agent steps between two copies of the target network", least=1)
+    target_interval_steps: int = basic_setting(10_000, "agent steps between two copies of the target network", least=1)
 
 
 class QBatch(NamedTuple):

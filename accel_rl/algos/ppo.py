@@ -12,7 +12,7 @@ from accel_rl.algos.base import RunInfo, Stats, masked_sum, stack_stats
 from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, random_orders
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.schedules import schedule_setting
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
@@ -20,22 +20,24 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class PPOSettings(AuxiliarySettings, ActorCriticSettings):
-    epochs: int = setting(4, "passes over each rollout", least=1)
-    minibatches: int = setting(4, "equal parts of a pass, one update each", least=1)
-    clip: float = setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
+    epochs: int = basic_setting(4, "passes over each rollout", least=1)
+    minibatches: int = basic_setting(4, "equal parts of a pass, one update each", least=1)
+    clip: float = basic_setting(0.2, "how far a ratio may leave 1 before its sample stops counting", above=0)
     clip_schedule: str = schedule_setting("linear", "schedule of the clip")
     value_clip: float | None = setting(None, "how far the value may leave the recorded one; null: not clipped", above=0)
     target_kl: float | None = setting(
         None, "stop the epochs once the approximate KL divergence exceeds 1.5 times this", above=0
     )
-    normalize_advantage: str = setting(
+    normalize_advantage: str = basic_setting(
         "none",
         "advantages to mean 0 and std 1: of the whole rollout, or of each minibatch by itself",
         choices=("none", "rollout", "minibatch"),
     )
-    gae_lambda: float = setting(0.95, "generalized advantage: 1: high variance; 0: one-step, biased", least=0, most=1)
-    value_weight: float = setting(1.0, "weight of the squared error of the value (not halved)", least=0)
-    entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
+    gae_lambda: float = basic_setting(
+        0.95, "generalized advantage: 1: high variance; 0: one-step, biased", least=0, most=1
+    )
+    value_weight: float = basic_setting(1.0, "weight of the squared error of the value (not halved)", least=0)
+    entropy_weight: float = basic_setting(0.01, "weight of the policy's entropy", least=0)
     entropy_schedule: str = schedule_setting("constant", "schedule of the entropy weight")
 
 

@@ -15,7 +15,7 @@ from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import generalized_advantage
 from accel_rl.algos.running_statistics import ActorCriticStatistics
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action
@@ -25,9 +25,9 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class PQNSettings(ExplorationSettings, CoreSettings, AlgoSettings):
-    epochs: int = setting(2, "passes over each rollout", least=1)
-    minibatches: int = setting(32, "equal parts of a pass, one update each", least=1)
-    return_lambda: float = setting(
+    epochs: int = basic_setting(2, "passes over each rollout", least=1)
+    minibatches: int = basic_setting(32, "equal parts of a pass, one update each", least=1)
+    return_lambda: float = basic_setting(
         0.65, "lambda of the returns: 1: rewards until the rollout's end; 0: one reward", least=0, most=1
     )
     normalize_returns: bool = setting(False, "divide rewards by the running std of discounted returns")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accel_rl.algos.base import Stats, masked_sum
 from accel_rl.algos.dqn import DQN, MAX_PRIORITY, MIN_PRIORITY, DQNSettings
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.transitions import TransitionBatch
@@ -18,7 +18,7 @@ from accel_rl.replay.transitions import TransitionBatch
 
 @dataclass(frozen=True)
 class QRDQNSettings(DQNSettings):
-    quantiles: int = setting(200, "number of quantiles of each action's return", least=1)
+    quantiles: int = basic_setting(200, "number of quantiles of each action's return", least=1)
 
 
 class QRDQN(DQN):

@@ -11,7 +11,7 @@ import torch
 
 from accel_rl.algos.base import AlgoSettings, RunInfo
 from accel_rl.algos.exploration import ExplorationSettings
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device
@@ -26,17 +26,17 @@ MAX_SAVED_BYTES = 2 * 10**9  # of a replay that checkpoints hold by default
 
 @dataclass(frozen=True)
 class ReplaySettings(ExplorationSettings, AlgoSettings):
-    batch_size: int = setting(32, "samples of an update (with a central store: of each learner's)", least=1)
-    training_intensity: float = setting(8.0, "how often a sample is learned from, on average", above=0)
-    replay_size: int = setting(
-        1_000_000, "steps that are kept, over all environments (with a central store: of each learner)", least=1
+    batch_size: int = basic_setting(32, "samples of an update (central store: of each learner's)", least=1)
+    training_intensity: float = basic_setting(8.0, "how often a sample is learned from, on average", above=0)
+    replay_size: int = basic_setting(
+        1_000_000, "steps kept, over all environments (central store: of each learner)", least=1
     )
     replay_device: str = setting("auto", "where they are kept: cpu or cuda:0; auto: where the network learns")
-    warmup_steps: int = setting(
-        50_000, "agent steps of random actions before the first update (with a central store: of each learner)", least=1
+    warmup_steps: int = basic_setting(
+        50_000, "random agent steps before the first update (central store: of each learner)", least=1
     )
-    n_step: int = setting(1, "rewards of a return before the target network's value continues it", least=1)
-    prioritized: bool = setting(False, "draw samples by the size of their last error")
+    n_step: int = basic_setting(1, "rewards of a return before the target network's value continues it", least=1)
+    prioritized: bool = basic_setting(False, "draw samples by the size of their last error")
     priority_alpha: float = setting(0.6, "exponent of the priority; 0: uniform", least=0)
     priority_beta: float = setting(0.4, "exponent of the importance weights, at first", least=0, most=1)
     priority_beta_steps: int = setting(50_000_000, "agent steps until that is 1, linearly", least=1)

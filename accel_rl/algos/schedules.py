@@ -20,13 +20,13 @@ Points = tuple[tuple[float, float], ...]  # (agent step, factor), steps increasi
 FORMS = "constant, linear, linear:FRACTION, or points STEP:FACTOR as in '0:1 2e6:0.5 5e6:0.1'"
 
 
-def schedule_setting(default: str, help: str) -> Any:
+def schedule_setting(default: str, help: str, basic: bool = False) -> Any:
     """Returns a field of a settings dataclass that holds a schedule, checked when the settings are built."""
     return setting(
         default,
-        f"{help}: constant, linear (to 0 at schedule_steps), linear:0.1 (to that fraction of it), or points "
-        "step:factor with linear interpolation, as in '0:1 2e6:0.5 5e6:0.1'",
+        f"{help}: constant, linear (to 0), linear:0.1 (to a tenth), or points as in '0:1 2e6:0.5 5e6:0.1'",
         check=points,
+        basic=basic,
     )
 
 

@@ -17,7 +17,7 @@ from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.batches import bootstrap
 from accel_rl.algos.returns import vtrace
 from accel_rl.algos.schedules import schedule_setting
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update
@@ -25,13 +25,13 @@ from accel_rl.updates import Update
 
 @dataclass(frozen=True)
 class VTraceSettings(AuxiliarySettings, ActorCriticSettings):
-    batches: int = setting(20, "equal parts that the environments are divided into, one for each update", least=1)
-    batch_steps: int = setting(20, "newest steps of these environments that an update learns from", least=1)
-    steps_per_update: int = setting(1, "steps of all environments between two updates", least=1)
+    batches: int = basic_setting(20, "equal parts that the environments are divided into, one for each update", least=1)
+    batch_steps: int = basic_setting(20, "newest steps of these environments that an update learns from", least=1)
+    steps_per_update: int = basic_setting(1, "steps of all environments between two updates", least=1)
     rho_bar: float = setting(1.0, "largest weight of a sample", above=0)
     c_bar: float = setting(1.0, "largest weight of what follows a sample; at most rho_bar", above=0)
-    value_weight: float = setting(0.5, "weight of the squared error of the value (not halved)", least=0)
-    entropy_weight: float = setting(0.01, "weight of the policy's entropy", least=0)
+    value_weight: float = basic_setting(0.5, "weight of the squared error of the value (not halved)", least=0)
+    entropy_weight: float = basic_setting(0.01, "weight of the policy's entropy", least=0)
     entropy_schedule: str = schedule_setting("constant", "schedule of the entropy weight")
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from accel_rl.analysis.plot import plot_runs
 from accel_rl.analysis.trained_policy import load
 from accel_rl.analysis.video import record_video
+from accel_rl.config.sources import read_settings
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training.log import command
-from accel_rl.training.run_directory import read_settings
 from accel_rl.training.trust import foreign_code
 
 FINAL_SEED = 1_000_003  # added to the run's, so that the final games are new ones

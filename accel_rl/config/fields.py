@@ -1,6 +1,8 @@
 """Settings are fields of frozen dataclasses: each has a default, a sentence of help, and the rule it must obey."""
 
+import functools
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable
@@ -21,15 +23,20 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] | None = None,
     check: Callable[[Any], object] | None = None,
+    basic: bool = False,
 ) -> Any:
     """Makes a dataclass field. least, most: bounds that may be reached; above: a bound that may not.
 
     check: raises ValueError for a value that breaks its rule; the message says the rule and the way out: 'must be ...'.
-    """
-    metadata = {"help": help, "least": least, "above": above, "most": most, "choices": choices, "check": check}
+    basic: the help shows it; --help-all shows all others, too."""
+    rule = {"least": least, "above": above, "most": most, "choices": choices, "check": check}
+    metadata = {"help": help, "basic": basic, **rule}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+basic_setting = functools.partial(setting, basic=True)
 
 
 def build(cls: type, values: dict[str, Any]) -> Any:
@@ -55,6 +62,11 @@ def fields_checked_by(check: Callable[[Any], object], cls: Any) -> list[str]:
     return [f.name for f in fields(cls) if f.metadata.get("check") is check]
 
 
+def flag_of(name: str) -> str:
+    """Returns a setting's flag."""
+    return f"--{name.replace('_', '-')}"
+
+
 def _convert(name: str, value: Any, to: Any) -> Any:
     """Returns the value as the type that the field declares; text from the command line is read as YAML."""
     accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
@@ -63,7 +75,7 @@ def _convert(name: str, value: Any, to: Any) -> Any:
     wanted = next(t for t in accepted if t is not type(None))
     origin = typing.get_origin(wanted) or wanted
     if isinstance(value, str) and origin is not str:
-        value = _parse(value, is_tuple=origin is tuple)
+        value = _parse_mapping(name, value) if origin is dict else _parse(value, origin)
         if value is None and type(None) in accepted:
             return None
     if origin is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -81,14 +93,29 @@ def _convert(name: str, value: Any, to: Any) -> Any:
     raise UsageError(f"{name}={value!r} must be of type {getattr(wanted, '__name__', wanted)}")
 
 
-def _parse(text: str, is_tuple: bool) -> Any:
-    if is_tuple:
+def _parse(text: str, kind: type) -> Any:
+    if kind is tuple:
         numbers = re.sub(r"(?<=\d)\s*x\s*(?=\d)", ",", text.strip("()[] "))
         text = f"[{numbers}]"  # 84x84, 84,84 and (84, 84) are the same
+    if kind is int and (match := re.fullmatch(r"(\d+|\d*\.\d+)([kKM])", text)):
+        text = match[1] + ("e6" if match[2] == "M" else "e3")
     try:
         return _number(yaml.safe_load(text))
     except yaml.YAMLError:
         return text
+
+
+def _parse_mapping(name: str, text: str) -> Any:
+    """Returns a mapping in YAML. Raises UsageError, which says how one is typed, for g=1 and whatever else is none."""
+    value = _parse(text, dict)
+    is_pair = re.compile(r"[\w.]+[=:]").match  # {g:1}, too, which YAML reads as the name "g:1" without a value
+    if value is None or (isinstance(value, dict) and not any(is_pair(str(key)) for key in value)):
+        return value
+    bare = text.removeprefix("dict(").strip("{}() ")
+    pairs = [re.split("[=:]", pair, maxsplit=1) for pair in re.split(r"[,\s]+(?=\w+[=:])", bare)]
+    words = [": ".join(word.strip() for word in pair) for pair in pairs if len(pair) == 2] or ["NAME: VALUE"]
+    form = shlex.quote("{" + ", ".join(words) + "}")
+    raise UsageError(f"{name}={text!r} must be a mapping, as in {flag_of(name)} {form}")
 
 
 def _number(value: Any) -> Any:

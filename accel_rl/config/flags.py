@@ -2,24 +2,27 @@
 
 import argparse
 import typing
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any
 
+from accel_rl.config.fields import flag_of
 from accel_rl.config.presets import preset_settings
 
 
-def add_flags(group: Any, settings: type, presets: list[dict[str, Any]]) -> None:
+def add_flags(group: Any, settings: type, presets: list[dict[str, Any]], shown: Collection[str]) -> None:
     """Adds a flag for every field of a settings class to an argument group of argparse.
 
-    presets: those whose values are shown as defaults."""
+    presets: those whose values are shown as defaults. shown: names of fields that the help shows besides basic ones."""
     types = typing.get_type_hints(settings)
     for field in fields(settings):
-        _add_flag(group, field, types[field.name], presets)
+        help_text = (field.metadata.get("help", "") + _describe_default(field, presets)).replace("%", "%%")
+        is_shown = field.metadata.get("basic") or field.name in shown
+        _add_flag(group, field, types[field.name], help_text if is_shown else argparse.SUPPRESS)
 
 
-def _add_flag(group: Any, field: Any, field_type: Any, presets: list[dict[str, Any]]) -> None:
-    flag = f"--{field.name.replace('_', '-')}"
-    help_text = (field.metadata.get("help", "") + _describe_default(field, presets)).replace("%", "%%")
+def _add_flag(group: Any, field: Any, field_type: Any, help_text: str) -> None:
+    flag = flag_of(field.name)
     if field_type in (bool, bool | None):
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         return
@@ -33,6 +36,8 @@ def _metavar(name: str, field_type: Any) -> str:
         return "SECONDS"
     if field_type in (int, int | None):
         return "N"
+    if field_type is dict:
+        return "{K: V}"
     return "X" if field_type in (float, float | None) else name.rsplit("_", 1)[-1].upper()
 
 
@@ -42,8 +47,8 @@ def _describe_default(field: Any, presets: list[dict[str, Any]]) -> str:
     pixels, vectors, box = (_default(field, values) for values in (for_pixels, for_vectors, for_box))
     if pixels is None:
         return ""
-    of_vectors = "" if vectors == pixels else f"; for vector observations: {vectors}"
-    of_box = "" if box == vectors else f"; for vectors with Box actions: {box}"
+    of_vectors = "" if vectors == pixels else f"; vectors: {vectors}"
+    of_box = "" if box == vectors else f"; vectors, Box actions: {box}"
     return f" (default: {pixels}{of_vectors}{of_box})"
 
 
@@ -51,7 +56,7 @@ def _default(field: Any, values: dict[str, Any]) -> Any:
     """Returns the default where presets set these values; None if there is none to show."""
     value = field.default if field.name == "algo" else values.get(field.name, field.default)
     if isinstance(value, tuple | list):
-        return ("x" if all(isinstance(item, int) for item in value) else ",").join(map(str, value))
+        return ("x" if all(isinstance(item, int) for item in value) else ",").join(map(str, value)) or None
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {v}" for name, v in value.items()) + "}"
     return value if isinstance(value, bool | int | float | str) else None

@@ -1,8 +1,8 @@
-"""The settings that every run has, whatever its algorithm and environment. Their help is `accel-rl train --help`."""
+"""The settings that every run has, whatever its algorithm and environment: `accel-rl train --help-all` shows them."""
 
 from dataclasses import dataclass
 
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import basic_setting, setting
 
 
 def _check_names(values: tuple[object, ...]) -> None:
@@ -15,21 +15,23 @@ def _check_names(values: tuple[object, ...]) -> None:
 class RunSettings:
     """What every run has: names, sizes, sampling, logging, evaluation."""
 
-    algo: str = setting("a2c", "an algorithm's name (`accel-rl list algos`), or package.module:Class for your own Algo")
-    env: str = setting(
+    algo: str = basic_setting(
+        "a2c", "an algorithm's name (`accel-rl list algos`), or package.module:Class for your own Algo"
+    )
+    env: str = basic_setting(
         "pong",
         "an Atari game, a gymnasium id, package:id where importing the package registers it, package.module:factory; "
-        "in batches: vector:id of gymnasium's, envpool:id of EnvPool's (`accel-rl list envs`)",
+        "in batches: vector:id, envpool:id (`accel-rl list envs`)",
     )
-    preset: str | None = setting(None, "a variant of the algorithm, by name (`accel-rl list presets`)")
-    env_preset: str = setting("stooke", "Atari: frame processing and episode rules", choices=("stooke", "dqn84", "v5"))
+    preset: str | None = basic_setting(None, "a variant of the algorithm (`accel-rl list presets`)")
+    env_preset: str = basic_setting("stooke", "Atari: frames and episode rules", choices=("stooke", "dqn84", "v5"))
     simulator: str = setting(
         "auto",
         "Atari: the emulator: native, the project's own, steps all environments of a process in one compiled call; "
         "ale: ale-py's; auto: native where it is exact and Numba is installed, else ale",
         choices=("auto", "native", "ale"),
     )
-    env_options: dict = setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
+    env_options: dict = basic_setting({}, "keyword arguments of a gymnasium environment or factory, as in {g: 9.8}")  # type: ignore[type-arg]
     wrappers: tuple[str, ...] = setting(
         (),
         "wrappers around the environment, the innermost first, as in gymnasium.wrappers:FlattenObservation,...",
@@ -40,7 +42,7 @@ class RunSettings:
         "auto: where an environment says which actions are allowed, no others are taken; none: masks are ignored",
         choices=("auto", "none"),
     )
-    network: str | None = setting(
+    network: str | None = basic_setting(
         None,
         "a3c, nature, nature_half, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or "
         "package.module:factory of your own: factory(spec) -> nn.Module",
@@ -48,22 +50,22 @@ class RunSettings:
     layer_norm: bool = setting(
         False, "layer normalization between each layer of a built-in network and its ReLU or tanh, as in PQN"
     )
-    seed: int = setting(0, "seed of all random numbers in the run", least=0)
-    steps: int = setting(1_000_000, "agent steps of the run, summed over all environments", least=1)
+    seed: int = basic_setting(0, "seed of all random numbers in the run", least=0)
+    steps: int = basic_setting(1_000_000, "agent steps of the run, summed over all environments", least=1)
     schedule_steps: int | None = setting(
         None, "agent steps over which schedules run (default: those of --steps)", least=1
     )
-    device: str = setting("auto", "where the network acts and learns: auto, cpu or cuda:0")
+    device: str = basic_setting("auto", "where the network acts and learns: auto, cpu or cuda:0")
     deterministic: bool = setting(
         False, "repeat bit for bit: CUDA by its deterministic operations, --sampler queued without threads (slower)"
     )
 
-    envs: int = setting(
+    envs: int = basic_setting(
         16,
         "environments of the whole run, half of them in each of two alternating groups (the default is per learner)",
         least=1,
     )
-    workers: int | None = setting(
+    workers: int | None = basic_setting(
         None, "simulator processes (default: one per logical CPU, as far as the environments divide evenly)", least=1
     )
     envs_per_worker: int | None = setting(None, "environments of each worker, instead of --workers", least=1)
@@ -75,7 +77,7 @@ class RunSettings:
         "learner's own process (chosen by itself for such an environment)",
         choices=("alternating", "serial", "queued", "device"),
     )
-    horizon: int = setting(5, "steps of each environment per rollout", least=1)
+    horizon: int = basic_setting(5, "steps of each environment per rollout", least=1)
     reset_mode: str = setting(
         "auto",
         "when a game ends, its environment is reset at once (immediate), waits for the end of the rollout (wait), or "
@@ -109,18 +111,17 @@ class RunSettings:
     )
 
     log_interval_steps: int = setting(10_000, "agent steps between rows of progress.csv", least=1)
-    eval_interval_steps: int = setting(250_000, "agent steps between evaluations; 0: none", least=0)
-    eval_episodes: int = setting(16, "games per evaluation", least=1)
+    eval_interval_steps: int = basic_setting(250_000, "agent steps between evaluations; 0: none", least=0)
+    eval_episodes: int = basic_setting(16, "games per evaluation", least=1)
     eval_steps: int | None = setting(
         None,
         "evaluate for this many agent steps, over all environments, instead of --eval-episodes; games that end count",
         least=1,
     )
     eval_greedy: bool = setting(False, "evaluate the most likely actions instead of sampled ones")
-    final_games: int = setting(
+    final_games: int = basic_setting(
         0,
-        "games that the final policy plays once `accel-rl train` has made all steps: final.json has their scores, "
-        "video.mp4 shows another one",
+        "games that the final policy plays: final.json has their scores, video.mp4 shows another one",
         least=0,
     )
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)

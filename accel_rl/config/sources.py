@@ -30,6 +30,13 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     return values
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Returns the settings of a run, from its config.yaml. Raises UsageError if the folder holds none."""
+    if not (folder / "config.yaml").exists():
+        raise UsageError(f"{folder} holds no run (no config.yaml)")
+    return read_yaml(folder / "config.yaml", "settings")
+
+
 def overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of both sources; where both have one, or one of two ALTERNATIVES, that of `above`."""
     replaced = {name for pair in ALTERNATIVES if pair & above.keys() for name in pair}

@@ -30,7 +30,7 @@ def train(
     show: bool = False,
     **settings: Any,
 ) -> Path:
-    """Trains an agent; returns the run's folder. Takes every setting of `accel-rl train --help` by its field name.
+    """Trains an agent; returns the run's folder. Takes every setting of `accel-rl train --help-all` by its field name.
 
     out: the run's folder; config: a YAML file of settings; resume: the folder of a run to continue, up to `steps`;
     overwrite: replaces the run that `out` holds; trust: resumes also from another user's checkpoint, although reading

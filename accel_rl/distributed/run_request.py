@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel_rl.config.sources import read_settings
 from accel_rl.training.build import check
 from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import choose_folder, create, prepare_resume, read_settings, reopen
+from accel_rl.training.run_directory import choose_folder, create, prepare_resume, reopen
 
 
 @dataclass(frozen=True)

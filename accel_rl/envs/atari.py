@@ -6,50 +6,22 @@ the pixel-wise maximum of the last two screens, downsized. A step allocates no m
 """
 
 import functools
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 import ale_py
 import gymnasium
 import numpy as np
 
-from accel_rl.config.fields import build, setting
+from accel_rl.config.atari_options import AtariOptions
+from accel_rl.config.fields import build
 from accel_rl.envs.frames import FrameMaker
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
-from accel_rl.errors import UsageError, unknown
+from accel_rl.errors import unknown
 
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 NUM_STARTS = 93  # prepared starts of a game, three for each of 0 to 30 no-ops: 1.6 MB at 104x80
-
-
-@dataclass(frozen=True)
-class AtariOptions:
-    """Frame processing and episode rules; a step is one decision of the agent."""
-
-    # 104x80 is half of 208x160: two rows are cropped (Stooke & Abbeel 5.1).
-    frame_shape: tuple[int, int] = setting((104, 80), "height x width of a frame")
-    frame_skip: int = setting(4, "emulator frames per step", least=1)
-    frame_stack: int = setting(4, "number of newest frames that the network sees", least=1)
-    color: bool = setting(False, "frames in colour (RGB) instead of greyscale; takes --frame-stack 1")
-    noop_max: int = setting(30, "most no-op frames at the start of a game; their number is drawn uniformly", least=0)
-    repeat_action_probability: float = setting(
-        0.0, "sticky actions: probability, per frame, that the last action is repeated", least=0, most=1
-    )
-    episodic_lives: bool = setting(True, "a lost life ends the learner's episode (not the game, not the score)")
-    clip_reward: bool = setting(True, "the learner sees the sign of the reward (the score is raw)")
-    max_episode_steps: int = setting(
-        27_000, "steps after which a game is truncated (27000: 30 minutes of play)", least=1
-    )
-    fire_on_start: bool = setting(True, "press NOOP, FIRE and UP at a new game or life, where the game has them")
-
-    def __post_init__(self) -> None:
-        if len(self.frame_shape) != 2 or not all(isinstance(n, int) and n > 0 for n in self.frame_shape):
-            raise UsageError(f"frame_shape={self.frame_shape} must be two positive integers, as in 84x84")
-        if self.color and self.frame_stack > 1:
-            raise UsageError(
-                f"color takes single frames, but frame_stack={self.frame_stack}; set frame_stack=1 (--frame-stack 1)"
-            )
 
 
 PRESETS = {

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator.exactness import TABLE, read_table
 from accel_rl.emulator.machine_code import check_numba
-from accel_rl.envs.atari import AtariOptions, AtariSimulator, game_name, games, make_options
+from accel_rl.envs.atari import AtariSimulator, game_name, games, make_options
 from accel_rl.envs.native import NativeBatch, NativeSimulator, make_native
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
@@ -28,7 +29,7 @@ def check_wrappers(config: EnvConfig) -> None:
     if config.wrappers and (game := game_name(config.env_id)):
         raise UsageError(
             f"{game} takes no wrappers, since all games of a process are stepped together; Atari games have settings "
-            "of their own (`accel-rl train --help`), and a factory (--env package.module:factory) may return "
+            "of their own (`accel-rl train --help-all`), and a factory (--env package.module:factory) may return "
             "gymnasium's ALE environment in any wrappers"
         )
 

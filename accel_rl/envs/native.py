@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from accel_rl.config.atari_options import AtariOptions
 from accel_rl.emulator import state as words
 from accel_rl.emulator import steps
 from accel_rl.emulator.consoles import Consoles, check_array
@@ -20,7 +21,7 @@ from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
 from accel_rl.emulator.rules import ACTIONS, rules_for
-from accel_rl.envs.atari import NUM_STARTS, AtariOptions, why_no_reserve
+from accel_rl.envs.atari import NUM_STARTS, why_no_reserve
 from accel_rl.envs.atari_states import is_native_state, pack, to_native, unpack
 from accel_rl.envs.spec import Array, EnvSpec, Outcome
 from accel_rl.errors import RunError, UsageError

@@ -15,7 +15,7 @@ def add_train(commands: Any, arguments: list[str]) -> None:
     command = commands.add_parser(
         "train",
         help="train an agent",
-        usage="accel-rl train [--algo NAME] [--env ENV] [--steps N] [--out DIR] [any other setting below]",
+        usage="accel-rl train [--algo NAME] [--env ENV] [--steps N] [--out DIR] [any other setting]",
         description="Trains an agent, by default A2C on Pong. Settings: default < preset < --config file < flag.",
         allow_abbrev=False,
     )
@@ -28,7 +28,7 @@ def add_launch(commands: Any, arguments: list[str]) -> None:
         "launch",
         help="train on all GPUs, or run an experiment on them",
         usage="accel-rl launch [--gpus 0-3 | --devices cpu,cpu] [--experiment FILE [--summary]] [--out DIR] "
-        "[any other setting below]",
+        "[any other setting]",
         description="Trains one agent on all GPUs, with a learner on each. With --experiment: trains every run of a "
         "grid of settings and seeds on these GPUs, continues where it was interrupted, and prints the results next to "
         "those of the paper.",
@@ -54,12 +54,8 @@ def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str])
     command.add_argument("--out", metavar="DIR", help="the run's folder (default: results/<algo>/<env>/<time>-s<seed>)")
     command.add_argument("--resume", metavar="RUN_DIR", help="continue the run in this folder, up to --steps")
     command.add_argument("--overwrite", action="store_true", help="replace the run that --out already holds")
-    command.add_argument(
-        "--trust", action="store_true", help="--resume: also from another user's checkpoint, which can run code"
-    )
-    command.add_argument(
-        "--show-affinity", action="store_true", help="print which logical CPUs learners and workers use, and exit"
-    )
+    command.add_argument("--trust", action="store_true", help="resume another user's checkpoint, which can run code")
+    command.add_argument("--show-affinity", action="store_true", help="print which logical CPUs are used, and exit")
     add_settings(command, arguments)
 
 
@@ -116,11 +112,10 @@ def _launch(options: argparse.Namespace) -> None:
 
 
 def _show_affinity(given: dict[str, Any]) -> None:
-    from accel_rl.config.sources import overlay
+    from accel_rl.config.sources import overlay, read_settings
     from accel_rl.training.build import check
     from accel_rl.training.description import describe_placement
     from accel_rl.training.resolve import resolve
-    from accel_rl.training.run_directory import read_settings
 
     resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
     saved = read_settings(Path(resume)) if resume else {}

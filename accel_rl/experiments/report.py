@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from accel_rl.analysis.plot import COLORS, LINE_STYLES, Curve, draw_curves, new_figure, save, short, tidy
 from accel_rl.analysis.plot import read_run as read_curve
+from accel_rl.config.sources import read_settings
 from accel_rl.errors import UsageError
 from accel_rl.experiments.grid import Combination, Experiment
 from accel_rl.hardware.description import format_machine
-from accel_rl.training.run_directory import read_settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

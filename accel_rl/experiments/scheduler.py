@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from accel_rl.config.sources import read_settings
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.grid import Experiment, ExperimentRun, read_experiment
@@ -35,7 +36,7 @@ from accel_rl.training.build import check
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config, resolve
-from accel_rl.training.run_directory import changed_settings, read_settings
+from accel_rl.training.run_directory import changed_settings
 
 POLL_S = 0.05
 TAIL_LINES = 10  # of a failed run's console output

@@ -3,35 +3,58 @@
 The command line imports this module for every command: it stays light."""
 
 import argparse
+import importlib.resources
+import inspect
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 
 def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Adds a flag for every setting of the run, of its learners, of the queued sampler, of Atari, and of the algorithm
-    that arguments name; and one for a file of them."""
+    """Adds a flag for every setting of the run and of the algorithm that arguments name, and one for a file of them.
+
+    Raises UsageError for a flag that is none of these, before it imports the algorithm: that takes seconds."""
     command.add_argument("--config", metavar="FILE", help="a YAML file of settings, such as a run's config.yaml")
+    command.add_argument("--help-all", action="help", help="show every setting, and exit")
     if arguments[:1] != [command.prog.split()[-1]]:
         return  # another command is called, which does without the heavy imports below
     from accel_rl.config.flags import add_flags
-    from accel_rl.config.learners import LearnerSettings
-    from accel_rl.config.queue_settings import QueueSettings
-    from accel_rl.config.run_settings import RunSettings
-    from accel_rl.envs.atari import AtariOptions
-    from accel_rl.training.resolve import find_algo
+    from accel_rl.config.names import RUN_GROUPS
 
     algo = _name_of_algo(arguments)
+    if ":" not in algo:
+        _check_names(command, arguments, algo)
+    from accel_rl.training.resolve import find_algo, setting_names
+
     algo_class, presets = find_algo(algo)
-    groups = [
-        ("the run", RunSettings),
-        ("several learners", LearnerSettings),
-        ("the queued sampler", QueueSettings),
-        ("Atari games (defaults: env preset stooke)", AtariOptions),
-        (f"algorithm {algo}", algo_class.Settings),
-    ]
-    for title, settings in groups:
-        add_flags(command.add_argument_group(f"settings of {title}"), settings, presets)
+    added = inspect.get_annotations(algo_class.Settings) if ":" in algo else {}  # by an algorithm of the user's
+    shown = setting_names(algo_class) if "--help-all" in arguments else added
+    for title, settings in (RUN_GROUPS | {f"algorithm {algo}": algo_class.Settings}).items():
+        add_flags(command.add_argument_group(f"settings of {title}"), settings, presets, shown)
+
+
+def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: str) -> None:
+    """Raises UsageError for an unknown algorithm, and for a flag that is none of the command's and no setting of any
+    algorithm of this package."""
+    from accel_rl.config.fields import flag_of
+    from accel_rl.config.names import run_setting_names, unknown_setting
+    from accel_rl.config.presets import load_preset
+
+    load_preset(algo, kind="algorithm")
+    known = [*command._option_string_actions, *map(flag_of, [*run_setting_names(), *built_in_setting_names()])]
+    names = [argument.split("=")[0] for argument in arguments[1:]]
+    for flag in [*names[:1], *(name for name in names[1:] if name.startswith("--"))]:
+        if flag not in known and flag.replace("--no-", "--") not in known:
+            raise unknown_setting("argument", flag, known, f"(`{command.prog} --help`)")
+
+
+def built_in_setting_names() -> list[str]:
+    """Returns the names of all settings of the algorithms of this package, as their sources have them: importing these
+    would import torch."""
+    files = (importlib.resources.files("accel_rl") / "algos").iterdir()
+    text = "\n".join(file.read_text() for file in files if file.name.endswith(".py"))
+    return re.findall(r"^    (\w+): .+ = \w*setting\(", text, re.MULTILINE)
 
 
 def _name_of_algo(arguments: list[str]) -> str:
@@ -48,8 +71,7 @@ def _name_of_algo(arguments: list[str]) -> str:
 
 def settings_of_file(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the settings in the file of --resume or --config; none if neither is given."""
-    from accel_rl.config.sources import read_yaml
-    from accel_rl.training.run_directory import read_settings
+    from accel_rl.config.sources import read_settings, read_yaml
 
     if options.resume:
         return read_settings(Path(options.resume))

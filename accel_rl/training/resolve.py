@@ -4,20 +4,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.learners import LearnerSettings, RankInfo, check_learners, launched_rank_info
+from accel_rl.config.names import run_setting_names, unknown_setting
 from accel_rl.config.presets import KINDS, load_preset, preset_and_base, preset_settings
 from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
-from accel_rl.envs.atari import AtariOptions, game_name, make_options
+from accel_rl.envs.atari import game_name, make_options
 from accel_rl.envs.choice import check_simulator, check_wrappers, choose_simulator
 from accel_rl.envs.making import ENVPOOL, import_name
 from accel_rl.envs.pictures import LARGE, is_picture, is_small
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spaces import parts_of
 from accel_rl.envs.spec import EnvConfig, EnvSpec
-from accel_rl.errors import UsageError, unknown
+from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
@@ -26,7 +28,6 @@ from accel_rl.training.sampler_kinds import SAMPLER_KINDS, SamplerKind
 
 Values = dict[str, Any]
 ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
-RUN_GROUPS = (RunSettings, LearnerSettings, QueueSettings, AtariOptions)  # of settings, whatever the algorithm
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
-            raise unknown("setting", name, names)
+            raise unknown_setting("setting", name, names)
 
     env, spec, below = _environment([*presets, variant], chosen, spec)
     # A preset normalizes where that is possible; a user who asks for more gets an error.
@@ -166,20 +167,20 @@ def find_algo(name: str) -> tuple[Any, list[Values]]:
     algo_class = import_name(presets[-1]["algo"] if presets else name, "algorithm")
     if not (isinstance(algo_class, type) and issubclass(algo_class, Algo)):
         raise UsageError(f"{name} is no subclass of accel_rl.algos.Algo")
-    clash = {f.name for f in fields(algo_class.Settings)} & {f.name for group in RUN_GROUPS for f in fields(group)}
+    clash = {f.name for f in fields(algo_class.Settings)} & {*run_setting_names()}
     if clash:
         raise UsageError(f"{name}: {', '.join(sorted(clash))} are settings of every run; give yours other names")
     if not presets:
         presets, names = [algo_class.defaults], setting_names(algo_class)
         for setting in (name for kind in KINDS for name in preset_settings(presets, kind, is_box=True)):
             if setting not in names:
-                raise unknown("setting", setting, names, f"(in the defaults of {name})")
+                raise unknown_setting("setting", setting, names, f"(in the defaults of {name})")
     return algo_class, presets
 
 
 def setting_names(algo_class: Any) -> list[str]:
     """Returns the names of all settings of a run with this algorithm."""
-    return [f.name for group in (*RUN_GROUPS, algo_class.Settings) for f in fields(group)]
+    return [*run_setting_names(), *(f.name for f in fields(algo_class.Settings))]
 
 
 def _check_variant(name: str, variant: Values, algo_name: str) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import psutil
 import yaml
 
+from accel_rl.config.fields import pick
 from accel_rl.config.learners import launched_rank_info
-from accel_rl.config.sources import overlay, read_yaml
+from accel_rl.config.run_settings import RunSettings
+from accel_rl.config.sources import overlay, read_settings
 from accel_rl.envs.choice import is_ale_state
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard, policy_file
@@ -137,9 +139,9 @@ def _is_of_ale(state: dict[str, Any]) -> bool:
 
 def is_finished(folder: Path, given: dict[str, Any], trust: bool = False) -> bool:
     """Returns whether the run's last checkpoint has all the steps that the run is to have."""
-    steps = given.get("steps") or read_settings(folder)["steps"]
+    steps = pick(RunSettings, read_settings(folder) | given).steps
     state = checkpoint.load(folder / CHECKPOINT, mapped=True, trust=trust, parts=("steps",))
-    return bool(state["steps"] >= int(steps))
+    return bool(state["steps"] >= steps)
 
 
 def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -147,13 +149,6 @@ def changed_settings(folder: Path, saved: dict[str, Any], values: dict[str, Any]
     has_failed = (folder / finite_guard.MARKER_FILE).exists()
     changeable = CHANGEABLE + (finite_guard.CHANGEABLE if has_failed else ())
     return [name for name in values if values[name] != saved.get(name) and name not in changeable]
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Returns the settings of a run, from its config.yaml. Raises UsageError if the folder holds none."""
-    if not (folder / "config.yaml").exists():
-        raise UsageError(f"{folder} holds no run (no config.yaml)")
-    return read_yaml(folder / "config.yaml", "settings")
 
 
 def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:

@@ -1,0 +1,116 @@
+"""The names of settings: those of every run, and what other frameworks call them."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from accel_rl.config.atari_options import AtariOptions
+from accel_rl.config.learners import LearnerSettings
+from accel_rl.config.queue_settings import QueueSettings
+from accel_rl.config.run_settings import RunSettings
+from accel_rl.errors import UsageError, unknown
+
+RUN_GROUPS: dict[str, Any] = {
+    "the run": RunSettings,
+    "several learners": LearnerSettings,
+    "the queued sampler": QueueSettings,
+    "Atari games (defaults: env preset stooke)": AtariOptions,
+}
+"""The settings that a run has whatever its algorithm, by what they are for."""
+
+ELSEWHERE = {
+    "env": "env_id",
+    "env_options": "env_kwargs",
+    "wrappers": "wrapper_class",
+    "envs": "n_envs num_envs batch_b",
+    "workers": "num_workers",
+    "envs_per_worker": "num_envs_per_worker",
+    "cpus": "affinity set_workers_cpu_affinity",
+    "sampler": "serial_mode async_rl batched_sampling",
+    "horizon": "n_steps num_steps rollout batch_t",
+    "decorrelation_steps": "max_decorrelation_steps",
+    "steps": "total_timesteps train_for_env_steps",
+    "device": "cuda cuda_idx",
+    "deterministic": "torch_deterministic",
+    "frame_shape": "screen_size",
+    "frame_skip": "env_frameskip",
+    "frame_stack": "env_framestack num_img_obs",
+    "noop_max": "max_start_noops",
+    "episodic_lives": "terminal_on_life_loss",
+    "clip_reward": "reward_clip",
+    "network": "policy_kwargs model_kwargs encoder_conv_architecture encoder_mlp_layers",
+    "core": "use_rnn rnn_type",
+    "core_size": "rnn_size",
+    "separate_value": "share_features_extractor actor_critic_share_weights",
+    "initialization": "ortho_init policy_initialization",
+    "discount": "gamma",
+    "learning_rate": "lr",
+    "learning_rate_schedule": "anneal_lr lr_schedule linear_lr_schedule",
+    "optimizer": "optimizer_class",
+    "optimizer_options": "optimizer_kwargs optim_kwargs rms_prop_eps adam_eps adam_beta1 adam_beta2",
+    "clip_grad_norm": "max_grad_norm",
+    "entropy_weight": "ent_coef entropy_loss_coeff exploration_loss_coeff",
+    "value_weight": "vf_coef value_loss_coeff",
+    "epochs": "n_epochs num_epochs update_epochs",
+    "minibatches": "num_minibatches num_batches_per_epoch",
+    "envs x horizon / minibatches": "batch_size minibatch_size",
+    "envs x horizon": "batch_size",
+    "clip": "clip_range clip_coef ratio_clip ppo_clip_ratio",
+    "value_clip": "clip_range_vf clip_vloss ppo_clip_value",
+    "normalize_advantage": "norm_adv",
+    "normalize_observations": "norm_obs normalize_input",
+    "normalize_returns": "norm_reward",
+    "rho_bar": "vtrace_rho",
+    "c_bar": "vtrace_c",
+    "return_lambda": "q_lambda",
+    "replay_size": "buffer_size",
+    "warmup_steps": "learning_starts min_steps_learn",
+    "training_intensity": "train_freq train_frequency gradient_steps replay_ratio",
+    "target_interval_steps": "target_update_interval target_network_frequency",
+    "epsilon_final": "exploration_final_eps end_e eps_final",
+    "epsilon_steps": "exploration_fraction eps_steps",
+    "epsilon_eval": "eps_eval",
+    "n_step": "n_step_return",
+    "double": "double_dqn",
+    "prioritized": "prioritized_replay",
+    "priority_alpha": "pri_alpha",
+    "priority_beta": "pri_beta_init",
+    "priority_beta_steps": "pri_beta_steps",
+    "atoms": "n_atoms",
+    "log_interval_steps": "log_interval experiment_summaries_interval",
+    "eval_interval_steps": "eval_freq",
+    "eval_episodes": "n_eval_episodes eval_max_trajectories",
+    "eval_steps": "eval_max_steps",
+    "checkpoint_interval_steps": "save_freq save_every_sec",
+    "final_games": "capture_video",
+    "tensorboard": "tensorboard_log",
+    "out": "exp_name experiment train_dir log_dir",
+}
+"""What settings are called in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: the names of
+docs/coming_from.md. A key may be a formula; of several for a name, the first whose settings a run has is the answer."""
+
+NAME = re.compile(r"\w\w+")  # in a formula, which also has x
+
+
+def run_setting_names() -> list[str]:
+    """Returns the names of the settings that a run has whatever its algorithm."""
+    return [f.name for group in RUN_GROUPS.values() for f in fields(group)]
+
+
+def unknown_setting(kind: str, name: str, known: Iterable[str], way_out: str = "") -> UsageError:
+    """Returns the error for a setting or a flag that does not exist: with what it is here, if other frameworks have it,
+    else with the nearest names."""
+    by_name = {_plain(each): each for each in known}
+    asked = _plain(name)
+    formulas = [asked] if asked in by_name else [ours for ours, theirs in ELSEWHERE.items() if asked in theirs.split()]
+    for formula in formulas:
+        if by_name.keys() >= {*NAME.findall(formula)}:
+            here = NAME.sub(lambda match: by_name[match[0]], formula)
+            return UsageError(f"unknown {kind} {name}: here it is {here}")
+    return unknown(kind, name, by_name.values(), way_out)
+
+
+def _plain(flag: str) -> str:
+    """Returns the name of the setting that a flag stands for."""
+    return flag.removeprefix("--").replace("-", "_").lower()

@@ -1,0 +1,49 @@
+"""How the values of settings may be written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_rl.config.fields import pick
+from accel_rl.config.run_settings import RunSettings
+from accel_rl.config.sources import read_yaml
+from accel_rl.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [("100k", 100_000), ("1e6", 10**6), ("2.5M", 2_500_000), ("1_000_000", 10**6), ("1.1k", 1100), ("7", 7)],
+)
+def test_whole_numbers_have_short_forms(text: str, steps: int, tmp_path: Path) -> None:
+    """Would catch a form that only a flag takes, or a float: 1.1 x 1000 is not 1100."""
+    (tmp_path / "run.yaml").write_text(f"steps: {text}\n")
+    for given in ({"steps": text}, read_yaml(tmp_path / "run.yaml", "settings")):
+        run = pick(RunSettings, given)
+        assert run.steps == steps and isinstance(run.steps, int)
+
+
+@pytest.mark.parametrize("value", ["1.5", "1.2345k", "k", "5kk", 1.5, "inf", True])
+def test_other_numbers_are_no_whole_ones(value: Any) -> None:
+    """Would catch steps that are rounded in silence."""
+    with pytest.raises(UsageError, match=r"steps=.* must be of type int$"):
+        pick(RunSettings, {"steps": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("g=1", "{g: 1}"),
+        ("g:1", "{g: 1}"),
+        ("{g:1}", "{g: 1}"),
+        ("dict(g=1, path=/a/b:c)", "{g: 1, path: /a/b:c}"),
+        ("sizes=[1,2] mode=x", "{sizes: [1,2], mode: x}"),
+        ("[1]", "{NAME: VALUE}"),
+    ],
+)
+def test_what_is_no_mapping_is_answered_with_one(text: str, form: str) -> None:
+    """Would catch an answer that cannot be typed as it stands, or that lacks what was given."""
+    with pytest.raises(UsageError) as refused:
+        pick(RunSettings, {"env_options": text})
+    assert str(refused.value).endswith(f" must be a mapping, as in --env-options '{form}'")
+    assert pick(RunSettings, {"env_options": form}).env_options
