@@ -54,7 +54,11 @@ def cartpole(tmp_path_factory: Any) -> Path:
     assert final["episodes"] == 2
     assert f"run folder      {out}" in said.getvalue() and f"video           {out}/video.mp4: " in said.getvalue()
     assert f"final policy    {final['mean_reward']:.1f} (std {final['std_reward']:.1f}) in 2 games" in said.getvalue()
-    assert [" left" in line for line in rows.getvalue().splitlines() if "steps/s" in line] == [True, True, False]
+    lines = [line for line in rows.getvalue().splitlines() if "steps/s" in line]
+    assert [" left" in line for line in lines] == [True, True, False]
+    evaluated = json.loads((out / "summary.json").read_text())["eval_mean_reward"]
+    assert f"  evaluation score {evaluated:.1f}" in lines[-1]
+    assert f"evaluation      score {evaluated:.1f}\n" in said.getvalue()
     return out
 
 
@@ -92,7 +96,8 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
     assert {name.split("/")[0] for name in table[0]} == {"time", "rollout", "train", "eval"}
     assert all(math.isfinite(float(value)) for row in table for value in row.values())
     summary = json.loads((cartpole / "summary.json").read_text())
-    assert " ".join(summary) == "algo env seed total_timesteps time_elapsed fps ep_rew_mean ep_len_mean"
+    scores = "ep_rew_mean ep_len_mean eval_mean_reward"
+    assert " ".join(summary) == f"algo env seed total_timesteps time_elapsed fps {scores}"
     assert (summary["algo"], summary["env"], summary["seed"]) == ("a2c", "CartPole-v1", 7)
     assert summary["total_timesteps"] == 960
     assert summary["ep_rew_mean"] == float(table[-1]["rollout/ep_rew_mean"]) == summary["ep_len_mean"]

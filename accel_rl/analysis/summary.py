@@ -26,8 +26,10 @@ def print_summary(folder: Path) -> None:
         plot_runs([folder], picture)
     except UsageError as error:
         picture = Path(f"none: {error}")
-    score = summary["ep_rew_mean"]
+    score, evaluated = summary["ep_rew_mean"], summary["eval_mean_reward"]
     print(f"training score  {'no game finished' if score is None else f'{score:.1f}'}")
+    if evaluated is not None:
+        print(f"evaluation      score {evaluated:.1f}")
     print(f"steps           {summary['total_timesteps']:,} at {summary['fps']:,.0f} steps/s")
     print(f"run folder      {folder}")
     print(f"learning curve  {picture}")

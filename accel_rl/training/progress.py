@@ -1,20 +1,18 @@
-"""What a run reports while it trains: progress.csv, TensorBoard, the progress bar, and summary.json at the end."""
+"""What a run reports while it trains: progress.csv, TensorBoard, the console, and summary.json at the end."""
 
 import csv
 import json
 import logging
 import math
 import os
-import sys
 import time
 from collections import deque
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tqdm import tqdm
-
 from accel_rl.rollout import Game
+from accel_rl.training.console import Console
 from accel_rl.training.metrics import IntervalMetrics, means, shares
 
 logger = logging.getLogger("accel_rl")
@@ -34,20 +32,11 @@ class Progress:
         self.seconds_before = 0.0
         self._started = self._row_started = time.perf_counter()
         self._steps = self._row_steps = steps
-        self._first_step, self._total_steps = steps, total_steps
+        self._first_step = steps
         self._reports: list[IntervalMetrics] = []
         self._table = _Table(folder / "progress.csv", steps)
         self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
-        self._show = show
-        self._bar = tqdm(
-            total=total_steps,
-            initial=steps,
-            unit="step",
-            unit_scale=True,
-            dynamic_ncols=True,
-            smoothing=0.05,
-            disable=not (show and sys.stderr.isatty()),
-        )
+        self._console = Console(steps, total_steps, show)
 
     @property
     def seconds(self) -> float:
@@ -55,8 +44,8 @@ class Progress:
         return self.seconds_before + time.perf_counter() - self._started
 
     def advance(self, steps: int) -> None:
-        """Moves the progress bar to this number of agent steps."""
-        self._bar.update(steps - self._steps)
+        """Takes in that the run has made this number of agent steps."""
+        self._console.advance(steps)
         self._steps = steps
 
     def merge(self, reports: list[IntervalMetrics]) -> None:
@@ -97,23 +86,7 @@ class Progress:
         if self._writer:
             for name, value in row.items():
                 self._writer.add_scalar(name, value, self._steps)
-        score = row.get("rollout/ep_rew_mean", math.nan)
-        self._bar.set_postfix_str(f"score {score:.1f}" if self.games else "no game finished yet")
-        if self._show and self._bar.disable:
-            games = f"score {score:.1f}" if self.games else "no game finished yet"
-            line = f"{self._steps:>10,} steps  {row['time/fps']:>7,.0f} steps/s  {games:<12}  {self._time_left()}"
-            tqdm.write(line.rstrip(), file=sys.stderr)
-
-    def _time_left(self) -> str:
-        """Returns how long the rest takes at the mean speed of this session, evaluations included."""
-        done, remaining = self._steps - self._first_step, self._total_steps - self._steps
-        if not done or remaining <= 0:
-            return ""
-        seconds = (time.perf_counter() - self._started) / done * remaining
-        for unit, unit_s in (("h", 3600), ("min", 60)):
-            if seconds >= 1.5 * unit_s:
-                return f"{seconds / unit_s:.{int(unit == 'h')}f} {unit} left"
-        return f"{seconds:.0f} s left"
+        self._console.show_scores(row.get("rollout/ep_rew_mean"), self._table.last("eval/mean_reward"))
 
     def exclude(self, seconds: float) -> None:
         """Leaves an interruption, such as an evaluation, out of the next row's rates."""
@@ -131,6 +104,7 @@ class Progress:
             "time_elapsed": round(self.seconds, 3),
             "fps": round((self._steps - self._first_step) / elapsed, 1),
             **scores,
+            "eval_mean_reward": self._table.last("eval/mean_reward"),
         }
         (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         return summary
@@ -144,7 +118,7 @@ class Progress:
         self._reports = state["reports"]
 
     def close(self) -> None:
-        self._bar.close()
+        self._console.close()
         if self._writer:
             self._writer.close()
 
@@ -172,6 +146,10 @@ class _Table:
         else:
             with self._path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns).writerow(self._rows[-1])
+
+    def last(self, name: str) -> float | None:
+        """Returns the newest number in a column; None if there is none."""
+        return next((float(row[name]) for row in reversed(self._rows) if row.get(name)), None)
 
     def _rewrite(self) -> None:
         temporary = self._path.with_suffix(".csv.tmp")
