@@ -8,7 +8,10 @@ import zipfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "accel_rl"
-DATA = ("py.typed", "presets/*.yaml", "analysis/*.csv", "emulator/*.ini", "emulator/*.csv")
+DATA = (
+    *("py.typed", "presets/*.yaml", "analysis/*.csv", "emulator/*.ini", "emulator/*.csv"),
+    *("report/*.html", "report/*.css", "report/*.js"),
+)
 LIST_PRESETS = "import accel_rl.config.presets as p; print(p.__file__, *p.preset_names(), sep='\\n')"
 
 

@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | launch | eval | record | export | plot | list | tune | bench | doctor`."""
+"""The command line: `accel-rl train | launch | eval | record | export | plot | report | list | tune | bench | ...`."""
 
 import argparse
 import os
@@ -12,6 +12,7 @@ from accel_rl.doctor.command import add_doctor
 from accel_rl.errors import RunError, UsageError
 from accel_rl.experiments.command import add_launch, add_train
 from accel_rl.hardware.host_memory import describe_exceeded_limit
+from accel_rl.report.command import add_report
 from accel_rl.training.command import add_list
 from accel_rl.tune.command import add_tune
 from accel_rl.version import __version__
@@ -71,6 +72,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     add_record(commands)
     add_export(commands)
     add_plot(commands)
+    add_report(commands)
     add_list(commands)
     add_bench(commands)
     add_doctor(commands)

@@ -47,6 +47,7 @@ def cartpole(tmp_path_factory: Any) -> Path:
     """A run with evaluations and TensorBoard."""
     out = tmp_path_factory.mktemp("cli") / "run"
     flags = [*TINY, "--eval-interval-steps", 320, "--eval-episodes", 4, "--log-interval-steps", 320, "--tensorboard"]
+    flags += ["--report"]
     words = ["train", "--env", "CartPole-v1", "--steps", 960, "--seed", 7, "--out", out, "--final-games", 2, *flags]
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()) as rows:
         assert main([str(word) for word in words]) == 0
@@ -59,6 +60,7 @@ def cartpole(tmp_path_factory: Any) -> Path:
     evaluated = json.loads((out / "summary.json").read_text())["eval_mean_reward"]
     assert f"  evaluation score {evaluated:.1f}" in lines[-1]
     assert f"evaluation      score {evaluated:.1f}\n" in said.getvalue()
+    assert said.getvalue().endswith(f"report          {out}/report.html\n")
     return out
 
 
@@ -86,8 +88,12 @@ def test_a_run_leaves_its_files(cartpole: Path) -> None:
     """Would catch a missing file, column or key that other tools look for."""
     names = {path.name for path in cartpole.iterdir() if "tfevents" not in path.name}
     files = "config.yaml command.txt progress.csv log.txt checkpoint.pt policy.json policy.safetensors best.safetensors"
-    assert names == set(f"{files} summary.json learning_curve.png final.json video.mp4 lock".split())
+    assert names == set(
+        f"{files} summary.json machine.json learning_curve.png report.html final.json video.mp4 lock".split()
+    )
     assert len(list(cartpole.glob("events.out.tfevents.*"))) == 1
+    page = (cartpole / "report.html").read_text()
+    assert "data:video/mp4;base64," in page and json.loads((cartpole / "machine.json").read_text())["cpu"] in page
     table = rows(cartpole)
     assert [int(row["time/total_timesteps"]) for row in table] == [320, 640, 960]
     times = "total_timesteps time_elapsed fps sample_share learn_share env_wait_share inference_share network_bits"
@@ -249,7 +255,7 @@ def test_help_explains_every_setting(capfd: Any) -> None:
             flag = f"--{field.name.replace('_', '-')}"
             assert re.search(rf"^  {flag}[ ,]", result.out, re.MULTILINE), flag
     assert "Settings: default < preset < --config" in result.out
-    for command in ("train", "launch", "tune", "eval", "record", "plot", "list", "bench"):
+    for command in ("train", "launch", "tune", "eval", "record", "plot", "report", "list", "bench"):
         result = call(capfd, command, "--help")
         assert result.status == 0 and f"accel-rl {command}" in result.out
         assert command in call(capfd, "--help").out

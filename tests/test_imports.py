@@ -18,6 +18,7 @@ FLOORS = (
     ("cli",),
     ("tune",),
     ("experiments", "bench", "doctor"),
+    ("report",),
     ("analysis",),
     ("distributed",),
     ("training",),

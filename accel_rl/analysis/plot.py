@@ -6,7 +6,7 @@ import math
 import os
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,8 +34,9 @@ NOT_SETTINGS = (
     "cpus",
     "sampling_threads",
     "learning_threads",
+    "report",
 )
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")  # Okabe & Ito 2008
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # for the second, third, ... round through the colours
 MAX_LEGEND_WIDTH, MAX_LABEL_WIDTH, LEGEND_HANDLE_WIDTH = 140, 58, 11  # characters
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -55,11 +56,13 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run's settings, and what it has logged."""
+    """A run's settings, and what it has logged: its score in training and in evaluation; columns: all that is a number,
+    by its name in progress.csv."""
 
     config: dict[str, Any]
     score: Series
     evaluation: Series
+    columns: dict[str, Series] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def make_figure(run_dirs: Sequence[Path]) -> "Figure":
     if not run_dirs:
         raise UsageError("no run folder to plot was given")
     runs = [read_run(run_dir) for run_dir in {run_dir.resolve(): run_dir for run_dir in run_dirs}.values()]
-    curves = _curves(runs)
+    curves = group_runs(runs)
     over_steps, over_time = figure.subplots(1, 2, sharey=True)
     draw_curves(over_steps, over_time, curves)
     envs = {run.config.get("env") for run in runs}
@@ -129,8 +132,7 @@ def new_figure(width: float, height: float = 5) -> "Figure":
 def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> None:
     """Draws the curves into both axes, with a legend below them."""
     runs = [run for curve in curves for run in curve.runs]
-    longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
-    unit, unit_s = ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
+    unit, unit_s = time_unit(runs)
     draw_over(over_steps, curves, lambda series: series.steps)
     draw_over(over_time, curves, lambda series: series.time_s / unit_s)
     over_steps.set(xlabel="agent steps", ylabel="score (mean of the last 100 games)")
@@ -145,14 +147,32 @@ def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> N
     over_steps.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
+def time_unit(runs: Sequence[Run]) -> tuple[str, int]:
+    """Returns the unit that suits the wall time of these runs, and its length in seconds."""
+    longest_s = max(series.time_s.max(initial=0) for run in runs for series in (run.score, run.evaluation))
+    return ("hours", 3600) if longest_s >= 2 * 3600 else ("minutes", 60)
+
+
 def read_run(run_dir: Path) -> Run:
-    """Reads a run's settings and logged scores. Raises UsageError if the folder holds no run, or no score yet."""
+    """Reads a run's settings and log. Raises UsageError as `read_log` does, or if it has no score yet."""
+    run = read_log(run_dir)
+    if not run.score.value.size:
+        raise UsageError(f"no game has finished yet in {run_dir}")
+    return run
+
+
+def read_log(run_dir: Path) -> Run:
+    """Reads a run's settings and log, which may be empty. Raises UsageError if the folder holds no run."""
     for name in ("progress.csv", "config.yaml"):
         if not (run_dir / name).is_file():
             raise UsageError(f"{run_dir} is not a run's folder: it has no {name}")
-    lines = (run_dir / "progress.csv").read_text().splitlines(keepends=True)
+    lines = (run_dir / "progress.csv").read_text(errors="replace").splitlines(keepends=True)
     # The last line of a run that is still under way may be half written.
-    rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+    table = csv.DictReader(line for line in lines if line.endswith("\n"))
+    try:
+        rows, names = list(table), table.fieldnames or ()
+    except csv.Error as error:
+        raise UsageError(f"{run_dir / 'progress.csv'} is damaged: {error}") from None
     steps, time_s = _column(rows, "time/total_timesteps"), _column(rows, "time/time_elapsed")
 
     def series(name: str) -> Series:
@@ -161,11 +181,9 @@ def read_run(run_dir: Path) -> Run:
         return Series(steps[logged], time_s[logged], value[logged])
 
     config = read_yaml(run_dir / "config.yaml", "settings")
-    config["learners"] = len(str(config.get("devices")).split(",")) * config.get("learners_per_gpu", 1)
-    run = Run(config, series("rollout/ep_rew_mean"), series("eval/mean_reward"))
-    if not run.score.value.size:
-        raise UsageError(f"no game has finished yet in {run_dir}")
-    return run
+    config["learners"] = len(str(config.get("devices")).split(",")) * (config.get("learners_per_gpu") or 1)
+    columns = {name: series(name) for name in names}
+    return Run(config, series("rollout/ep_rew_mean"), series("eval/mean_reward"), columns)
 
 
 def _column(rows: list[dict[str, str]], name: str) -> Floats:
@@ -179,7 +197,7 @@ def _number(cell: str | None) -> float:
         return math.nan
 
 
-def _curves(runs: list[Run]) -> list[Curve]:
+def group_runs(runs: Sequence[Run]) -> list[Curve]:
     """Groups the runs by their settings; labels each group with the settings in which it differs from the others."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -207,7 +225,7 @@ def _curves(runs: list[Run]) -> list[Curve]:
     return curves
 
 
-def _mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:
+def mean_and_interval(xs: list[Floats], values: list[Floats]) -> tuple[Floats, Floats, Floats]:
     """Returns x, mean and half-width of the 95 % interval of n >= 2 runs, at every logged x that all of them span."""
     x = np.unique(np.concatenate(xs))
     x = x[(x >= max(run_x[0] for run_x in xs)) & (x <= min(run_x[-1] for run_x in xs))]
@@ -226,7 +244,7 @@ def draw_over(axes: "Axes", curves: list[Curve], x_of: Callable[[Series], Floats
         if len(curve.runs) == 1:
             x, mean = xs[0], values[0]
         else:
-            x, mean, half_width = _mean_and_interval(xs, values)
+            x, mean, half_width = mean_and_interval(xs, values)
             if len(curves) <= len(COLORS):
                 for run_x, run_value in zip(xs, values, strict=True):
                     axes.plot(run_x, run_value, color=color, linewidth=0.7, alpha=0.35)

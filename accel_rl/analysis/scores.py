@@ -242,6 +242,26 @@ def format_table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
+class Profile(NamedTuple):
+    """The part of runs that score more than each threshold, with the limits of its pointwise 95 % interval; all [K]."""
+
+    threshold: Floats
+    part: Floats
+    low: Floats
+    high: Floats
+
+
+def profiles(comparisons: Sequence[Comparison]) -> list[Profile]:
+    """Returns each setting's performance profile over the same thresholds, from 0 to the highest score of all."""
+    thresholds = np.linspace(0, max(1.0, *(float(pooled(each.scores).max()) for each in comparisons)), 201)
+    found = []
+    for each in comparisons:
+        drawn = np.stack([performance_profile(resample, thresholds) for resample in resamples(each.scores)])
+        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        found.append(Profile(thresholds, performance_profile(each.scores, thresholds), low, high))
+    return found
+
+
 def plot_scores(comparisons: Sequence[Comparison], out: Path) -> None:
     """Draws `make_figure` to a file (.png, .pdf, .svg, ...). Raises UsageError if it cannot be written."""
     save(make_figure(comparisons), out)
@@ -252,17 +272,14 @@ def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
     figure = new_figure(width=12)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.4))
     names = ("interquartile mean", "median", "mean")
-    thresholds = np.linspace(0, max(1.0, *(float(pooled(each.scores).max()) for each in comparisons)), 201)
-    for index, each in enumerate(comparisons):
+    for index, (each, profile) in enumerate(zip(comparisons, profiles(comparisons), strict=True)):
         color, shift = COLORS[index % len(COLORS)], (index + 1) / (len(comparisons) + 1) - 0.5
         for row, (value, low, high) in enumerate(each[2:]):
             left.plot([low, high], [row + 0.8 * shift] * 2, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
             left.plot([value], [row + 0.8 * shift], "|", color=color, markersize=14, markeredgewidth=2.5)
-        drawn = np.stack([performance_profile(resample, thresholds) for resample in resamples(each.scores)])
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-        right.fill_between(thresholds, low, high, color=color, alpha=0.15, linewidth=0)
+        right.fill_between(profile.threshold, profile.low, profile.high, color=color, alpha=0.15, linewidth=0)
         label = f"{each.setting} ({len(each.scores)} games, {len(pooled(each.scores))} runs)"
-        right.plot(thresholds, performance_profile(each.scores, thresholds), color=color, linewidth=2, label=label)
+        right.plot(profile.threshold, profile.part, color=color, linewidth=2, label=label)
     for axes in (left, right):
         tidy(axes)
     left.set_yticks(range(len(names)), names)

@@ -29,6 +29,7 @@ PACKAGES = {
 EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
     "native": ("numba",),
     "plot": ("matplotlib",),
+    "report": ("jinja2", "plotly"),
     "tensorboard": ("tensorboard",),
     "classic": ("pygame",),
     "mujoco": ("mujoco",),

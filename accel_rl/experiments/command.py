@@ -71,8 +71,12 @@ def _train_with(given: dict[str, Any]) -> None:
     folder = train(**given, show=True)
     if os.environ.get("RANK", "0") == "0":  # started by torchrun, only the first learner prints it
         from accel_rl.analysis.summary import print_summary
+        from accel_rl.config.sources import read_settings
+        from accel_rl.report.page import print_page
 
         print_summary(folder)
+        if read_settings(folder)["report"]:
+            print_page(folder)
 
 
 def _launch(options: argparse.Namespace) -> None:

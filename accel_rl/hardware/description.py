@@ -11,8 +11,10 @@ from accel_rl.hardware.topology import available_cpus, physical_cores
 PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "envpool")
 
 
-def describe_machine() -> dict[str, Any]:
-    """Returns what figures depend on: CPU, cores that this process may use, GPUs, versions of Python and packages."""
+def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
+    """Returns what figures depend on: CPU, cores that this process may use, GPUs, versions of Python and packages.
+
+    with_gpus: asks for their names, for which CUDA is started in this process."""
     model = platform.processor() or platform.machine()
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -23,7 +25,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": model,
         "cores": len(physical_cores(available_cpus())),
         "logical_cpus": len(available_cpus()),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if with_gpus else 0)],
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
     }

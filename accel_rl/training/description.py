@@ -1,6 +1,8 @@
 """What a run says of itself before it starts: where its parts run, and what may surprise its user."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -8,6 +10,7 @@ from accel_rl.envs.atari import game_name, make_options, why_no_reserve
 from accel_rl.envs.choice import choose_simulator, warn_if_inexact
 from accel_rl.envs.masks import describe_sources
 from accel_rl.envs.spaces import left_out
+from accel_rl.hardware.description import describe_machine
 from accel_rl.hardware.instructions import BF16_FLAGS, Instructions, read_instructions
 from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
@@ -15,6 +18,7 @@ from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
 from accel_rl.training.log import logger
 from accel_rl.training.resolve import Config
+from accel_rl.version import __version__
 
 
 def log_description(config: Config, policy: nn.Module) -> None:
@@ -63,6 +67,12 @@ def log_description(config: Config, policy: nn.Module) -> None:
 def describe_placement(config: Config) -> list[str]:
     """Returns lines of text on where the parts of a run are."""
     return show_plans(config.devices, config.plans, config.sampler_kind.show_simulators(config))
+
+
+def write_machine(config: Config, folder: Path) -> None:
+    """Writes machine.json: what the run is made on, or was continued on last; GPUs only if it uses one."""
+    machine = describe_machine(with_gpus=config.run.device != "cpu")
+    (folder / "machine.json").write_text(json.dumps({"accel_rl": __version__, **machine}, indent=2) + "\n")
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:

@@ -93,6 +93,8 @@ def _clear(folder: Path) -> None:
         finite_guard.MARKER_FILE,
         "summary.json",
         "learning_curve.png",
+        "machine.json",
+        "report.html",
     )
     patterns = ("events.out.tfevents.*", REPLAYS, "*.pt.tmp", "*.safetensors.tmp", f"{policy_file.DESCRIPTION}.tmp")
     matches = [path for pattern in patterns for path in folder.glob(pattern)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_rl.training.checkpointer import Checkpointer
 from accel_rl.training.coordinator import Coordinator
-from accel_rl.training.description import log_description, precision_and_threads
+from accel_rl.training.description import log_description, precision_and_threads, write_machine
 from accel_rl.training.evaluation import Evaluator
 from accel_rl.training.iteration import Iteration, IterationResult
 from accel_rl.training.learner import build_learner
@@ -51,6 +51,7 @@ class Trainer:
             raise
         if learner.progress:
             log_description(config, learner.algo.policy)
+            write_machine(config, folder)
 
     def run(self) -> None:
         """Trains until the run's steps are done or a signal asks to stop."""
@@ -124,9 +125,12 @@ class Trainer:
         progress.advance(steps)
         summary = progress.write_summary(run.algo, run.env, run.seed)
         if steps < run.steps:
-            resume = f"{command()} train --resume {shlex.quote(str(self.learner.folder))}"
+            folder = shlex.quote(str(self.learner.folder))
+            resume = f"{command()} train --resume {folder}"
             score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
             logger.info("stopped at step %d of %d, %s; to continue: %s", steps, run.steps, score, resume)
+            if run.report:
+                logger.info("a page about it so far: %s report %s", command(), folder)
 
     def close(self) -> None:
         self.learner.close()

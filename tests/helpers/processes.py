@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import psutil
 
 MARKER = "ACCEL_RL_TEST"  # an environment variable that every descendant inherits
-TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--device", "cpu"]
+TINY = ["--envs", 4, "--workers", 2, "--eval-interval-steps", 0, "--no-tensorboard", "--no-report", "--device", "cpu"]
 TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be busy
 SIMULATORS = "accel_rl.envs.batch_simulator:prepare"  # what the process that starts simulators is told to prepare
 

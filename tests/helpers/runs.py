@@ -17,6 +17,7 @@ TINY: dict[str, Any] = {
     "horizon": 5,
     "eval_interval_steps": 0,
     "tensorboard": False,
+    "report": False,
     "sampling_threads": 1,  # the machine may be busy
     "learning_threads": 1,
 }

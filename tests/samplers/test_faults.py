@@ -386,10 +386,12 @@ def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("flags", [(), pytest.param(QUEUED, marks=slow)])
 def test_an_interrupted_run_ends_in_order(tmp_path: Path, flags: tuple[Any, ...]) -> None:
     """Would catch a signal that loses the run, takes its time, or that reaches the workers before the checkpoint."""
-    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, *flags, steps=FOREVER)
+    command = train(tmp_path, "CartPole-v1", None, "--log-interval-steps", 100, "--report", *flags, steps=FOREVER)
     command.wait_for((tmp_path / "progress.csv").exists)
     os.killpg(command.process.pid, signal.SIGINT)  # as a terminal's Ctrl-C does
-    steps = assert_stopped(command.finish(within_s=30.0), 130, tmp_path)["steps"]  # 3 s where the machine is not busy
+    result = command.finish(within_s=30.0)  # 3 s where the machine is not busy
+    steps = assert_stopped(result, 130, tmp_path)["steps"]
+    assert re.search(rf"a page about it so far: \S*accel-rl report {tmp_path}\n", result.err), result.err
     if flags:  # else test_resume.py goes on with runs
         accel_rl.train(resume=tmp_path, steps=steps + 40)
         assert checkpoint.load(tmp_path / "checkpoint.pt")["steps"] >= steps + 40

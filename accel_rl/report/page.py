@@ -1,0 +1,172 @@
+"""A page about runs: one HTML file with its figures, their program and, if they are small, the videos in it."""
+
+import base64
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from accel_rl.analysis.plot import Curve, group_runs
+from accel_rl.analysis.scores import compare, human_scores
+from accel_rl.envs.atari import game_name
+from accel_rl.errors import RunError, UsageError
+from accel_rl.report.figures import MAX_POINTS, Figure, learning_curves, performance_profiles, shares, speeds
+from accel_rl.report.record import RunRecord, find_records
+from accel_rl.training.atomic import write_file
+from accel_rl.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+PAGE = "report.html"
+EMBEDDED_VIDEO_BYTES = 20_000_000  # of all videos of a page; the page links to the others
+
+
+def print_page(run_dir: Path) -> None:
+    """Writes the page of a run that has just ended into its folder; prints its name, or why there is none."""
+    try:
+        write_page([run_dir], run_dir / PAGE)
+        print(f"report          {run_dir / PAGE}")
+    except (UsageError, RunError) as error:
+        print(f"report          none: {error}")
+
+
+def write_page(paths: Sequence[Path], out: Path) -> None:
+    """Writes a page about the runs in these folders, each a run's or an experiment's; the whole page or nothing.
+
+    Raises UsageError if one holds no run or a damaged one, for runs of several environments that are no experiment's,
+    or if Plotly is missing; RunError if the page cannot be written."""
+    page = make_page(paths, out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+    write_file(out, lambda file: file.write(page.encode(errors="replace")), "page")
+
+
+def make_page(paths: Sequence[Path], out: Path) -> str:
+    """Returns the page as HTML. out: where it will be, which links to videos start from."""
+    records, problems = find_records(paths)
+    template, plotly = _load()
+    most = max(50, MAX_POINTS // (8 * len(records)))
+    figures: dict[str, Figure] = {}
+    sections: list[dict[str, Any]] = []
+    for env in dict.fromkeys(record.env for record in records):
+        of_env = [record for record in records if record.env == env]
+        curves = group_runs([record.run for record in of_env])
+        over_steps, over_time = learning_curves(curves, most)
+        drawn = {"over_steps": over_steps, "over_time": over_time}
+        drawn |= {"shares": shares(curves), "speeds": speeds(curves, most)}
+        figures |= {f"{name}-{len(sections)}": figure for name, figure in drawn.items()}
+        rows = [_row(curve, of_env) for curve in curves]
+        sections.append({"env": env, "rows": rows, "settings": _settings(curves)})
+    scored = [each for each in records if each.run.score.value.size and game_name(each.env) in human_scores()]
+    comparisons = compare([record.folder for record in scored]) if len(scored) > 1 else []
+    if comparisons:
+        figures["profiles"] = performance_profiles(comparisons)
+    return template.render(
+        title=_title(records, paths),
+        version=__version__,
+        problems=problems,
+        sections=sections,
+        comparisons=comparisons,
+        records=records,
+        videos=_videos(records, out),
+        figures=figures,
+        plotly=plotly,
+    )
+
+
+def _load() -> "tuple[Template, str]":
+    """Returns the page's template, and the program that draws its figures."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise UsageError(f"a page needs {error.name}; install it with: pip install accel-rl[report]") from None
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # names, settings and logs are users' texts
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "duration": _duration}
+    return environment.get_template("page.html"), get_plotlyjs()
+
+
+def _title(records: Sequence[RunRecord], paths: Sequence[Path]) -> str:
+    if len(records) == 1:
+        config = records[0].run.config
+        return f"{config['algo']} on {config['env']}, seed {config['seed']}"
+    envs = {record.env for record in records}
+    subject = envs.pop() if len(envs) == 1 else paths[0].resolve().name
+    return f"{subject}: {len(records)} runs"
+
+
+# ---- tables ----
+
+
+def _row(curve: Curve, records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Returns what the table of scores says about the runs of a curve."""
+    own = [record for record in records if any(record.run is run for run in curve.runs)]
+    return {
+        "label": curve.label,
+        "color": curve.color,
+        "runs": len(own),
+        "finished": sum(record.is_finished for record in own),
+        "steps": _number(fmean(record.steps for record in own)),
+        "training": _spread([record.last("rollout/ep_rew_mean") for record in own]),
+        "evaluation": _spread([record.last("eval/mean_reward") for record in own]),
+        "final": _spread([record.final.get("mean_reward") for record in own]),
+        "speed": _spread([record.steps / record.seconds if record.seconds else None for record in own]),
+    }
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Returns the mean of those that are there, with the standard deviation of several that differ."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    spread = f" ± {_number(stdev(known))}" if len(set(known)) > 1 else ""
+    return _number(fmean(known)) + spread
+
+
+def _settings(curves: Sequence[Curve]) -> dict[str, dict[str, list[str]]]:
+    """Returns each setting's values, by curve: those that differ between runs, and those that do not."""
+    runs = [run for curve in curves for run in curve.runs]
+    tables: dict[str, dict[str, list[str]]] = {"differing": {}, "same": {}}
+    for name in dict.fromkeys(name for run in runs for name in run.config):
+        by_curve = [[str(run.config.get(name, "-")) for run in curve.runs] for curve in curves]
+        differs = len({value for values in by_curve for value in values}) > 1
+        cells = [", ".join(dict.fromkeys(values)) for values in by_curve]
+        tables["differing" if differs else "same"][str(name)] = cells if differs else cells[:1]
+    return tables
+
+
+def _videos(records: Sequence[RunRecord], out: Path) -> dict[Path, str]:
+    """Returns where the page finds each run's video: in itself as long as they are small, else beside it."""
+    found, left = dict[Path, str](), EMBEDDED_VIDEO_BYTES
+    for folder, video in ((record.folder, record.video) for record in records):
+        if video is None:
+            continue
+        if (size := video.stat().st_size) <= left:
+            left -= size
+            found[folder] = "data:video/mp4;base64," + base64.b64encode(video.read_bytes()).decode()
+        else:
+            found[folder] = quote(os.path.relpath(video.resolve(), out.resolve().parent))
+    return found
+
+
+def _number(value: float) -> str:
+    """Formats a number with about four digits, and all of a large one's."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.4g}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, unit_s in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.0f} s"
