@@ -129,7 +129,8 @@ class LearnersRun:
         self.config: Config = resolve({**BARE, **settings})
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="accel_rl_bench_")))
-            self._learners, control = stack.enter_context(started_learners(self.config, folder, None, False, LEARNER))
+            started = started_learners(self.config, folder, None, False, program=LEARNER)
+            self._learners, control = stack.enter_context(started)
             self._receive("ready", START_TIMEOUT_S)
             control.start()
             self._running = stack.pop_all()

@@ -109,6 +109,8 @@ class Algo(ABC):
     needs_terminal_frames: bool = False
     """Whether rollouts hold the true last frames of terminated episodes (`Rollout.terminal_frames`)."""
     statistics: RunningStatistics | None = None
+    inherited: frozenset[str] = frozenset()
+    """The names of the shared buffers of `statistics` that a trained policy has given (init_from); the run sets it."""
     extra_eval_policies: dict[str, Any] = {}
     """Policies that are evaluated besides the one that acts, by name."""
     replay: HasState | None = None
@@ -192,6 +194,11 @@ class Algo(ABC):
     def learns_on_step(self) -> bool:
         """Whether the subclass has an `on_step` of its own."""
         return type(self).on_step is not Algo.on_step
+
+    @property
+    def needs_first_rollout(self) -> bool:
+        """Whether its statistics have yet to be made of a run's first rollout, before anything can be learned."""
+        return self.statistics is not None and not self.statistics.shared_buffers().keys() <= self.inherited
 
     @property
     def samples_per_update(self) -> int:

@@ -24,7 +24,7 @@ class ActorCriticStatistics:
 
     def update(self, rollout: Rollout, update: Update) -> None:
         with update.locked_buffers(self.shared_buffers()):
-            if self.observation_norm and not (self.observation_norm.stays and rollout.first_step):
+            if self.observation_norm and not self.observation_norm.is_complete(rollout.first_step):
                 observation = rollout.observations(0, rollout.horizon).flatten(0, 1)
                 self.observation_norm.update(observation, update.sum, rollout.valid.flatten())
             if self.return_scale:

@@ -70,7 +70,7 @@ def flag_of(name: str) -> str:
 def _convert(name: str, value: Any, to: Any) -> Any:
     """Returns the value as the type that the field declares; text from the command line is read as YAML."""
     accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
-    if value is None and type(None) in accepted:
+    if (value is None or (isinstance(value, str) and value == "null")) and type(None) in accepted:
         return None
     wanted = next(t for t in accepted if t is not type(None))
     origin = typing.get_origin(wanted) or wanted

@@ -47,6 +47,11 @@ class RunSettings:
         "a3c, nature, nature_half, cule, a3c_mlp, wide, wide_tanh, ga3c, ga3c_large_<stride: 4 to 1>, or "
         "package.module:factory of your own: factory(spec) -> nn.Module",
     )
+    init_from: str | None = setting(
+        None,
+        "begin with the parameters and statistics of a trained policy: a run's folder, its policy.json, or a "
+        ".safetensors file there",
+    )
     layer_norm: bool = setting(
         False, "layer normalization between each layer of a built-in network and its ReLU or tanh, as in PQN"
     )

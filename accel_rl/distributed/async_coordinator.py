@@ -12,6 +12,7 @@ import torch
 from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, SharedArrays
+from accel_rl.training.coordinator import Request
 
 
 class AsyncCoordinator:
@@ -37,8 +38,8 @@ class AsyncCoordinator:
     def add_steps(self, num_steps: int) -> int:
         return self.control.add_steps(self.rank, num_steps)
 
-    def should_stop(self, requested: bool) -> bool:
-        return requested  # each learner stops by itself
+    def agree_on(self, request: Request) -> Request:
+        return request  # each learner ends by itself
 
     def local_share(self, number: int) -> int:
         return number if self.rank == 0 else 0
@@ -148,15 +149,15 @@ class _Inbox:
 
 
 class Control:
-    """Memory that the supervisor and its learners share: each learner's agent steps, the start, the request to stop.
+    """Memory that the supervisor and its learners share: each learner's agent steps, the start, what is asked of them.
 
     fd: of the memory that another process has made; None: makes it."""
 
     def __init__(self, num_learners: int, fd: int | None = None):
-        layout: Layout = {"steps": ((num_learners,), "<i8"), "started": ((1,), "<i8"), "stop": ((1,), "<i8")}
+        layout: Layout = {"steps": ((num_learners,), "<i8"), "started": ((1,), "<i8"), "request": ((1,), "<i8")}
         self.memory = SharedArrays(layout, fd)
         arrays = self.memory.arrays
-        self._steps, self._started, self._stop = arrays["steps"], arrays["started"], arrays["stop"]
+        self._steps, self._started, self._request = arrays["steps"], arrays["started"], arrays["request"]
 
     def begin(self, steps: int) -> None:
         """Sets the steps that a resumed run has done already."""
@@ -176,8 +177,10 @@ class Control:
             time.sleep(0.002)
 
     @property
-    def stop_requested(self) -> bool:
-        return bool(self._stop[0])
+    def request(self) -> Request:
+        """What is asked of all learners."""
+        return Request(int(self._request[0]))
 
-    def request_stop(self) -> None:
-        self._stop[0] = 1
+    def ask(self, request: Request) -> None:
+        """Asks all learners for this, unless they have been asked for more."""
+        self._request[0] = max(self.request, request)

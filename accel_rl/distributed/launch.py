@@ -1,5 +1,6 @@
 """Starts a run: in this process, in a process for each learner, or as one of the learners that torchrun has started."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,15 +12,17 @@ from accel_rl.distributed.learner_process import learn, logged
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.supervisor import supervise
 from accel_rl.distributed.torchrun import learn_launched
+from accel_rl.envs.functions import MakeEnv
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.training.build import build_store
+from accel_rl.training.callbacks import Callback, Callbacks
 from accel_rl.training.coordinator import SingleLearner
 from accel_rl.training.resolve import Config
 
 
 def train(
     algo: str | None = None,
-    env: str | None = None,
+    env: str | MakeEnv | None = None,
     steps: int | None = None,
     *,
     out: str | Path | None = None,
@@ -28,48 +31,56 @@ def train(
     overwrite: bool = False,
     trust: bool = False,
     show: bool = False,
+    callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Path:
     """Trains an agent; returns the run's folder. Takes every setting of `accel-rl train --help-all` by its field name.
 
-    out: the run's folder; config: a YAML file of settings; resume: the folder of a run to continue, up to `steps`;
-    overwrite: replaces the run that `out` holds; trust: resumes also from another user's checkpoint, although reading
-    it can run code; show: progress on the console. Raises UsageError for settings that are
-    wrong or do not fit together, RunError if the run fails; KeyboardInterrupt after SIGINT and SystemExit after
-    SIGTERM, once a checkpoint is written."""
-    named = {"algo": algo, "env": env, "steps": steps}
+    env: a name, or a function that makes the environment; out: the run's folder; config: a YAML file of settings;
+    resume: the folder of a run to continue, up to `steps`; overwrite: replaces the run that `out` holds; trust: resumes
+    also from another user's checkpoint, although reading it can run code; show: progress on the console; callbacks:
+    called with each row of progress.csv, a dict; the run ends if one returns True. Raises UsageError for settings that
+    are wrong or do not fit together, RunError if the run fails, and what a callback raises; KeyboardInterrupt after
+    SIGINT and SystemExit after SIGTERM, once a checkpoint is written."""
+    make_env = None if env is None or isinstance(env, str) else env
+    named = {"algo": algo, "env": env if isinstance(env, str) else None, "steps": steps}
     given = {**{name: value for name, value in named.items() if value is not None}, **settings}
-    request = RunRequest(given, out, config, resume, overwrite, trust)
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    request, on_row = RunRequest(given, out, config, resume, overwrite, trust, make_env), Callbacks(callbacks)
     with StopSignal() as stop:
         if rank_info := launched_rank_info():
-            folder = cast(Path, record(learn_launched)(rank_info, request, stop, show))  # torchrun shows its failure
+            # torchrun shows its failure
+            folder = cast(Path, record(learn_launched)(rank_info, request, stop, show, on_row))
         else:
-            folder = _train_here(request, stop, show)
+            folder = _train_here(request, stop, show, on_row)
     stop.leave()
+    on_row.raise_error()
     return folder
 
 
-def _train_here(request: RunRequest, stop: StopSignal, show: bool) -> Path:
+def _train_here(request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks) -> Path:
     """Trains with all learners of the run on this machine."""
     with request.open_run() as (config, state, folder):
         if config.rank_info.size > 1:
             with logged(folder, show=False):  # rank 0 shows them
-                supervise(config, folder, state, stop, show)
+                supervise(config, folder, state, stop, show, callbacks)
         else:
             with logged(folder, show):
-                _learn_alone(config, folder, state, stop, show)
+                _learn_alone(config, folder, state, stop, show, callbacks)
     return folder
 
 
-def _learn_alone(config: Config, folder: Path, state: dict[str, Any] | None, stop: StopSignal, show: bool) -> None:
+def _learn_alone(
+    config: Config, folder: Path, state: dict[str, Any] | None, stop: StopSignal, show: bool, callbacks: Callbacks
+) -> None:
     steps = state["steps"] if state else 0
     if not config.is_central:
-        learn(config, folder, SingleLearner(steps), stop, state, show)
+        learn(config, folder, SingleLearner(steps), stop, state, show, on_row=callbacks)
         return
     control, store = Control(1), build_store(config, state)
     control.begin(steps)
     try:
-        learn(config, folder, AsyncCoordinator(0, 1, control), stop, state, show, store)
+        learn(config, folder, AsyncCoordinator(0, 1, control), stop, state, show, store, callbacks)
     finally:
         store.close()
         control.memory.close()

@@ -15,8 +15,9 @@ from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.placement import pinned
 from accel_rl.training import checkpoint
+from accel_rl.training.callbacks import Row, RowListener
 from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.coordinator import Coordinator, SingleLearner
+from accel_rl.training.coordinator import Coordinator, Request, SingleLearner
 from accel_rl.training.log import close_log, logger, open_log
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
@@ -45,15 +46,18 @@ def learn(
     state: dict[str, Any] | None,
     show: bool,
     store: CentralStore | None = None,
-) -> None:
-    """Trains as this learner, to the end of the run. Raises RunError with advice if a GPU is out of memory."""
+    on_row: RowListener | None = None,
+) -> Request:
+    """Trains as this learner, to the end of the run; returns what `Trainer.run` does.
+
+    Raises RunError with advice if a GPU is out of memory."""
     with advice_on_memory(config), pinned(config.plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
-        trainer = Trainer(config, folder, coordinator, stop, state, show, store)
+        trainer = Trainer(config, folder, coordinator, stop, state, show, store, on_row)
         try:
             stop.ready()
-            trainer.run()
+            return trainer.run()
         finally:
             trainer.close()
 
@@ -65,14 +69,16 @@ def learn(
 class LearnerSetup:
     """What the supervisor sends to a learner's process.
 
-    control_fd: descriptor of the memory of `Control`. port: of the store where synchronous learners meet. store,
-    to_rank_0, from_learners: for asynchronous learners; connections by their descriptors."""
+    control_fd: descriptor of the memory of `Control`. has_callbacks: the supervisor wants to be told of rows. port: of
+    the store where synchronous learners meet. store, to_rank_0, from_learners: for asynchronous learners; connections
+    by their descriptors."""
 
     config: Config
     folder: Path
     control_fd: int
     is_resumed: bool
     show: bool
+    has_callbacks: bool = False
     port: int | None = None
     store: StoreSetup | None = None
     to_rank_0: int | None = None
@@ -92,12 +98,30 @@ class SupervisedStop:
     control: Control
 
     def __bool__(self) -> bool:
-        return self.control.stop_requested
+        return self.control.request is Request.STOP
 
     def ready(self) -> None:
         """Announces that this learner can stop in good order, and waits until all learners can."""
         self.supervisor.send(("ready", ""))
         self.control.wait_for_start()
+
+
+@dataclass
+class SupervisedCallbacks:
+    """The callbacks in the supervisor's process, as `Trainer` tells them of rows and hears what they ask for."""
+
+    supervisor: "Connection[Any, Any]"
+    control: Control
+    are_there: bool
+
+    @property
+    def request(self) -> Request:
+        return self.control.request
+
+    def __call__(self, row: Row) -> None:
+        if self.are_there:
+            self.supervisor.send(("row", row))
+            self.supervisor.recv()
 
 
 def main(fd: int) -> None:
@@ -127,7 +151,8 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
 def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT, trust=setup.config.trust) if setup.is_resumed else None
     with connected(setup, stop.control, state["steps"] if state else 0) as (coordinator, store):
-        learn(setup.config, setup.folder, coordinator, stop, state, setup.show, store)
+        callbacks = SupervisedCallbacks(stop.supervisor, stop.control, setup.has_callbacks)
+        learn(setup.config, setup.folder, coordinator, stop, state, setup.show, store, callbacks)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.config.sources import read_settings
-from accel_rl.training.build import check
+from accel_rl.envs.functions import MakeEnv, as_setting
+from accel_rl.training.build import check, with_initial_policy
 from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import choose_folder, create, prepare_resume, reopen
@@ -17,7 +18,8 @@ from accel_rl.training.run_directory import choose_folder, create, prepare_resum
 class RunRequest:
     """The arguments of `train`: settings by field name; the run's folder, a YAML file, a run's folder to continue.
 
-    trust: continues also from another user's checkpoint."""
+    trust: continues also from another user's checkpoint. make_env: makes the environment, in place of a name among the
+    settings."""
 
     settings: dict[str, Any]
     out: str | Path | None = None
@@ -25,6 +27,7 @@ class RunRequest:
     resume: str | Path | None = None
     overwrite: bool = False
     trust: bool = False
+    make_env: MakeEnv | None = None
 
     def resolve(self, alone: bool = False) -> tuple[Config, dict[str, Any] | None]:
         """Returns the run's configuration, and its last checkpoint if it is to be resumed. Writes nothing.
@@ -33,9 +36,15 @@ class RunRequest:
         or do not fit together."""
         state = None
         if self.resume is not None:
-            config, state = reopen(Path(self.resume), self.settings, self.out, self.config, self.trust)
+            folder, make_env = Path(self.resume), self.make_env
+            config, state = reopen(folder, self.settings, self.out, self.config, self.trust, make_env)
         else:
-            config = resolve(self.settings, Path(self.config) if self.config else None)
+            settings, function = self.settings, None
+            if self.make_env is not None:
+                name, function = as_setting(self.make_env)
+                settings = settings | {"env": name}
+            config = resolve(settings, Path(self.config) if self.config else None, function=function)
+            config = with_initial_policy(config)
         return check(config, (config.device,) if alone else None), state
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Several learners on this machine: a process for each, and this process, which supervises them.
 
-It passes on the request to stop, and ends all learners when one has failed."""
+It passes on the request to stop, calls the user's callbacks, and ends all learners when one has failed."""
 
 import contextlib
 import math
@@ -19,6 +19,8 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.fork_server import Child, ForkServer
 from accel_rl.training.build import build_store
+from accel_rl.training.callbacks import Callbacks, Row
+from accel_rl.training.coordinator import Request
 from accel_rl.training.resolve import Config
 
 GRACE_S = 1.0  # after a failure, for its cause to show: other learners may report first, that one of them is gone
@@ -40,6 +42,7 @@ class WatchedLearner:
     is_done: bool = False
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind, and what happened
+    row: Row | None = None  # of the log, which it waits for to be taken in
 
     @property
     def control(self) -> "Connection[Any, Any]":
@@ -48,17 +51,19 @@ class WatchedLearner:
 
     def receive(self) -> None:
         """Takes in the learner's next message, or that it is gone."""
-        kind, text = self.process.receive(math.inf)
+        kind, content = self.process.receive(math.inf)
         if kind == "ready":
             self.is_ready = True
+        elif kind == "row":
+            self.row = content
         elif kind == "done":
             self.is_done = True
         elif kind == "died":
             self.is_gone = True
             if not self.is_done:
-                self.failure = self.failure or (kind, text)
+                self.failure = self.failure or (kind, content)
         else:
-            self.failure = (kind, text)
+            self.failure = (kind, content)
 
     def error(self) -> Exception:
         """Returns the exception that describes the failure."""
@@ -69,12 +74,14 @@ class WatchedLearner:
         return (UsageError if kind == "usage" else RunError)(message)
 
 
-def supervise(config: Config, folder: Path, state: dict[str, Any] | None, stop: StopSignal, show: bool) -> None:
+def supervise(
+    config: Config, folder: Path, state: dict[str, Any] | None, stop: StopSignal, show: bool, callbacks: Callbacks
+) -> None:
     """Trains with a process for each learner, to the end of the run.
 
     Raises RunError, or UsageError, with the message of the learner that has failed; all learners are gone then."""
-    with started_learners(config, folder, state, show) as (learners, control):
-        _watch(learners, control, stop)
+    with started_learners(config, folder, state, show, bool(callbacks)) as (learners, control):
+        _watch(learners, control, stop, callbacks)
 
 
 @contextlib.contextmanager
@@ -83,6 +90,7 @@ def started_learners(
     folder: Path,
     state: dict[str, Any] | None,
     show: bool,
+    has_callbacks: bool = False,
     program: str = "accel_rl.distributed.learner_process:main",
 ) -> Iterator[tuple[list[WatchedLearner], Control]]:
     """Starts a process for each learner, and yields them and what they share with this process; kills them at the end.
@@ -94,7 +102,9 @@ def started_learners(
         resources.callback(control.memory.close)
         control.begin(state["steps"] if state else 0)
         setups = [
-            LearnerSetup(config.of_learner(rank), folder, control.memory.fd, bool(state), show and rank == 0)
+            LearnerSetup(
+                config.of_learner(rank), folder, control.memory.fd, bool(state), show and rank == 0, has_callbacks
+            )
             for rank in range(size)
         ]
         inherited: list[Any] = []  # the ends of connections that are the learners' alone
@@ -129,15 +139,16 @@ def _connect_to_rank_0(setups: Setups) -> "list[Connection[Any, Any]]":
     return ends
 
 
-def _watch(learners: list[WatchedLearner], control: Control, stop: StopSignal) -> None:
+def _watch(learners: list[WatchedLearner], control: Control, stop: StopSignal, callbacks: Callbacks) -> None:
     """Waits until all learners are done. Raises the likeliest cause if some have failed."""
     deadline = float("inf")
     while not all(learner.is_done for learner in learners):
         if stop:
-            control.request_stop()
+            control.ask(Request.STOP)
         connected = {learner.control: learner for learner in learners if not learner.is_gone}
         for connection in wait(list(connected), POLL_S):
             connected[connection].receive()  # type: ignore[index]
+        _answer_rows(learners, control, callbacks)
         if not stop.patient and all(learner.is_ready for learner in learners):
             stop.patient = True
             control.start()
@@ -148,3 +159,13 @@ def _watch(learners: list[WatchedLearner], control: Control, stop: StopSignal) -
                 raise min(failed, key=lambda learner: FAILURE_KINDS.index(learner.failure[0])).error()  # type: ignore[index]
     for learner in learners:
         learner.process.wait(EXIT_TIMEOUT_S)
+
+
+def _answer_rows(learners: list[WatchedLearner], control: Control, callbacks: Callbacks) -> None:
+    """Calls the callbacks with the rows that learners have sent, and then lets these go on."""
+    for learner in learners:
+        if learner.row is not None:
+            callbacks(learner.row)
+            control.ask(callbacks.request)
+            learner.row = None
+            learner.process.send("taken in")

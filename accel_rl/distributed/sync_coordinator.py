@@ -15,6 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from accel_rl.distributed.group_timeout import set_group_timeout
 from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError, UsageError
+from accel_rl.training.coordinator import Request
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
 
@@ -46,12 +47,12 @@ class SyncCoordinator:
         self.steps += num_steps * self.size
         return self.steps
 
-    def should_stop(self, requested: bool) -> bool:
+    def agree_on(self, request: Request) -> Request:
         start = time.perf_counter()
-        self._flag[0] = requested
+        self._flag[0] = request
         dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group)
         self._seconds += time.perf_counter() - start
-        return bool(self._flag)
+        return Request(int(self._flag))
 
     def local_share(self, number: int) -> int:
         return number // self.size + (self.rank < number % self.size)

@@ -26,7 +26,9 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.training.build import check
+from accel_rl.training.callbacks import Callbacks
 from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.coordinator import Request
 from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import Job, is_finished, launcher_id
@@ -46,7 +48,9 @@ class AgreedRun(NamedTuple):
     """Raises RunError once the learners of another launcher have taken over the folder."""
 
 
-def learn_launched(rank_info: RankInfo, request: RunRequest, stop: StopSignal, show: bool) -> Path:
+def learn_launched(
+    rank_info: RankInfo, request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks
+) -> Path:
     """Trains as this learner, to the end of the run; returns the run's folder."""
     # Whether learners are on GPUs is not settled before they have agreed on a run; without tensors there, NCCL is idle.
     group = process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available())
@@ -58,21 +62,21 @@ def learn_launched(rank_info: RankInfo, request: RunRequest, stop: StopSignal, s
         steps = run.state["steps"] if run.state else 0
         coordinator.begin(steps, run.config.learners.learner_timeout_s, run.check)
         with logged(run.folder, show, rank_info.rank):
-            _learn(run, coordinator, stop, show)
+            _learn(run, coordinator, stop, show, callbacks)
     return run.folder
 
 
-def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show: bool) -> None:
+def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show: bool, callbacks: Callbacks) -> None:
     this = f"learner {coordinator.rank} on {socket.gethostname()}"
     try:
-        learn(run.config, run.folder, coordinator, stop, run.state, show)
+        request = learn(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks)
     except (RunError, UsageError) as error:
         raise type(error)(f"{this}: {error}") from None
     except RuntimeError as error:
         if (loss := peer_failure_message(error)) is None:
             raise
         raise RunError(f"{this} has lost another learner, whose own messages may say why: {loss}") from None
-    if coordinator.steps < run.config.run.steps:
+    if request is Request.STOP and callbacks.request is not Request.STOP:
         _wait_for_own_signal(stop)
         if not stop:
             raise RunError(f"{this} has stopped at step {coordinator.steps}, as another learner was asked to")
@@ -112,6 +116,7 @@ def agree_on_run(coordinator: SyncCoordinator, request: RunRequest, lock: contex
     _on_all(coordinator, lambda: check(config, sharing) if len(sharing) > 1 else None)
     versions = {"accel_rl": __version__, "torch": torch.__version__}
     begins = {"the checkpoint's steps": state["steps"] if state else 0}
+    begins |= {"the initial policy": config.initial and config.initial.checksum}
     _check_same(coordinator.all_gather((socket.gethostname(), versions | config.as_dict() | begins)))
 
     def take_over() -> None:

@@ -20,6 +20,7 @@ PACKAGES = {
     "torch": "torch",
     "gymnasium": "gymnasium",
     "ale-py": "ale_py",
+    "cloudpickle": "cloudpickle",
     "opencv-python-headless": "cv2",
     "psutil": "psutil",
     "pyyaml": "yaml",

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 
 from accel_rl.envs.device_env import OneOfBatch, is_device_env
+from accel_rl.envs.functions import FUNCTION, missing_function, unpickle_function
 from accel_rl.envs.one_of_vector import OneOfVector, VectorEnv
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.errors import UsageError, unknown
@@ -76,7 +77,7 @@ def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | 
     is_single = env_id in gymnasium.registry and gymnasium.registry[env_id].entry_point is not None
     if config.env_id.startswith((VECTOR, ENVPOOL)) and not is_single:
         return _one_of_vector(config, seed, render_mode)
-    make = _find(env_id)
+    make = _factory(config)
     if make is None:
         env: Env = _make_registered(env_id.rpartition(":")[2], config.options, render_mode)
     else:
@@ -99,7 +100,7 @@ def make_device_env(config: EnvConfig, num_envs: int, seed: int, device: str) ->
     """Makes a batch of environments whose arrays lie on a device (see envs/device_env.py), by the user's factory.
 
     Raises UsageError for anything else, or if they are not as many."""
-    make = _find(config.env_id)
+    make = _factory(config)
     offered = {"seed": seed, "render_mode": None, **_batch(make, config, num_envs, device)}
     env = _call_factory(make, config, offered)
     if not is_device_env(env):
@@ -132,10 +133,18 @@ def _check_reset(env: Env, env_id: str) -> None:
         env = env.env
 
 
+def _factory(config: EnvConfig) -> Callable[..., Any] | None:
+    """Returns the function that makes an environment; None if it is one of gymnasium's. Raises UsageError if there is
+    neither."""
+    return unpickle_function(config.function) if config.function else _find(config.env_id.removeprefix(VECTOR))
+
+
 def _find(env_id: str) -> Callable[..., Any] | None:
     """Returns the factory that an id names; None if it is one of gymnasium's, which may begin with a module to import.
 
     Raises UsageError if there is neither."""
+    if env_id.startswith(FUNCTION):
+        raise missing_function(env_id)
     if ":" in env_id:
         module, name = _import_module(env_id, "environment")
         if hasattr(module, name):
@@ -182,7 +191,7 @@ def is_vector(config: EnvConfig) -> bool:
     """Returns whether an id names environments that come in batches; of a factory's, its parameters say so."""
     if config.env_id.startswith((VECTOR, ENVPOOL)):
         return True
-    make = _find(config.env_id) if ":" in config.env_id else None
+    make = _factory(config) if ":" in config.env_id else None
     return (
         make is not None
         and "num_envs" in _signature(make, config.env_id).parameters
@@ -208,7 +217,7 @@ def make_vector_env(
     elif env_id.startswith(VECTOR):
         env = _make_vector_entry_point(env_id.removeprefix(VECTOR), config.options, num_envs, render_mode)
     else:
-        make = _find(env_id)
+        make = _factory(config)
         offered = {"num_threads": num_threads, "seed": seeds[0], "render_mode": render_mode}
         env = _call_factory(make, config, offered | _batch(make, config, num_envs))
     if not isinstance(env, gymnasium.vector.VectorEnv):

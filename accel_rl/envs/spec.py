@@ -134,7 +134,8 @@ class EnvConfig:
         batches, as from a factory that takes num_envs. preset: of Atari games. options: keyword arguments. simulator:
         of Atari games: native, ale or auto (see envs/choice.py). wrappers: put around any other environment, each named
         as `package.module:Wrapper`, the innermost first. mask_sources: of the spec; None: whoever builds the
-        environment finds them out, by a reset.
+        environment finds them out, by a reset. function: of ids that begin with `function:`, that function, pickled
+        (see envs/functions.py); None: only its name is known.
     """
 
     env_id: str
@@ -143,6 +144,7 @@ class EnvConfig:
     simulator: str = "auto"
     wrappers: tuple[str, ...] = ()
     mask_sources: tuple[str, ...] | None = ()
+    function: bytes | None = None
 
 
 class Outcome(NamedTuple):

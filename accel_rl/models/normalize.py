@@ -70,8 +70,6 @@ class ObservationNorm(nn.Module):
     Raises UsageError for observations that are not vectors of numbers.
     """
 
-    stays = False  # every rollout is added
-
     def __init__(self, spec: EnvSpec):
         super().__init__()
         space = spec.observation_space
@@ -87,6 +85,10 @@ class ObservationNorm(nn.Module):
         moments = self.moments
         scaled = (observation - moments.mean) / (moments.variance + EPSILON).sqrt()
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
+
+    def is_complete(self, first_step: int) -> bool:
+        """Returns whether a rollout that began at this agent step of the run adds nothing: each adds something."""
+        return False
 
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor | None = None) -> None:
         """Adds observation [N, ...], rows of spec, to the moments; valid [N] bool: which of them count (None: all)."""
@@ -112,7 +114,7 @@ class PixelNorm(nn.Module):
 
     Raises UsageError for a network that does not begin with a `ByteConv`."""
 
-    stays = True  # as the first rollout shows it
+    is_known = False  # whether a trained policy has given the background
     STRIDE = 7  # one of so many observations is looked at
 
     def __init__(self, spec: EnvSpec, network: nn.Module):
@@ -129,6 +131,10 @@ class PixelNorm(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         return observation
+
+    def is_complete(self, first_step: int) -> bool:
+        """Returns whether a rollout that began at this agent step of the run adds nothing: only the first one does."""
+        return first_step > 0 or self.is_known
 
     @torch.no_grad()
     def update(self, observation: Tensor, sum_over_learners: Sum, valid: Tensor) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
+from accel_rl.training.initial_policy import read_initial_policy
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.policy_file import check_state, describe
 from accel_rl.training.resolve import Config
@@ -74,7 +76,7 @@ def on_cpu(config: Config) -> Config:
 
 
 def build_algo(config: Config) -> Algo:
-    """Makes the algorithm with its policy, initialised from the run's seed, on this learner's device.
+    """Makes the algorithm with its policy, initialised from the run's seed or a trained policy, on its device.
 
     Raises UsageError if the user's network does not fit the observations."""
     network = find_network(config.run.network, config.run.layer_norm)
@@ -89,6 +91,8 @@ def build_algo(config: Config) -> Algo:
         shape = config.spec.observation_shape
         raise UsageError(f"the network {name} does not fit observations of shape {shape}: {error}") from error
     algo.learns_from_segments = config.sampler_kind.merges_segments
+    if config.initial:
+        config.initial.give_to(algo)
     algo.policy.to(torch.device(config.device))
     if algo.learns_on_step:
         expect_changes(algo.policy)
@@ -97,6 +101,15 @@ def build_algo(config: Config) -> Algo:
             raise UsageError(f"the policy of {config.run.algo} has no bf16; omit it")
         algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
+
+
+def with_initial_policy(config: Config) -> Config:
+    """Returns a new run with what it takes from the policy that it names, if it does. Raises UsageError if that does
+    not fit."""
+    source = config.run.init_from
+    if source is None:
+        return config
+    return replace(config, initial=read_initial_policy(Path(source), build_algo(on_cpu(config)), config.as_dict()))
 
 
 def build_algo_and_update(config: Config) -> tuple[Algo, Update]:

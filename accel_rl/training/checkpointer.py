@@ -8,6 +8,7 @@ from accel_rl.algos import schedules
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint, policy_file
 from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.initial_policy import statistics_beside_policy
 from accel_rl.training.learner import Learner
 from accel_rl.training.log import logger
 from accel_rl.training.run_directory import keep_simulator
@@ -75,7 +76,9 @@ class Checkpointer:
         self._save_policy(policy_file.BEST, self.learner.steps, self.learner.best_score)
 
     def _save_policy(self, name: str, steps: int, score: float | None) -> None:
-        policy_file.save(self.learner.folder / name, self.learner.algo.policy.state_dict(), steps, score)
+        algo = self.learner.algo
+        path, statistics = self.learner.folder / name, statistics_beside_policy(algo)
+        policy_file.save(path, algo.policy.state_dict(), steps, score, statistics)
 
     def _pull(self) -> None:
         """Takes over the newest of what learners share."""

@@ -1,8 +1,19 @@
 """What the learners of a run exchange besides gradients and parameters; and the trivial case of a single learner."""
 
+from enum import IntEnum
 from typing import Any, Protocol
 
 import torch
+
+
+class Request(IntEnum):
+    """What is asked of a run; of several requests the largest counts.
+
+    FINISH: to end as if its steps were done, after one more rollout. STOP: to end at once, with a checkpoint."""
+
+    GO_ON = 0
+    FINISH = 1
+    STOP = 2
 
 
 class Coordinator(Protocol):
@@ -16,8 +27,8 @@ class Coordinator(Protocol):
     def add_steps(self, num_steps: int) -> int:
         """Adds agent steps that this learner has done (0: none); returns the steps of the whole run."""
 
-    def should_stop(self, requested: bool) -> bool:
-        """Returns whether the run is to stop now; requested: whether this learner has been asked to."""
+    def agree_on(self, request: Request) -> Request:
+        """Returns what this learner is to do now; request: what it has been asked to."""
 
     def local_share(self, number: int) -> int:
         """Returns this learner's share of `number` things whose results `all_gather` brings together."""
@@ -41,7 +52,7 @@ class Coordinator(Protocol):
         returned them; else None. Waits for the last states of all learners if rank 0's own is its last."""
 
     def read_seconds(self) -> dict[str, float]:
-        """Returns the wall time that `should_stop` has taken since the last call: it waits for other learners."""
+        """Returns the wall time that `agree_on` has taken since the last call: it waits for other learners."""
 
     def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
         """Raises RunError if the parameters of synchronous learners differ."""
@@ -60,8 +71,8 @@ class SingleLearner:
         self._steps += num_steps
         return self._steps
 
-    def should_stop(self, requested: bool) -> bool:
-        return requested
+    def agree_on(self, request: Request) -> Request:
+        return request
 
     def local_share(self, number: int) -> int:
         return number

@@ -32,6 +32,8 @@ def log_description(config: Config, policy: nn.Module) -> None:
         config.sampler_kind.simulated_in(config),
         ", ".join(config.devices),
     )
+    if config.initial:
+        logger.info("policy      %s", config.initial.summary)
     game = game_name(config.env.env_id)
     if game:
         simulator, why = choose_simulator(replace(config.env, simulator=run.simulator))

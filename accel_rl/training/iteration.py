@@ -26,7 +26,8 @@ class IterationResult(NamedTuple):
 class Iteration:
     """Collects rollouts and learns from them, during sampling and after it.
 
-    An algorithm with running statistics learns nothing from a run's first rollout, of which these are made.
+    An algorithm with running statistics learns nothing from a run's first rollout, of which these are made, unless a
+    trained policy has given them.
 
     plan: says how many threads torch may use for sampling and for learning. pull_horizon: the newest central parameters
     are taken over every so many steps of a rollout; None: only the algorithm's updates exchange them.
@@ -40,7 +41,7 @@ class Iteration:
     def collect_and_learn(self, step: int) -> IterationResult:
         """Runs one iteration. step: agent steps of the whole run so far."""
         start, algo, update = time.perf_counter(), self.algo, self.update
-        learns = step > 0 or algo.statistics is None
+        learns = step > 0 or not algo.needs_first_rollout
         stats: list[Stats] = []
         learn_s = 0.0
 

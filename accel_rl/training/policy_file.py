@@ -2,8 +2,8 @@
 
 policy.json: the run's settings, and the spaces of its environment; it stays the same over a run, so that it fits any of
 the others. policy.safetensors: the network's tensors at the last checkpoint; best.safetensors: those of the best
-evaluation. Their metadata hold `steps` and `score` as text. Every file has a checksum. Nothing in any of them is
-executed when it is read.
+evaluation. Their metadata hold as text `steps`, `score`, and the `statistics` outside of the network that the policy
+was trained with. Every file has a checksum. Nothing in any of them is executed when it is read.
 """
 
 import json
@@ -162,25 +162,34 @@ def check_state(state: Mapping[str, Any]) -> None:
             ) from None
 
 
-def save(path: Path, state: Mapping[str, Tensor], steps: int | None = None, score: float | None = None) -> None:
+def save(
+    path: Path,
+    state: Mapping[str, Tensor],
+    steps: int | None = None,
+    score: float | None = None,
+    statistics: Mapping[str, Tensor] | None = None,
+) -> None:
     """Replaces the file at path by the tensors of a network's state_dict, as they are now.
 
-    steps: agent steps of the run; score: mean of games that were played with it. Raises RunError if the disk refuses;
-    the file is then as it was."""
+    steps: agent steps of the run; score: mean of games that were played with it; statistics: float64, that learning
+    normalizes by besides those in the network. Raises RunError if the disk refuses; the file is then as it was."""
     tensors = {  # each with memory of its own, as the format demands
         name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in state.items()
     }
-    metadata = {"format": FORMAT, "crc32": _checksum(tensors)}
+    metadata = {"format": FORMAT, "crc32": checksum(tensors)}
     if steps is not None:
         metadata["steps"] = str(steps)
     if score is not None and math.isfinite(score):
         metadata["score"] = repr(float(score))
+    if statistics:
+        metadata["statistics"] = seal({name: value.tolist() for name, value in statistics.items()})
     content = safetensors.torch.save(tensors, metadata)
     write_file(path, lambda file: file.write(content), "policy")
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the CRC-32 of all these numbers."""
     value = 0
     for name in sorted(tensors):
         content: Any = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -201,13 +210,27 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
 
     Raises UsageError if the file is damaged or no safetensors file, or if its tensors are not those of the network:
     their names and shapes are compared before any of them is read."""
+    wanted = network.state_dict()
+    tensors, _ = read_tensors(path, wanted)
+    for name, value in tensors.items():
+        if value.dtype != wanted[name].dtype:
+            raise UsageError(f"{path} does not fit {DESCRIPTION}: {name} is {value.dtype}, not {wanted[name].dtype}")
+    check_finite(path, {name: tensors[name] for name, _ in network.named_parameters()})
+    return tensors
+
+
+def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns the tensors of a policy file, on the CPU, and the statistics outside of the network, float64.
+
+    wanted: a network's, if there must be tensors of the same names and shapes. Raises UsageError if they are not, or if
+    the file is damaged or no safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata.get("format"))
-            wanted = network.state_dict()
             found = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _compare(path, found, wanted)
+            if wanted is not None:
+                _compare(path, found, wanted)
             tensors = {name: file.get_tensor(name) for name in found}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
@@ -218,15 +241,29 @@ def read_weights(path: Path, network: nn.Module) -> dict[str, Tensor]:
         else:
             problem = f"damaged or no safetensors file: {error}"
         raise UsageError(f"{path} is {problem}{_other(path)}") from None
-    for name, value in tensors.items():
-        if value.dtype != wanted[name].dtype:
-            raise UsageError(f"{path} does not fit {DESCRIPTION}: {name} is {value.dtype}, not {wanted[name].dtype}")
-    if metadata.get("crc32", "") != _checksum(tensors):
+    if metadata.get("crc32", "") != checksum(tensors):
         raise UsageError(f"{path} is damaged: its tensors do not match its checksum{_other(path)}")
-    for name, _ in network.named_parameters():
-        if not tensors[name].isfinite().all():
+    return tensors, _read_statistics(path, metadata.get("statistics"))
+
+
+def _read_statistics(path: Path, text: str | None) -> dict[str, Tensor]:
+    if text is None:
+        return {}
+    content = text.encode()
+    if content != _close(content.rpartition(_CHECKSUM)[0]):
+        raise UsageError(f"{path} is damaged: its statistics do not match their checksum{_other(path)}")
+    try:
+        values = json.loads(text)
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items() if name != "crc32"}
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # a checksum can be made for anything
+        raise UsageError(f"{path} is damaged: its statistics are no numbers") from None
+
+
+def check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises UsageError if one of these tensors of a file holds a value that is nan or infinite."""
+    for name, value in tensors.items():
+        if not value.isfinite().all():
             raise UsageError(f"{path} is of no use: {name} holds values that are not finite{_other(path)}")
-    return tensors
 
 
 def _is_pickle(path: Path) -> bool:
@@ -238,16 +275,20 @@ def _is_pickle(path: Path) -> bool:
 
 def _compare(path: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> None:
     """Raises UsageError if a file's tensors are not those that the described network has."""
-    problem = None
-    if missing := wanted.keys() - found.keys():
-        problem = f"it lacks {min(missing)}"
-    elif more := found.keys() - wanted.keys():
-        problem = f"{min(more)} is none of the network's tensors"
-    elif wrong := [name for name, shape in found.items() if shape != wanted[name].shape]:
-        name = min(wrong)
-        problem = f"{name} has shape {list(found[name])}, the network's {list(wanted[name].shape)}"
-    if problem:
+    if problem := find_difference(found, wanted):
         raise UsageError(f"{path} does not fit the network that {DESCRIPTION} describes: {problem}")
+
+
+def find_difference(found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
+    """Returns in what a file's tensors, given by their shapes, are not those of a network; None if they are."""
+    if missing := wanted.keys() - found.keys():
+        return f"it lacks {min(missing)}"
+    if more := found.keys() - wanted.keys():
+        return f"{min(more)} is none of the network's tensors"
+    if wrong := [name for name, shape in found.items() if shape != wanted[name].shape]:
+        name = min(wrong)
+        return f"{name} has shape {list(found[name])}, the network's {list(wanted[name].shape)}"
+    return None
 
 
 def _other(path: Path) -> str:

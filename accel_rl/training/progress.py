@@ -63,8 +63,8 @@ class Progress:
             "rollout/ep_len_mean": fmean(game.length for game in self.games),
         }
 
-    def write_row(self, **more: float) -> None:
-        """Writes one row about everything since the last one; more: further metrics, by name."""
+    def write_row(self, **more: float) -> dict[str, float]:
+        """Writes one row about everything since the last one, and returns it; more: further metrics, by name."""
         now = time.perf_counter()
         wall, num_steps = max(now - self._row_started, 1e-9), self._steps - self._row_steps
         reports, self._reports = self._reports, []
@@ -87,6 +87,7 @@ class Progress:
             for name, value in row.items():
                 self._writer.add_scalar(name, value, self._steps)
         self._console.show_scores(row.get("rollout/ep_rew_mean"), self._table.last("eval/mean_reward"))
+        return row
 
     def exclude(self, seconds: float) -> None:
         """Leaves an interruption, such as an evaluation, out of the next row's rates."""

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
@@ -26,6 +26,9 @@ from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
 from accel_rl.training.sampler_kinds import SAMPLER_KINDS, SamplerKind
 
+if TYPE_CHECKING:
+    from accel_rl.training.initial_policy import InitialPolicy
+
 Values = dict[str, Any]
 ADJUSTED_AGENTS = 256  # the most by default, where their number is adjusted
 
@@ -46,6 +49,7 @@ class Config:
     devices: tuple[str, ...]  # of the learners on this machine
     plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
     trust: bool = False  # whether it may be resumed from another user's checkpoint
+    initial: "InitialPolicy | None" = None  # what a new run takes from a trained policy
 
     @property
     def plan(self) -> Plan:
@@ -101,11 +105,17 @@ class Config:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None = None) -> Config:
+def resolve(
+    given: Values,
+    config_file: Path | None = None,
+    spec: EnvSpec | None = None,
+    function: bytes | None = None,
+) -> Config:
     """Returns the configuration that the given settings, a file of settings and presets amount to.
 
-    spec: of the environment, where it is known already. Raises UsageError for settings that are unknown, wrong or do
-    not fit together; RunError if the environment cannot be built."""
+    spec: of the environment, where it is known already. function: that makes it, if only a program has it; pickled.
+    Raises UsageError for settings that are unknown, wrong or do not fit together; RunError if the environment cannot be
+    built."""
     file = read_yaml(config_file, "settings") if config_file else {}
     chosen = overlay(file, given)
     algo_name = str(chosen.get("algo", RunSettings.algo))
@@ -118,7 +128,7 @@ def resolve(given: Values, config_file: Path | None = None, spec: EnvSpec | None
         if name not in names:
             raise unknown_setting("setting", name, names)
 
-    env, spec, below = _environment([*presets, variant], chosen, spec)
+    env, spec, below = _environment([*presets, variant], chosen, spec, function)
     # A preset normalizes where that is possible; a user who asks for more gets an error.
     takes_bytes = spec.is_pixels and not is_small(spec.observation_shape) and ":" not in str(chosen.get("network"))
     if not (spec.is_numbers or takes_bytes):
@@ -197,7 +207,9 @@ def _check_variant(name: str, variant: Values, algo_name: str) -> None:
 # ---- the environment ----
 
 
-def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) -> tuple[EnvConfig, EnvSpec, Values]:
+def _environment(
+    presets: list[Values], chosen: Values, spec: EnvSpec | None, function: bytes | None
+) -> tuple[EnvConfig, EnvSpec, Values]:
     """Returns the environment, its spec (the given one, if any), and the presets' settings for it.
 
     Observations and actions decide which blocks of a preset apply, but these may change the environment. So an Atari
@@ -207,11 +219,11 @@ def _environment(presets: list[Values], chosen: Values, spec: EnvSpec | None) ->
     run = pick(RunSettings, common)
     probed, probed_spec = None, spec
     if game_name(run.env) is None:
-        probed = _env_config(common, chosen)
+        probed = _env_config(common, chosen, function)
         probed_spec = spec or probe_spec(probed, run.env_build_timeout_s)
     blocks = _blocks(probed_spec) if probed and probed_spec else ("pixels", False)
     below = preset_settings(presets, *blocks)
-    env = _env_config(overlay(below, chosen), chosen)
+    env = _env_config(overlay(below, chosen), chosen, function)
     if spec is None:
         spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
     if probed and _blocks(spec) != blocks:
@@ -241,7 +253,7 @@ def _takes_preset_network(spec: EnvSpec) -> bool:
     return not spec.is_picture and not any(is_picture(part.space) for part in nested)
 
 
-def _env_config(values: Values, chosen: Values) -> EnvConfig:
+def _env_config(values: Values, chosen: Values, function: bytes | None) -> EnvConfig:
     """Returns the environment that env, env_preset, env_options and the settings of Atari games name together, with the
     simulator that was chosen for a game.
 
@@ -255,7 +267,9 @@ def _env_config(values: Values, chosen: Values) -> EnvConfig:
         for name in atari.keys() & chosen.keys():
             raise UsageError(f"{name} is a setting of Atari games, but {run.env} is none; use env_options")
         sources = None if run.action_masks == "auto" else ()
-        return EnvConfig(run.env, run.env_preset, run.env_options, wrappers=run.wrappers, mask_sources=sources)
+        return EnvConfig(
+            run.env, run.env_preset, run.env_options, wrappers=run.wrappers, mask_sources=sources, function=function
+        )
     if run.env_options:
         raise UsageError(f"{game} takes no env_options; Atari games have settings of their own, as in frame_skip=4")
     env = EnvConfig(game, run.env_preset, asdict(make_options(run.env_preset, atari)), run.simulator)

@@ -18,6 +18,7 @@ from accel_rl.config.learners import launched_rank_info
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_settings
 from accel_rl.envs.choice import is_ale_state
+from accel_rl.envs.functions import FUNCTION, MakeEnv, as_setting, missing_function
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard, policy_file
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS, REPLAYS
@@ -108,18 +109,21 @@ def reopen(
     out: str | Path | None,
     config_file: str | Path | None,
     trust: bool = False,
+    make_env: MakeEnv | None = None,
 ) -> tuple[Config, dict[str, Any]]:
-    """Returns a run's configuration and last checkpoint. trust: also if that belongs to another user.
+    """Returns a run's configuration and last checkpoint. trust: also if that belongs to another user. make_env: the
+    function that makes its environments, if only a program has it.
 
     Raises UsageError if the folder has none, if it is damaged or another user's, or for settings that would change the
     run."""
     saved = read_settings(folder)
+    given, function = _with_function(folder, saved, given, make_env)
     if out is not None or config_file is not None:
         raise UsageError("a resumed run continues in its own folder with its own settings; omit --out and --config")
     state = checkpoint.load(folder / CHECKPOINT, trust=trust, parts=checkpoint.PARTS)
     is_elsewhere = launched_rank_info() or given.keys() & {"device", "devices", "learners_per_gpu"}
     base = saved | ANY_MACHINE if is_elsewhere else saved
-    wanted = resolve(overlay(base, given), spec=state["spec"])
+    wanted = resolve(overlay(base, given), spec=state["spec"], function=function)
     if wanted.run.simulator == "auto" and wanted.env.simulator == "native" and _is_of_ale(state):
         wanted = replace(wanted, env=replace(wanted.env, simulator="ale"))  # nothing need be converted
     values = wanted.as_dict()
@@ -131,6 +135,21 @@ def reopen(
     if wanted.run.steps <= state["steps"]:
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
+
+
+def _with_function(
+    folder: Path, saved: dict[str, Any], given: dict[str, Any], make_env: MakeEnv | None
+) -> tuple[dict[str, Any], bytes | None]:
+    """Returns the given settings with the name of the environment's function, and that, pickled, if it has to be sent.
+
+    Raises UsageError if a run whose environment was such a function is to do without."""
+    had_function = str(saved.get("env")).startswith(FUNCTION)
+    if make_env is not None:
+        name, function = as_setting(make_env, by_value=had_function)
+        return given | {"env": name}, function
+    if had_function:
+        raise missing_function(saved["env"], f"resume={str(folder)!r}, ")
+    return given, None
 
 
 def _is_of_ale(state: dict[str, Any]) -> bool:

@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from accel_rl.training.callbacks import Callbacks, RowListener
 from accel_rl.training.checkpointer import Checkpointer
-from accel_rl.training.coordinator import Coordinator
+from accel_rl.training.coordinator import Coordinator, Request
 from accel_rl.training.description import log_description, precision_and_threads, write_machine
 from accel_rl.training.evaluation import Evaluator
 from accel_rl.training.iteration import Iteration, IterationResult
@@ -24,7 +25,8 @@ class Trainer:
     """Runs one learner of a run, or the only one.
 
     config: as this learner sees it. stop: true once a signal has asked the run to stop. state: of a checkpoint to
-    continue from. show: progress on the console. store: of the parameters, if learners share them.
+    continue from. show: progress on the console. store: of the parameters, if learners share them. on_row: is told of
+    each row of the log.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Trainer:
         state: dict[str, Any] | None,
         show: bool,
         store: CentralStore | None = None,
+        on_row: RowListener | None = None,
     ):
         self.config, self.coordinator, self.stop = config, coordinator, stop
+        self.on_row = on_row or Callbacks()
         self.learner = learner = build_learner(config, folder, coordinator, state["steps"] if state else 0, show, store)
         pull_horizon = config.learners.pull_horizon
         self.iteration = Iteration(learner.sampler, learner.algo, learner.update, config.plan, pull_horizon)
@@ -53,18 +57,22 @@ class Trainer:
             log_description(config, learner.algo.policy)
             write_machine(config, folder)
 
-    def run(self) -> None:
-        """Trains until the run's steps are done or a signal asks to stop."""
+    def run(self) -> Request:
+        """Trains until the run's steps are done (GO_ON), or until it is asked to end; returns how."""
         learner, run = self.learner, self.config.run
+        request, is_last = Request.GO_ON, False
         evaluation, row, checkpoint = (
             Every(n) for n in (run.eval_interval_steps, run.log_interval_steps, run.checkpoint_interval_steps)
         )
         if learner.evaluation_is_due:  # a signal interrupted it
             self._write_row(self.evaluator.evaluate())
-        while learner.steps < run.steps and not self.coordinator.should_stop(bool(self.stop)):
+        while not is_last and learner.steps < run.steps:
+            request = self.coordinator.agree_on(Request.STOP if self.stop else self.on_row.request)
+            if request is Request.STOP:
+                break
             steps_before = learner.steps
             self._iterate()
-            is_last = learner.steps >= run.steps
+            is_last = learner.steps >= run.steps or request is Request.FINISH
             passed = (steps_before, learner.steps)
             learner.evaluation_is_due = evaluation.is_due(*passed) or (is_last and run.eval_interval_steps > 0)
             scores = self.evaluator.evaluate() if learner.evaluation_is_due else {}
@@ -77,7 +85,8 @@ class Trainer:
         self.checkpointer.save(is_last=True)
         self.checkpointer.write_submitted()
         if learner.progress:
-            self._summarize(learner.progress)
+            self._summarize(learner.progress, request)
+        return request
 
     def _iterate(self) -> None:
         """Collects a rollout, learns from it, and counts both."""
@@ -118,9 +127,9 @@ class Trainer:
             if is_last:  # other learners may have done more in the meantime
                 learner.progress.advance(coordinator.add_steps(0))
             learner.progress.merge(reports)
-            learner.progress.write_row(**precision_and_threads(self.config), **scores)
+            self.on_row(learner.progress.write_row(**precision_and_threads(self.config), **scores))
 
-    def _summarize(self, progress: Progress) -> None:
+    def _summarize(self, progress: Progress, request: Request) -> None:
         run, steps = self.config.run, self.coordinator.add_steps(0)
         progress.advance(steps)
         summary = progress.write_summary(run.algo, run.env, run.seed)
@@ -128,7 +137,8 @@ class Trainer:
             folder = shlex.quote(str(self.learner.folder))
             resume = f"{command()} train --resume {folder}"
             score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
-            logger.info("stopped at step %d of %d, %s; to continue: %s", steps, run.steps, score, resume)
+            how = "ended by a callback" if request is Request.FINISH else "stopped"
+            logger.info("%s at step %d of %d, %s; to continue: %s", how, steps, run.steps, score, resume)
             if run.report:
                 logger.info("a page about it so far: %s report %s", command(), folder)
 

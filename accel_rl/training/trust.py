@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from accel_rl.envs.functions import FUNCTION
 from accel_rl.envs.making import ENVPOOL, VECTOR
 from accel_rl.errors import UsageError
 
@@ -33,7 +34,8 @@ def _foreign(name: str, value: Any) -> list[str]:
     if name == "env_options":
         return [text for text in texts if not set("./\\:").isdisjoint(text)]
     own = BUILT_IN.get(name)
-    texts = [text.removeprefix(VECTOR).removeprefix(ENVPOOL) for text in texts] if name == "env" else texts
+    if name == "env":  # a function of a program is no code that its name could import
+        texts = [text.removeprefix(VECTOR).removeprefix(ENVPOOL) for text in texts if not text.startswith(FUNCTION)]
     return [text for text in texts if ":" in text and not (own and text.startswith(own))]
 
 

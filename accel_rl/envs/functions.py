@@ -1,0 +1,70 @@
+"""Environments that are given as a function of Python: by its name if simulator processes can import it by that name,
+else as itself, by cloudpickle."""
+
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from accel_rl.errors import UsageError
+
+FUNCTION = "function:"  # how the ids begin of environments whose function only a program has
+
+MakeEnv = Callable[..., Any]
+"""A function or class that makes environments, as `package.module:factory` names one."""
+
+
+def as_setting(function: MakeEnv, by_value: bool = False) -> tuple[str, bytes | None]:
+    """Returns what names the function among a run's settings, and the pickled function if the name is not enough.
+
+    That is `package.module:name`, and None, if other processes can import the function so; else, or by_value, FUNCTION
+    and its name. Raises UsageError for what is no function, or cannot be pickled."""
+    if isinstance(function, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(function):
+        raise UsageError(
+            f"env={function!r} is neither a name nor a function; give a function that makes the environment, as in "
+            "env=lambda: gymnasium.make(...)"
+        )
+    name, module = (
+        getattr(function, "__qualname__", type(function).__name__),
+        getattr(function, "__module__", None) or "",
+    )
+    if not by_value and _is_importable(module) and getattr(sys.modules[module], name, None) is function:
+        return f"{module}:{name}", None
+    return f"{FUNCTION}{name}", _pickle(function)
+
+
+def _is_importable(module: str) -> bool:
+    """Returns whether a process with the same paths can import the module; the program itself is not to run again."""
+    return module != "__main__" and getattr(sys.modules.get(module), "__spec__", None) is not None
+
+
+def _pickle(function: MakeEnv) -> bytes:
+    import cloudpickle  # here: simulator processes only unpickle
+
+    try:
+        return cloudpickle.dumps(function)  # type: ignore[no-any-return]
+    except Exception as error:  # what it refers to may raise anything
+        raise UsageError(
+            f"env={function!r} cannot be sent to simulator processes ({type(error).__name__}: {error}); let it make "
+            "what cannot be sent when it is called, or define it in a module"
+        ) from None
+
+
+def unpickle_function(content: bytes) -> MakeEnv:
+    """Returns the function that `as_setting` has pickled."""
+    return pickle.loads(content)  # type: ignore[no-any-return]
+
+
+def missing_function(env_id: str, arguments: str = "") -> UsageError:
+    """Returns the error for an environment of which only the name of its function is known.
+
+    arguments: of `accel_rl.train` besides env, as text."""
+    name = env_id.removeprefix(FUNCTION)
+    last = name.rpartition(".")[2]
+    shown = "lambda: ..." if last == "<lambda>" else last
+    return UsageError(
+        f"the environment was made by {name}, a function of the program that started the run: give it again, as in "
+        f"accel_rl.train({arguments}env={shown})"
+    )

@@ -1,0 +1,81 @@
+"""Functions of the user's that are called with each row of the log, and may end the run."""
+
+import contextlib
+import logging
+import random
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from accel_rl.errors import UsageError
+from accel_rl.training.coordinator import Request
+
+logger = logging.getLogger("accel_rl")
+
+Row = dict[str, float]
+Callback = Callable[[Row], Any]
+"""Is called with a row of progress.csv, metrics by name; returns True to end the run."""
+
+
+class RowListener(Protocol):
+    """What a learner tells of each row of the log."""
+
+    @property
+    def request(self) -> Request:
+        """What it asks of the run."""
+
+    def __call__(self, row: Row) -> None:
+        """Takes in a row; the run goes on when this returns."""
+
+
+class Callbacks:
+    """Calls the user's functions one after the other, with a copy of the row for each.
+
+    They cannot change what is computed: random numbers that they draw are their own. One that returns True ends the run
+    as if its steps were done; one that raises stops it with a checkpoint, after which `raise_error` raises the same.
+    Raises UsageError for anything else than functions."""
+
+    def __init__(self, functions: Sequence[Callback] = ()):
+        if not isinstance(functions, Sequence) or not all(map(callable, functions)):
+            raise UsageError(f"callbacks={functions!r} must be a list of functions")
+        self._functions = tuple(functions)
+        self._error: Exception | None = None
+        self.request = Request.GO_ON
+
+    def __bool__(self) -> bool:
+        return bool(self._functions)
+
+    def __call__(self, row: Row) -> None:
+        if not self._functions:
+            return
+        try:
+            with _generators_kept():
+                answers = [function(dict(row)) for function in self._functions]
+        except Exception as error:
+            self._error, self.request = error, Request.STOP
+            logger.error("a callback failed, so the run stops:\n%s", traceback.format_exc().rstrip())
+            return
+        if any(isinstance(answer, bool | np.bool_) and answer for answer in answers):
+            self.request = max(self.request, Request.FINISH)
+
+    def raise_error(self) -> None:
+        """Raises what a callback has raised, with its traceback."""
+        if self._error:
+            raise self._error
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restores the random generators that a run may draw from in this process."""
+    uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if uses_gpu else ()
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

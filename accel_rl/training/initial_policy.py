@@ -1,0 +1,181 @@
+"""What a new run takes from a trained policy (--init-from): parameters, and statistics of normalization.
+
+They are read once, before the run's folder is made, and nothing is unpickled. A resumed run has them from its own
+checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from accel_rl.algos.base import Algo
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.models.normalize import PixelNorm
+from accel_rl.training import policy_file
+
+TRUNK = "encoder.trunk"
+TRUNK_SETTINGS = ("network", "layer_norm", "dueling")  # decide which tensors it has
+OUTPUT_SETTINGS = ("atoms", "v_min", "v_max", "quantiles")  # with others, a head of the same shape says something else
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class InitialPolicy:
+    """What a new run begins with.
+
+    tensors: of the network, by name. statistics: of the algorithm's shared buffers that lie outside of the network.
+    inherited: the names of all shared buffers that these two give. summary: one line on what is taken and what begins
+    anew."""
+
+    tensors: Tensors
+    statistics: Tensors
+    inherited: frozenset[str]
+    summary: str
+
+    @property
+    def checksum(self) -> str:
+        """A text that is another one where any number is."""
+        return policy_file.checksum(self.tensors | self.statistics)
+
+    def give_to(self, algo: Algo) -> None:
+        """Puts everything into an algorithm that was built from the settings that this was read for."""
+        algo.policy.load_state_dict({**algo.policy.state_dict(), **self.tensors})
+        buffers = statistics_beside_policy(algo)
+        for name, value in self.statistics.items():
+            buffers[name].copy_(value)
+        algo.inherited = self.inherited
+        norm = getattr(algo.policy, "norm", None)
+        if isinstance(norm, PixelNorm):
+            norm.is_known = "observation.value" in self.inherited
+
+
+def statistics_beside_policy(algo: Algo) -> Tensors:
+    """Returns the shared buffers of an algorithm's statistics that are no part of its network."""
+    own = {id(buffer) for buffer in algo.policy.buffers()}
+    return {name: buffer for name, buffer in _shared_buffers(algo).items() if id(buffer) not in own}
+
+
+def _shared_buffers(algo: Algo) -> Tensors:
+    return algo.statistics.shared_buffers() if algo.statistics else {}
+
+
+# ---- reading ----
+
+
+def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -> InitialPolicy:
+    """Returns what a run with these settings takes from a trained policy.
+
+    source: a run's folder, the policy.json in it, or a .safetensors file beside that. algo: the run's, on the CPU. Its
+    network's trunk must be the trained one's; every other part is taken if it fits. Raises UsageError if observations
+    differ, if the trunk does not fit, and for files that are missing, damaged or of another format."""
+    try:
+        folder, weights = _locate(source)
+        trained, spec = policy_file.read_description(folder)
+        _check_observations(spec, algo.spec)
+        weights = weights or policy_file.find_weights(folder, best=False)
+        found, statistics = policy_file.read_tensors(weights)
+        wanted = algo.policy.state_dict()
+        means_the_same = all(trained.get(name) == settings.get(name) for name in OUTPUT_SETTINGS)
+        taken = _fitting_parts(found, wanted, means_the_same and spec.action_space == algo.spec.action_space)
+        _check_trunk(taken, found, wanted, trained, settings)
+        tensors = {name: value for name, value in found.items() if _part(name) in taken}
+        learned = {name: tensors[name] for name, _ in algo.policy.named_parameters() if name in tensors}
+        policy_file.check_finite(weights, learned)
+    except UsageError as error:
+        raise UsageError(f"init_from={source}: {error}") from None
+    beside = statistics_beside_policy(algo)
+    fits = all(name in statistics and statistics[name].shape == buffer.shape for name, buffer in beside.items())
+    statistics = {name: statistics[name] for name in beside} if fits else {}
+    names = {id(buffer): name for name, buffer in algo.policy.named_buffers()}
+    in_policy = {name for name, buffer in _shared_buffers(algo).items() if names.get(id(buffer)) in tensors}
+    summary = _summarize(source, found, wanted, taken, beside, bool(statistics))
+    return InitialPolicy(tensors, statistics, frozenset(in_policy | statistics.keys()), summary)
+
+
+def _locate(source: Path) -> tuple[Path, Path | None]:
+    """Returns the folder with policy.json, and the file of tensors if source names one."""
+    if source.suffix == ".safetensors" and source.is_file():
+        return source.parent, source
+    if source.name == policy_file.DESCRIPTION and source.is_file():
+        return source.parent, None
+    if source.is_dir():
+        return source, None
+    problem = "it is none of these" if source.exists() else "there is no such file or folder"
+    raise UsageError(f"name a run's folder, its {policy_file.DESCRIPTION}, or a .safetensors file in it; {problem}")
+
+
+def _check_observations(trained: EnvSpec, wanted: EnvSpec) -> None:
+    """Raises UsageError if two networks see different observations."""
+    shown = [_show_observations(spec) for spec in (trained, wanted)]
+    for name in ("observation_space", "nested_space", "frame_stack"):
+        if getattr(trained, name) != getattr(wanted, name):
+            raise UsageError(f"the policy was trained on observations {shown[0]}, but here they are {shown[1]}")
+
+
+def _show_observations(spec: EnvSpec) -> str:
+    return f"{spec.frame_stack or ''} {spec.nested_space or spec.observation_space}".strip()
+
+
+def _part(name: str) -> str:
+    """Returns the part of a network that a tensor belongs to, as in encoder.trunk, policy_head, norm.moments."""
+    return ".".join(name.split(".")[:-1][:2]) or name
+
+
+def _of_part(tensors: Tensors, part: str) -> Tensors:
+    return {name: value for name, value in tensors.items() if _part(name) == part}
+
+
+def _fitting_parts(found: Tensors, wanted: Tensors, has_same_outputs: bool) -> list[str]:
+    """Returns the parts of the wanted network that the found one has alike.
+
+    Heads are among them only if what they see is alike, too, and their outputs mean the same."""
+    layouts = [{name: (value.shape, value.dtype) for name, value in tensors.items()} for tensors in (found, wanted)]
+    different = {_part(name) for name in found | wanted if layouts[0].get(name) != layouts[1].get(name)}
+
+    def fits(part: str) -> bool:
+        if part in different:
+            return False
+        if part.startswith(("encoder.", "value_encoder.", "norm.")):
+            return True
+        is_own = part == "value_head" and any(name.startswith("value_encoder.") for name in found | wanted)
+        seen = "value_encoder." if is_own else "encoder."
+        return has_same_outputs and not any(other.startswith(seen) for other in different)
+
+    return [part for part in dict.fromkeys(map(_part, wanted)) if fits(part)]
+
+
+def _check_trunk(
+    taken: list[str], found: Tensors, wanted: Tensors, trained: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Raises UsageError unless the trunk is taken; of a network without one, unless anything is."""
+    has_trunk = any(_part(name) == TRUNK for name in wanted)
+    if taken and (TRUNK in taken or not has_trunk):
+        return
+    if has_trunk:
+        found, wanted = (_of_part(tensors, TRUNK) for tensors in (found, wanted))
+    shapes = {name: value.shape for name, value in found.items()}
+    difference = policy_file.find_difference(shapes, wanted) or "its numbers are of another type"
+    others = {name: trained.get(name) or None for name in TRUNK_SETTINGS}
+    others = {name: value for name, value in others.items() if value != (settings.get(name) or None)}
+    way_out = ", ".join(f"{name}={'null' if value is None else repr(value)[:100]}" for name, value in others.items())
+    raise UsageError(
+        f"the trained policy does not fit this run's network: {difference}"
+        + (f"; it was trained with {way_out}" if way_out else "")
+    )
+
+
+def _summarize(
+    source: Path, found: Tensors, wanted: Tensors, taken: list[str], beside: Tensors, takes_statistics: bool
+) -> str:
+    """Returns in one line what is taken, what begins anew, and what is left."""
+    statistics = [f"statistics of {part}s" for part in dict.fromkeys(map(_part, beside))]
+    new = [part for part in dict.fromkeys(map(_part, wanted)) if part not in taken]
+    left = [part for part in dict.fromkeys(map(_part, found)) if part not in taken + new]
+    takes, begins = (taken + statistics, new) if takes_statistics else (taken, new + statistics)
+    line = f"from {source}: {', '.join(takes)}; new: {', '.join(begins) or 'nothing'}"
+    return line + (f"; not used: {', '.join(left)}" if left else "")

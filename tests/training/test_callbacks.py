@@ -1,0 +1,164 @@
+"""Callbacks: they are told of every row, may end a run, and change nothing else."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import accel_rl
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint
+from tests.helpers.processes import Command
+from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same_policy, rows
+from tests.helpers.runs import rows_without_time as without_time
+from tests.helpers.samplers import TOYS
+
+MORE: dict[str, Any] = {"log_interval_steps": 20, "eval_interval_steps": 40, "eval_episodes": 1, "steps": 80}
+RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
+TWO: dict[str, Any] = {**TINY_LEARNERS_RUN, **MORE, "algo": "a2c", "decorrelation_steps": 0}
+
+
+def as_written(row: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in row.items()}
+
+
+def filled(row: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in row.items() if text}
+
+
+@pytest.mark.parametrize(
+    "settings", [RUN, pytest.param(TWO, marks=[pytest.mark.slow, pytest.mark.multiprocess])], ids=["one learner", "two"]
+)
+def test_callbacks_see_the_rows_and_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Would catch a row that is missed, changed or told of twice, one that a callback changes for others, and random
+    numbers of a callback that are missing in the run (its environments draw from the generators of the process)."""
+    seen: list[dict[str, Any]] = []
+
+    def meddles(row: dict[str, float]) -> None:
+        for name in [*row]:
+            row[name] = -1.0
+        torch.manual_seed(1)
+        np.random.seed(2)
+        random.seed(3)
+        torch.set_num_threads(1)
+
+    env = {"env": f"{TOYS}:GlobalChance", "env_options": {"lengths": [3, 7]}} if settings is RUN else {}
+    runs = []
+    for name, callbacks in {"without": [], "with": [meddles, lambda row: seen.append(row)]}.items():
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        runs.append(accel_rl.train(**settings | env, callbacks=callbacks, out=tmp_path / name))
+    table = rows(runs[1])
+    assert [as_written(row) for row in seen] == [filled(row) for row in table]
+    assert sum("eval/mean_reward" in row for row in seen) == 2
+    assert all(type(value) in (int, float) for row in seen for value in row.values())
+    assert_same_policy(*runs, name="policy.safetensors")
+    assert without_time(runs[0]) == without_time(runs[1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RUN,
+        *(
+            pytest.param({**TWO, "update": update}, marks=[pytest.mark.slow, pytest.mark.multiprocess])
+            for update in ("all_reduce", "central_store")
+        ),
+    ],
+    ids=["one learner", "in step", "asynchronous"],
+)
+def test_a_callback_ends_the_run_as_its_steps_would(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Would catch an end without the last row, evaluation or checkpoint, and a run that cannot be continued."""
+    seen: list[dict[str, float]] = []
+
+    def ends(row: dict[str, float]) -> bool:
+        seen.append(row)
+        return row["time/total_timesteps"] >= 20
+
+    num_steps = 10_000 if "update" in settings else 80
+    run = accel_rl.train(**settings | {"steps": num_steps}, callbacks=[ends, lambda row: None], out=tmp_path / "run")
+    last = rows(run)[-1]
+    assert [as_written(row) for row in seen] == [filled(row) for row in rows(run)]
+    assert last["eval/mean_reward"] and "ended by a callback at step" in (run / "log.txt").read_text()
+    steps = int(last["time/total_timesteps"])
+    assert checkpoint.load(run / "checkpoint.pt")["steps"] == steps < num_steps
+    if settings is RUN:
+        assert [row["time/total_timesteps"] for row in rows(run)] == ["20", "40"]
+        accel_rl.train(resume=run)
+        assert rows(run)[-1]["time/total_timesteps"] == "80"
+
+
+def fails(row: dict[str, float]) -> None:
+    if row["time/total_timesteps"] >= 40:
+        raise KeyError("no such metric")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RUN,
+        pytest.param({**TWO, "update": "central_store"}, marks=[pytest.mark.slow, pytest.mark.multiprocess]),
+    ],
+    ids=["one learner", "asynchronous"],
+)
+def test_a_callback_that_raises_stops_the_run_with_a_checkpoint(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Would catch a run that goes on, is lost, or leaves its user without the place where the callback failed."""
+    steps = {"steps": 80 if settings is RUN else 10_000}
+    with pytest.raises(KeyError, match="no such metric") as caught:
+        accel_rl.train(**settings | steps, callbacks=[fails], out=tmp_path / "run")
+    assert caught.traceback[-1].name == "fails"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "a callback failed, so the run stops:" in log and 'raise KeyError("no such metric")' in log
+    assert 40 <= checkpoint.load(tmp_path / "run" / "checkpoint.pt")["steps"] < steps["steps"]
+    if settings is RUN:
+        assert [row["time/total_timesteps"] for row in rows(tmp_path / "run")] == ["20", "40"]
+
+
+@pytest.mark.parametrize("callbacks", [print, [print, 3], "print", None])
+def test_anything_else_than_functions_is_refused(callbacks: Any, tmp_path: Path) -> None:
+    """Would catch a mistake that shows only after the first row."""
+    with pytest.raises(UsageError, match="must be a list of functions"):
+        accel_rl.train(**RUN, callbacks=callbacks, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+LAUNCHED = """
+import os
+import sys
+
+import gymnasium
+
+import accel_rl
+
+
+def ends(row):
+    print("row", row["time/total_timesteps"])
+    return True
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        settings = {"device": "cpu", "sampler": "serial", "envs": 4, "horizon": 5, "log_interval_steps": 20}
+        env = lambda: gymnasium.make("CartPole-v1")
+        accel_rl.train(env=env, steps=10_000, out=sys.argv[1], tensorboard=False, callbacks=[ends], **settings)
+    else:
+        from torch.distributed.run import main
+
+        main(["--standalone", "--nproc-per-node=2", *sys.argv])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_learners_that_torchrun_has_started_end_together(tmp_path: Path) -> None:
+    """Would catch a callback that every learner calls, and learners that fail since another one was asked to end."""
+    script, run = tmp_path / "program.py", tmp_path / "run"
+    script.write_text(LAUNCHED)
+    result = Command(run, script=script, environment={"PYTHONPATH": str(Path(__file__).parents[2])}).finish(200.0)
+    assert result.status == 0, result.err
+    assert result.out.splitlines() == ["row 20", "row 40"]
+    assert rows(run)[-1]["eval/mean_reward"] and checkpoint.load(run / "checkpoint.pt")["steps"] == 40

@@ -1,0 +1,305 @@
+"""A run that begins with a trained policy: what it takes, what begins anew, and that it resumes by itself."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import accel_rl
+from accel_rl.cli import main
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint, policy_file
+from accel_rl.training.build import build_algo, build_algo_and_update, build_store, with_initial_policy
+from accel_rl.training.policy_file import BEST, DESCRIPTION, LAST
+from accel_rl.training.resolve import Config, resolve
+from tests.helpers.runs import TINY_LEARNERS_RUN, TINY_SERIAL_RUN, assert_same, assert_same_run, rows
+from tests.helpers.samplers import TOYS
+
+PPO = {"algo": "ppo", "epochs": 1, "minibatches": 1, "normalize_observations": True, "normalize_returns": True}
+RUN: dict[str, Any] = {**TINY_SERIAL_RUN, **PPO, "decorrelation_steps": 0, "log_interval_steps": 20}
+REPLAY = {"warmup_steps": 24, "batch_size": 4, "replay_size": 400, "training_intensity": 2.0}
+COUNTING: dict[str, Any] = {"env": f"{TOYS}:Counting"}
+PONG: dict[str, Any] = {"env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return accel_rl.train(**RUN, seed=3, steps=60, out=tmp_path_factory.mktemp("trained") / "run")
+
+
+def write_policy(folder: Path, **settings: Any) -> Path:
+    """Writes the policy of a run that has not begun; returns its folder."""
+    config = resolve({**TINY_SERIAL_RUN, **settings})
+    folder.mkdir()
+    policy_file.write_description(folder, policy_file.describe(config.as_dict(), config.spec))
+    policy_file.save(folder / LAST, build_algo(config).policy.state_dict())
+    return folder
+
+
+def begin(source: Path | str, **settings: Any) -> Config:
+    return with_initial_policy(resolve({**TINY_SERIAL_RUN, **settings, "init_from": str(source)}))
+
+
+# ---- what a run begins with ----
+
+
+def test_a_run_begins_with_all_of_a_policy(trained: Path) -> None:
+    """Would catch a parameter or a statistic that is as the seed has it, and a first rollout that is wasted."""
+    state = checkpoint.load(trained / "checkpoint.pt")
+    config = begin(trained, **RUN | {"envs": 6, "horizon": 2, "learning_rate": 1e-5, "seed": 8})
+    assert config.initial and config.initial.summary.endswith("statistics of returns; new: nothing")
+    algo, update = build_algo_and_update(config)
+    assert_same(dict(algo.policy.state_dict()), dict(state["policy"]))
+    assert torch.equal(update.parameters.values, state["update"]["parameters"])
+    assert algo.statistics and not algo.needs_first_rollout
+    assert_same(algo.statistics.shared_buffers(), state["shared_buffers"])
+    assert state["shared_buffers"]["return.count"] == 60
+
+
+def test_networks_beside_the_policy_begin_as_its_copies(tmp_path: Path) -> None:
+    """Would catch a target network, or a second one, that is as the seed has it."""
+    settings = {"algo": "dqn", **REPLAY}
+    source = write_policy(tmp_path / "policy", **settings, seed=7)
+    algo: Any = build_algo_and_update(begin(source, **settings, secondary_batch_size=8))[0]
+    expected = load_file(source / LAST)
+    for network in (algo.policy, algo.target, algo.secondary.network, algo.secondary.target):
+        assert_same(dict(network.state_dict()), expected)
+
+
+def test_the_parameters_that_learners_share_begin_with_it(trained: Path) -> None:
+    """Would catch a central store that is as the seed has it, which learners would take over."""
+    settings = {**TINY_LEARNERS_RUN, **PPO, "update": "central_store", "init_from": str(trained)}
+    store = build_store(with_initial_policy(resolve(settings)))
+    try:
+        state = checkpoint.load(trained / "checkpoint.pt")
+        values = torch.cat([chunk.current["parameters"] for chunk in store.chunks])
+        assert torch.equal(values, state["update"]["parameters"])
+        assert_same({**store.statistics.current}, state["shared_buffers"])
+    finally:
+        store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("update", ["all_reduce", "central_store"])
+def test_all_learners_begin_with_it(trained: Path, tmp_path: Path, update: str) -> None:
+    """Would catch learners' processes that do not get it: what hardly learns stays as it was."""
+    settings = {**TINY_LEARNERS_RUN, **PPO, "update": update, "learning_rate": 1e-30}
+    run = accel_rl.train(**settings, init_from=trained, steps=40, out=tmp_path / "run")
+    before, after = (load_file(folder / LAST) for folder in (trained, run))
+    for name, value in before.items():
+        assert torch.equal(after[name], value) != name.startswith("norm."), name
+    steps = checkpoint.load(run / "checkpoint.pt")["steps"]
+    assert after["norm.moments.count"] == before["norm.moments.count"] + steps
+
+
+def identity(spec: EnvSpec) -> nn.Module:
+    trunk = nn.Identity()
+    trunk.num_features = spec.observation_shape[0]  # type: ignore[assignment]
+    return trunk
+
+
+def test_a_good_policy_is_good_at_once(tmp_path: Path) -> None:
+    """Would catch a run that begins with something else than the policy, or unlearns it in its first rollout."""
+    settings: dict[str, Any] = {"algo": "a2c", "network": f"{__name__}:identity", "normalize_observations": False}
+    settings |= {"normalize_returns": False, "separate_value": False}
+    source = write_policy(tmp_path / "policy", **settings)
+    tensors = load_file(source / LAST)
+    to_the_right = torch.tensor([0.1, 0.5, 10.0, 2.0])  # where to push: the place, its speed, the angle, its speed
+    tensors["policy_head.weight"] = torch.stack([-to_the_right, to_the_right])
+    policy_file.save(source / LAST, tensors)
+    evaluated = {**TINY_SERIAL_RUN, **settings, "steps": 20, "eval_interval_steps": 20, "eval_episodes": 2}
+    evaluated |= {"eval_greedy": True, "learning_rate": 1e-4}
+    scores = {}
+    for name, more in {"new": {}, "taken": {"init_from": source}}.items():
+        run = accel_rl.train(**evaluated, **more, out=tmp_path / name)
+        scores[name] = float(rows(run)[-1]["eval/mean_reward"])
+    assert scores["taken"] == 500 > 2 * scores["new"]
+
+
+@pytest.mark.slow
+def test_the_background_of_a_policy_stays(tmp_path: Path) -> None:
+    """Would catch filters that suddenly see other numbers, since the first rollout shows another background."""
+    settings = {**PONG, "algo": "a2c", "normalize_observations": True}
+    source = write_policy(tmp_path / "policy", **settings)
+    policy_file.save(source / LAST, load_file(source / LAST) | {"norm.moments.value": torch.tensor(5.0)})
+    for returns in (False, True):  # with these, the first rollout makes other statistics
+        run = {**TINY_SERIAL_RUN, **settings, "normalize_returns": returns, "init_from": source, "steps": 40}
+        out = accel_rl.train(**run, out=tmp_path / str(returns))
+        assert load_file(out / LAST)["norm.moments.value"] == 5
+
+
+# ---- what fits ----
+
+A2C = {"algo": "a2c"}
+WIDE = {"network": "wide"}
+SHARED = {**WIDE, "separate_value": False, "normalize_observations": False, "normalize_returns": False}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another algorithm with the same heads": (
+        {**A2C, **SHARED},
+        {"algo": "vtrace", **SHARED},
+        "encoder.trunk, policy_head, value_head; new: nothing",
+    ),
+    "other heads": (
+        {**A2C, **SHARED},
+        {**WIDE, "algo": "n_step_q"},
+        "encoder.trunk; new: head.output; not used: policy_head, value_head",
+    ),
+    "other actions": (
+        {**A2C, **SHARED, **COUNTING},
+        {**A2C, **SHARED, **COUNTING, "env_options": {"num_actions": 3}},
+        "encoder.trunk; new: policy_head, value_head",
+    ),
+    "outputs of another meaning": (
+        {**WIDE, "algo": "qr_dqn", "quantiles": 51, "normalize_returns": False},
+        {**WIDE, "algo": "categorical_dqn", "normalize_returns": False},
+        "encoder.trunk; new: head.output",
+    ),
+    "another support": (
+        {**WIDE, "algo": "categorical_dqn", "normalize_returns": False},
+        {**WIDE, "algo": "categorical_dqn", "normalize_returns": False, "v_max": 20.0},
+        "encoder.trunk; new: head.output",
+    ),
+    "a core that is left out": (
+        {**A2C, **SHARED, "core": "lstm", "core_size": 64},
+        {**A2C, **SHARED},
+        "encoder.trunk; new: policy_head, value_head; not used: encoder.core",
+    ),
+    "a value of its own that is left out": (
+        {**A2C, **SHARED, "separate_value": True},
+        {**A2C, **SHARED},
+        "encoder.trunk, policy_head; new: value_head; not used: value_encoder.trunk",
+    ),
+    "statistics that there were not": (
+        {**A2C, **SHARED},
+        {**A2C, **SHARED, "normalize_observations": True, "normalize_returns": True},
+        "encoder.trunk, policy_head, value_head; new: norm.moments, statistics of returns",
+    ),
+}
+
+
+IN_MAKE_TEST = ("another algorithm with the same heads", "outputs of another meaning", "another support")
+IN_MAKE_TEST += ("a value of its own that is left out", "statistics that there were not")
+
+
+@pytest.mark.parametrize(
+    "case", [name if name in IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_what_fits_is_taken_and_the_rest_begins_anew(tmp_path: Path, case: str) -> None:
+    """Would catch a head that is taken for what it is not, a part that is left out silently, and statistics of nothing
+    that are learned with."""
+    before, now, summary = CASES[case]
+    source = write_policy(tmp_path / "policy", **before, seed=5)
+    config = begin(source, **now)
+    assert config.initial and config.initial.summary == f"from {source}: {summary}"
+    algo, fresh = build_algo(config), build_algo(resolve({**TINY_SERIAL_RUN, **now}))
+    taken, expected = load_file(source / LAST), fresh.policy.state_dict()
+    for name, value in algo.policy.state_dict().items():
+        is_taken = name in config.initial.tensors
+        assert torch.equal(value, (taken if is_taken else expected)[name]), name
+    assert algo.needs_first_rollout == ("statistics" in case)
+
+
+# ---- resume ----
+
+
+def test_a_resumed_run_does_not_need_the_policy(trained: Path, tmp_path: Path) -> None:
+    """Would catch a resume that begins with the policy again, and one that asks for a file that is gone."""
+    source = shutil.copytree(trained, tmp_path / "source")
+    settings = {**RUN, "init_from": source, "schedule_steps": 120}
+    whole = accel_rl.train(**settings, steps=120, out=tmp_path / "whole")
+    half = accel_rl.train(**settings, steps=60, out=tmp_path / "half")
+    shutil.rmtree(source)
+    accel_rl.train(resume=half, steps=120)
+    assert_same_run(half, whole)
+    accel_rl.load(half).predict([0.0] * 4)
+    with pytest.raises(UsageError, match="--init-from would change the run"):
+        accel_rl.train(resume=half, steps=140, init_from=trained)
+
+
+# ---- names, and bad input ----
+
+
+def test_all_names_of_a_policy_are_taken(trained: Path, tmp_path: Path) -> None:
+    """Would catch a file that is not found by what a user would call it, or the last policy in place of the best."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    tensors = load_file(run / LAST)
+    policy_file.save(run / BEST, tensors | {"value_head.bias": tensors["value_head.bias"] + 1}, 40)
+    sums = {name: begin(run / name, **RUN).initial for name in ("", DESCRIPTION, LAST, BEST)}
+    values = {name: each.tensors["value_head.bias"] - tensors["value_head.bias"] for name, each in sums.items() if each}
+    assert [round(float(value), 3) for value in values.values()] == [0, 0, 0, 1]
+
+
+def of_older_version(run: Path) -> None:
+    document = json.loads((run / DESCRIPTION).read_text())
+    document["format"] = "accel_rl policy 0"
+    (run / DESCRIPTION).write_text(policy_file.seal({k: v for k, v in document.items() if k != "crc32"}))
+
+
+def damaged(run: Path) -> None:
+    content = bytearray((run / LAST).read_bytes())
+    content[-5] ^= 1
+    (run / LAST).write_bytes(content)
+
+
+def with_other_statistics(run: Path) -> None:
+    with safe_open(run / LAST, framework="pt") as file:
+        text = file.metadata()["statistics"]
+    count = json.loads(text)["return.count"]
+    content = (run / LAST).read_bytes()
+    before, after = (f'return.count\\": {value}'.encode() for value in (count, count + 1))
+    assert content.count(before) == 1
+    (run / LAST).write_bytes(content.replace(before, after))
+
+
+def not_finite(run: Path) -> None:
+    tensors = load_file(run / LAST)
+    tensors["policy_head.weight"][0, 0] = torch.nan
+    policy_file.save(run / LAST, tensors)
+
+
+BAD: list[tuple[Any, str, dict[str, Any], str]] = [
+    (None, "nowhere", {}, "there is no such file or folder"),
+    (None, "config.yaml", {}, r"name a run's folder, its policy\.json, or a \.safetensors file in it"),
+    (lambda run: (run / DESCRIPTION).unlink(), "", {}, r"holds no run \(no policy\.json\)"),
+    (lambda run: (run / LAST).unlink(), "", {}, r"there is no .*policy\.safetensors yet"),
+    (lambda run: (run / LAST).write_text("text"), "", {}, "is damaged or no safetensors file"),
+    (damaged, "", {}, "its tensors do not match its checksum"),
+    (with_other_statistics, "", {}, "its statistics do not match their checksum"),
+    (not_finite, "", {}, "policy_head.weight holds values that are not finite"),
+    (of_older_version, DESCRIPTION, {}, "has format '0', but this version of accel_rl reads format 1"),
+    (None, "", COUNTING, r"trained on observations Box\(.*\(4,\).*, but here they are Box\(.*\(2,\)"),
+    (None, "", {"network": "wide"}, r"does not fit this run's network: .*encoder\.trunk.*trained with network=null"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "name", "settings", "message"), BAD, ids=[message[:30] for *_, message in BAD])
+def test_what_cannot_be_begun_with_is_one_line(
+    trained: Path, tmp_path: Path, spoil: Any, name: str, settings: dict[str, Any], message: str
+) -> None:
+    """Would catch a run that begins with what does not fit or is broken, or leaves a folder behind."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    if spoil:
+        spoil(run)
+    with pytest.raises(UsageError, match=message) as caught:
+        accel_rl.train(**{**RUN, **settings}, init_from=run / name, steps=20, out=tmp_path / "new")
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("init_from=")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_the_command_takes_it(trained: Path, tmp_path: Path, capfd: Any) -> None:
+    """Would catch a flag that does not arrive, and a log that does not say what was taken."""
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in RUN.items() if not isinstance(value, bool)]
+    words += ["--no-tensorboard", "--network", "null", "--steps", "20", "--out", str(tmp_path / "run")]
+    assert main(["train", *words, "--init-from", str(trained)]) == 0
+    assert f"policy      from {trained}: encoder.trunk" in (tmp_path / "run" / "log.txt").read_text()
+    assert main(["train", *words, "--overwrite", "--init-from", "nowhere"]) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith("accel-rl: init_from=nowhere: name a run's folder")
