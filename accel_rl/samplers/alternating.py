@@ -147,6 +147,8 @@ class AlternatingSampler:
         return {}
 
     def get_state(self) -> dict[str, Any]:
+        if not self._started:
+            return {"server": self._server.get_state(), "envs": None}
         states = self.pool.request("get_state")
         envs = {
             env: env_state
@@ -156,8 +158,10 @@ class AlternatingSampler:
         return {"server": self._server.get_state(), "envs": [envs[env] for env in range(self.config.num_envs)]}
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        self._started = True
         self._server.set_state(state["server"])
+        if state["envs"] is None:
+            return []
+        self._started = True
         parts = [[state["envs"][env] for env in envs] for envs in self._envs]
         restarted = sorted(env for own_envs in self.pool.request("set_state", parts) for env in own_envs)
         self._server.truncate_restarted(restarted)

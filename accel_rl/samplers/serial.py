@@ -129,11 +129,13 @@ class SerialSampler:
         return {}
 
     def get_state(self) -> dict[str, Any]:
-        return {"server": self._server.get_state(), "envs": self._envs.get_state()}
+        return {"server": self._server.get_state(), "envs": self._envs.get_state() if self._started else None}
 
     def set_state(self, state: dict[str, Any]) -> list[int]:
-        self._started = True
         self._server.set_state(state["server"])
+        if state["envs"] is None:
+            return []
+        self._started = True
         restarted = self._envs.set_state(state["envs"])
         self._server.truncate_restarted(restarted)
         return [self.batch.first_env + env for env in restarted]

@@ -154,7 +154,7 @@ def _with_function(
 
 def _is_of_ale(state: dict[str, Any]) -> bool:
     """Returns whether ale-py's simulator has written a checkpoint's states of Atari games."""
-    envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs", ())]
+    envs = [env for learner in state["learners"] for env in learner["sampler"].get("envs") or ()]
     return any(is_ale_state(env["simulator"]) for env in envs)
 
 

@@ -150,13 +150,19 @@ def test_final_observation_is_the_whole_last_stack() -> None:
     ],
 )
 def test_state_continues_exactly(env: EnvConfig, reset_mode: str) -> None:
-    """Would catch anything that a checkpoint of a sampler forgets, with another arrangement of the workers as well."""
+    """Would catch anything that a checkpoint of a sampler forgets, with another arrangement of the workers as well, and
+    one that was made before the first rollout and cannot be continued."""
     batch = {"reset_mode": reset_mode, "decorrelation_steps": 5}
     # Workers with both groups; with one group each; one with everything; none at all.
     arrangements = [(AlternatingSampler, 2), (AlternatingSampler, 4), (AlternatingSampler, 1), (SerialSampler, 2)]
     samplers = [make(kind, env, SamplerConfig(4, 5, workers), **batch) for kind, workers in arrangements]
     with closing(*samplers):
-        for _ in range(5):
+        state = pickle.loads(pickle.dumps(samplers[0].get_state()))
+        assert [sampler.set_state(state) for sampler in samplers[1:]] == [[], [], []]
+        first = samplers[0].collect()
+        for sampler in samplers[1:]:
+            assert_equal(first, sampler.collect(), "the first rollout")
+        for _ in range(4):
             samplers[0].collect()
         state = pickle.loads(pickle.dumps(samplers[0].get_state()))
         assert [sampler.set_state(state) for sampler in samplers[1:]] == [[], [], []]
