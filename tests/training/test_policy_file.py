@@ -444,7 +444,7 @@ def test_names_of_this_package_need_no_trust(run: Path) -> None:
 def test_the_hint_at_the_end_of_a_run_asks_for_trust_where_it_is_needed(tmp_path: Path, capfd: Any) -> None:
     """Would catch a command to copy that fails."""
     words = ["--env", "tests.helpers.toy_envs:Counting", "--steps", "40", "--sampler", "serial", "--device", "cpu"]
-    words += ["--envs", "4", "--no-tensorboard", "--eval-interval-steps", "0"]
+    words += ["--envs", "4", "--no-tensorboard", "--no-report", "--eval-interval-steps", "0"]
     assert main(["train", *words, "--out", str(tmp_path / "run")]) == 0
     assert capfd.readouterr().out.rstrip().endswith("video.mp4 --trust")
 

@@ -183,10 +183,9 @@ def test_an_interrupted_evaluation_is_repeated(tmp_path: Path, monkeypatch: pyte
 
 
 def start(out: Path) -> Command:
-    flags = [(f"--{name.replace('_', '-')}", value) for name, value in CARTPOLE.items() if name != "tensorboard"]
-    return Command(
-        "train", "--out", out, "--steps", STEPS, "--no-tensorboard", *(word for flag in flags for word in flag)
-    )
+    off = [name for name, value in CARTPOLE.items() if value is False]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in CARTPOLE.items() if name not in off]
+    return Command("train", "--out", out, "--steps", STEPS, *flags, *(f"--no-{name}" for name in off))
 
 
 def has_row(run: Path, step: int) -> bool:
