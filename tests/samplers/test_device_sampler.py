@@ -263,7 +263,8 @@ def test_samplers_and_environments_that_do_not_fit(settings: dict[str, Any], wor
 
 def test_it_is_chosen_by_itself_and_one_of_it_is_a_single_environment() -> None:
     """Would catch a batch that is not recognised, and a game that is probed, filmed or watched as another one."""
-    assert resolve({"algo": "ppo", "env": f"{HERE}:Drifts"}).run.sampler == "device"
+    run = resolve({"algo": "ppo", "env": f"{HERE}:Drifts"}).run
+    assert run.sampler == "device" and run.sampling_threads is None  # not the one thread of the preset
     for mode in ("SameStep", "NextStep"):
         env, single = make_env(f"{HERE}:Drifts", seeds=[5], mode=mode), Drift()
         for game in range(3):
