@@ -154,7 +154,7 @@ class Alternating(SamplerKind):
 class Device(SamplerKind):
     """The learner's process steps environments that come as one batch, whose arrays stay on the policy's device."""
 
-    preset_changes = {"sampling_threads": None}  # no simulators need the CPUs: 1,024 CartPoles are 1.3 times faster on 2
+    preset_changes = {"sampling_threads": None}  # no simulators wait for the CPUs: 1,024 CartPoles gain 30 % on two
 
     def check(self, config: "Config", algo: "Algo") -> None:
         run, spec = config.run, config.spec
