@@ -139,15 +139,25 @@ def test_only_allowed_actions_are_taken(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("options", "words"),
     [
-        ([0] * 9, "the action mask of environment 0 of 3 allows nothing"),
-        ([1] * 8, r"an action mask of 3 environments has shape \(8,\), but Discrete\(9\) takes shape \(9,\)"),
+        ({"wrong": [0] * 9}, "the action mask of environment 0 of 3 allows nothing"),
+        *(
+            (
+                {"wrong": [0] * 9, "wrong_start": True, "mode": mode},
+                "the action mask of environment 0 of 3 allows nothing",
+            )
+            for mode in MODES
+        ),
+        (
+            {"wrong": [1] * 8},
+            r"an action mask of 3 environments has shape \(8,\), but Discrete\(9\) takes shape \(9,\)",
+        ),
     ],
 )
-def test_wrong_masks_are_one_line(wrong: Any, words: str) -> None:
-    """Catches masks that end in a traceback, or that are played with."""
-    env = with_masks(of(toy="Masked", wrong=wrong, sources=["method"]))
+def test_wrong_masks_are_one_line(options: dict[str, Any], words: str) -> None:
+    """Catches masks that end in a traceback, or that are played with, also at the start of a game."""
+    env = with_masks(of(toy="Masked", sources=["method"], **options))
     driver = Driver(VectorSimulator(env, [SEED]).spec, env)
     with pytest.raises(RunError, match=f"environments 2 to 4 .* failed .*: {words}$"):
         driver.rollout()

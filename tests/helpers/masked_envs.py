@@ -23,7 +23,8 @@ class Masked(gymnasium.Env[Any, Any]):
     sources: where masks are; all but the first of SOURCES among them are wrong. nvec: numbers of actions; one number:
     Discrete, with this start. as_parts: masks are a tuple of arrays, one for each choice. seen: a key of OBSERVATIONS.
     Games are terminated after 6 steps, every second one truncated after 4; then the mask allows nothing, or still
-    something (says_last). wrong: the mask, or None for a missing one, at the third step.
+    something (says_last). wrong: the mask, or None for a missing one, at the third step, or at the start of the second
+    game (wrong_start).
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class Masked(gymnasium.Env[Any, Any]):
         as_parts: bool = False,
         seen: str = "vector",
         says_last: bool = False,
+        wrong_start: bool = False,
         **wrong: Any,
     ):
-        self._says_last = says_last
+        self._says_last, self._wrong_start = says_last, wrong_start
         self._sources, self._as_parts, self._wrong = tuple(sources), as_parts, wrong
         self._nvec, self._start = list(nvec), start
         self.action_space: Any = (
@@ -57,7 +59,8 @@ class Masked(gymnasium.Env[Any, Any]):
 
     def _shown(self, source: str) -> Any:
         is_used = source == next(name for name in ("method", "info", "observation") if name in self._sources)
-        if is_used and self._steps == 3 and "wrong" in self._wrong:
+        is_wrong = (self._game, self._steps) == (2, 0) if self._wrong_start else self._steps == 3
+        if is_used and is_wrong and "wrong" in self._wrong:
             return self._wrong["wrong"]
         mask = self.mask.copy() if is_used else 1 - self.mask
         return tuple(self._split(mask)) if self._as_parts and source != "observation" else mask
