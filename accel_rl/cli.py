@@ -1,4 +1,4 @@
-"""The command line: `accel-rl train | launch | eval | record | export | plot | report | list | tune | bench | ...`."""
+"""The command line: `accel-rl train | launch | eval | record | export | plot | report | watch | ...`."""
 
 import argparse
 import os
@@ -16,6 +16,7 @@ from accel_rl.report.command import add_report
 from accel_rl.training.command import add_list
 from accel_rl.tune.command import add_tune
 from accel_rl.version import __version__
+from accel_rl.watch.command import add_watch
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,6 +74,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     add_export(commands)
     add_plot(commands)
     add_report(commands)
+    add_watch(commands)
     add_list(commands)
     add_bench(commands)
     add_doctor(commands)

@@ -8,6 +8,7 @@ const modeBarButtons = [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale
 
 for (const element of drawn) {
   const { data, layout } = figures[element.dataset.figure];
+  layout.uirevision = "kept"; // a live page redraws: zoom stays
   if (isTouched) layout.dragmode = false; // a finger scrolls the page; the buttons zoom
   Plotly.newPlot(element, data, layout, { responsive: true, displaylogo: false, modeBarButtons });
 }

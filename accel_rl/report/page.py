@@ -2,7 +2,7 @@
 
 import base64
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from accel_rl.training.atomic import write_file
 from accel_rl.version import __version__
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 PAGE = "report.html"
 EMBEDDED_VIDEO_BYTES = 20_000_000  # of all videos of a page; the page links to the others
@@ -38,7 +38,7 @@ def write_page(paths: Sequence[Path], out: Path) -> None:
 
     Raises UsageError if one holds no run or a damaged one, for runs of several environments that are no experiment's,
     or if Plotly is missing; RunError if the page cannot be written."""
-    page = make_page(paths, out)
+    page = make_page(paths, lambda records: _videos(records, out))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -46,10 +46,13 @@ def write_page(paths: Sequence[Path], out: Path) -> None:
     write_file(out, lambda file: file.write(page.encode(errors="replace")), "page")
 
 
-def make_page(paths: Sequence[Path], out: Path) -> str:
-    """Returns the page as HTML. out: where it will be, which links to videos start from."""
+def make_page(
+    paths: Sequence[Path], find_videos: Callable[[Sequence[RunRecord]], dict[Path, str]], is_live: bool = False
+) -> str:
+    """Returns the page as HTML. find_videos: returns where the page finds the runs' videos, by folder. is_live: a
+    server has the programs that draw its figures and renew it; else all is in the page itself."""
     records, problems = find_records(paths)
-    template, plotly = _load()
+    templates, plotly = load_templates(), load_plotly()
     most = max(50, MAX_POINTS // (8 * len(records)))
     figures: dict[str, Figure] = {}
     sections: list[dict[str, Any]] = []
@@ -66,35 +69,48 @@ def make_page(paths: Sequence[Path], out: Path) -> str:
     comparisons = compare([record.folder for record in scored]) if len(scored) > 1 else []
     if comparisons:
         figures["profiles"] = performance_profiles(comparisons)
-    return template.render(
+    return templates.get_template("page.html").render(
         title=_title(records, paths),
         version=__version__,
         problems=problems,
         sections=sections,
         comparisons=comparisons,
         records=records,
-        videos=_videos(records, out),
+        videos=find_videos(records),
         figures=figures,
         plotly=plotly,
+        is_live=is_live,
     )
 
 
-def _load() -> "tuple[Template, str]":
-    """Returns the page's template, and the program that draws its figures."""
+def load_plotly() -> str:
+    """Returns the program that draws figures."""
     try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
     except ModuleNotFoundError as error:
-        raise UsageError(f"a page needs {error.name}; install it with: pip install accel-rl[report]") from None
+        raise _missing(error) from None
+    return str(get_plotlyjs())
+
+
+def load_templates(*folders: Path) -> "Environment":
+    """Returns the templates of pages: those beside this file, and in other folders."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ModuleNotFoundError as error:
+        raise _missing(error) from None
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([Path(__file__).parent, *folders]),
         autoescape=True,  # names, settings and logs are users' texts
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"number": _number, "duration": _duration}
-    return environment.get_template("page.html"), get_plotlyjs()
+    return environment
+
+
+def _missing(error: ModuleNotFoundError) -> UsageError:
+    return UsageError(f"a page needs {error.name}; install it with: pip install accel-rl[report]")
 
 
 def _title(records: Sequence[RunRecord], paths: Sequence[Path]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from accel_rl.analysis.plot import Run, read_log
 from accel_rl.errors import UsageError
+from accel_rl.training.folder_lock import is_being_written
 
 NEEDED = {"algo": str, "env": str, "seed": int, "steps": int}  # settings without which a page could not name a run
 BEGINS = re.compile(r"\d{4}-\d\d-\d\d ")  # of a message in log.txt; its other lines belong to the one before
@@ -46,6 +47,11 @@ class RunRecord:
     @property
     def is_finished(self) -> bool:
         return self.steps >= int(self.run.config["steps"])
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process of this machine is writing to it now."""
+        return is_being_written(self.folder)
 
     def last(self, column: str) -> float | None:
         """Returns the last number of a column of the log."""

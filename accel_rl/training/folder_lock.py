@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from accel_rl.errors import UsageError
 
 LOCK = "lock"  # in the folder: which process writes there, or was the last to
@@ -40,3 +42,15 @@ def locked(folder: Path, kind: str) -> Iterator[None]:
             file.write(f"{os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         yield
+
+
+def is_being_written(folder: Path) -> bool:
+    """Tells whether the process that a folder's lock names still holds it; False for one on another machine or of
+    another user. It does not try to take the lock, which could keep a run from starting."""
+    lock = (folder / LOCK).resolve()
+    try:
+        pid, host = lock.read_text().strip().split(" on ")
+        files = psutil.Process(int(pid)).open_files() if host == socket.gethostname() else []
+    except (OSError, ValueError, psutil.Error):
+        return False
+    return str(lock) in {file.path for file in files}
