@@ -24,13 +24,14 @@ PACKAGES = {
     "opencv-python-headless": "cv2",
     "psutil": "psutil",
     "pyyaml": "yaml",
+    "rich": "rich",
     "safetensors": "safetensors",
-    "tqdm": "tqdm",
 }
 EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
     "native": ("numba",),
     "plot": ("matplotlib",),
     "report": ("jinja2", "plotly"),
+    "watch": ("jinja2", "plotly", "starlette", "uvicorn"),
     "tensorboard": ("tensorboard",),
     "classic": ("pygame",),
     "mujoco": ("mujoco",),

@@ -1,17 +1,25 @@
-"""What the console shows of a run: a bar in a terminal; elsewhere a line for each row of the log, and after EVERY_S
+"""What the console shows of a run: a panel in a terminal; elsewhere a line for each row of the log, and after EVERY_S
 seconds without one, so that nobody wonders whether a run is alive."""
 
+import os
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.panel import Panel
 
 EVERY_S = 30.0
+REFRESHES_PER_S = 4
+BARS = "▁▂▃▄▅▆▇█"
 
 
 class Console:
-    """Shows agent steps, speed, scores and the time that is left. Use it from one thread.
+    """Shows agent steps, speed, scores, where the time goes, and the time that is left. Use it from one thread.
 
     steps: those of the checkpoint that a resumed run continues from."""
 
@@ -19,40 +27,41 @@ class Console:
         self._first_step = self._steps = self._shown_steps = steps
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
-        self._scores = "no game finished yet"
-        self._bar = tqdm(
-            total=total_steps,
-            initial=steps,
-            unit="step",
-            unit_scale=True,
-            dynamic_ncols=True,
-            smoothing=0.05,
-            disable=not (show and sys.stderr.isatty()),
-        )
-        self._has_lines, self._closed = show and self._bar.disable, threading.Event()
+        self._scores: dict[str, float] = {}
+        self._curve: list[float] = []  # training scores, of each row
+        self._shares: dict[str, float] = {}
+        self._recent = deque([(self._started, steps)], maxlen=10 * REFRESHES_PER_S)  # times and steps of refreshes
+        is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._has_lines, self._closed = show and not is_terminal, threading.Event()
         self._thread = threading.Thread(target=self._show_regularly, name="console", daemon=True)
         if self._has_lines:
             self._thread.start()
+        self._live = self._start_panel() if show and is_terminal else None
 
     def advance(self, steps: int) -> None:
         """Takes in that the run has made this number of agent steps."""
-        self._bar.update(steps - self._steps)
         self._steps = steps
 
-    def show_scores(self, training: float | None, evaluation: float | None) -> None:
-        """Shows the mean score of the last training games and of the last evaluation; None: there are none yet."""
+    def show_row(self, row: Mapping[str, float], evaluation: float | None) -> None:
+        """Shows a row of the log. evaluation: mean score of the last evaluation; None: there is none yet."""
+        training = row.get("rollout/ep_rew_mean")
         named = {"training score": training, "evaluation score": evaluation}
-        known = [f"{name} {score:.1f}" for name, score in named.items() if score is not None]
-        self._scores = "  ".join(known) or "no game finished yet"
-        self._bar.set_postfix_str(self._scores)
+        self._scores = {name: score for name, score in named.items() if score is not None}
+        if training is not None:
+            self._curve.append(training)
+        shares = {name.removeprefix("time/").removesuffix("_share"): x for name, x in row.items() if "_share" in name}
+        self._shares = {name.replace("_", " "): share for name, share in shares.items()}
         if self._has_lines:
             self._show_line()
 
     def close(self) -> None:
-        self._bar.close()
         self._closed.set()
         if self._has_lines:
             self._thread.join()
+        if self._live:
+            self._live.stop()
+
+    # ---- lines ----
 
     def _show_regularly(self) -> None:
         while not self._closed.wait(self._shown + EVERY_S - time.monotonic()):
@@ -63,8 +72,9 @@ class Console:
         now, steps = time.monotonic(), self._steps
         speed = (steps - self._shown_steps) / max(now - self._shown, 1e-9)
         self._shown, self._shown_steps = now, steps
-        line = f"{steps:>10,} steps  {speed:>7,.0f} steps/s  {self._scores:<20}  {self._time_left(now)}"
-        tqdm.write(line.rstrip(), file=sys.stderr)
+        scores = "  ".join(f"{name} {score:.1f}" for name, score in self._scores.items()) or "no game finished yet"
+        line = f"{steps:>10,} steps  {speed:>7,.0f} steps/s  {scores:<20}  {self._time_left(now)}"
+        print(line.rstrip(), file=sys.stderr, flush=True)
 
     def _time_left(self, now: float) -> str:
         """Returns how long the rest takes at the mean speed of this session, evaluations included."""
@@ -76,3 +86,50 @@ class Console:
             if seconds >= 1.5 * unit_s:
                 return f"{seconds / unit_s:.{int(unit == 'h')}f} {unit} left"
         return f"{seconds:.0f} s left"
+
+    # ---- the panel ----
+
+    def _start_panel(self) -> "Live":
+        from rich.console import Console as Terminal
+        from rich.live import Live
+
+        terminal = Terminal(stderr=True, highlight=False)
+        live = Live(get_renderable=self.panel, console=terminal, refresh_per_second=REFRESHES_PER_S)
+        live.start()
+        terminal.show_cursor(True)  # a run that is killed leaves it as it is
+        return live
+
+    def panel(self) -> "Panel":
+        """Returns what a terminal shows now."""
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        now, steps, scores = time.monotonic(), self._steps, self._scores
+        self._recent.append((now, steps))
+        (before, steps_before), part = self._recent[0], min(steps / self._total_steps, 1)
+        speed = (steps - steps_before) / max(now - before, 1e-9)
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, justify="right")
+        table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
+        table.add_row("agent steps", f"{steps:,} of {self._total_steps:,}", ProgressBar(total=1, completed=part))
+        table.add_row("steps per second", f"{speed:,.0f}", self._time_left(now))
+        table.add_row("training score", _score(scores.get("training score")), sparkline(self._curve, 30))
+        table.add_row("evaluation score", _score(scores.get("evaluation score")))
+        if shares := "  ".join(f"{name} {share:.0%}" for name, share in self._shares.items()):
+            table.add_row("time", "", shares)
+        return Panel(table, border_style="dim")
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else f"{score:,.1f}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draws numbers in a line of at most so many characters, the last one among them."""
+    first = len(values) - 1
+    chosen = [values[first - round(first * i / (width - 1))] for i in range(width)] if first >= width else values[::-1]
+    low, high = min(chosen, default=0), max(chosen, default=0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0
+    return "".join(BARS[round((value - low) * scale)] for value in reversed(chosen))

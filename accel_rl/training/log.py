@@ -6,17 +6,15 @@ import shutil
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 logger = logging.getLogger("accel_rl")
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints messages above the progress bar, except errors: `main` prints those."""
+    """Prints messages, above the panel if there is one, except errors: `main` prints those."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
-            tqdm.write(self.format(record), file=sys.stderr)
+            print(self.format(record), file=sys.stderr, flush=True)
 
 
 def command() -> str:

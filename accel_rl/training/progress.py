@@ -86,7 +86,7 @@ class Progress:
         if self._writer:
             for name, value in row.items():
                 self._writer.add_scalar(name, value, self._steps)
-        self._console.show_scores(row.get("rollout/ep_rew_mean"), self._table.last("eval/mean_reward"))
+        self._console.show_row(row, self._table.last("eval/mean_reward"))
         return row
 
     def exclude(self, seconds: float) -> None:

@@ -1,13 +1,21 @@
-"""What a run shows where output is no terminal."""
+"""What a run shows, in a terminal and elsewhere."""
 
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console as Terminal
 
 from accel_rl.training import console
-from accel_rl.training.console import Console
+from accel_rl.training.console import Console, sparkline
 
 
 def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -22,9 +30,59 @@ def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
             time.sleep(0.01)
         assert {line.split("  ")[-1] for line in text.splitlines()} == {"no game finished yet"}
         shown.advance(1000)
-        shown.show_scores(-20.25, 3.5)
+        shown.show_row({"rollout/ep_rew_mean": -20.25}, 3.5)
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "score" in line][:1]
         assert "1,000 steps" in line and "training score -20.2  evaluation score 3.5" in line and " left" in line
     finally:
         shown.close()
     assert "console" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
+    """Would catch a number in another's place, a panel wider than the terminal, and a curve that loses its end."""
+    shown = Console(0, 4000, show=False)
+    shown.advance(1000)
+    for score in (1.0, 2.0, 8.0):
+        shown.show_row({"rollout/ep_rew_mean": score, "time/env_wait_share": 0.25, "time/fps": 5.0}, 3.5)
+    texts = {}
+    for width in (100, 40):
+        terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        terminal.print(shown.panel())
+        texts[width] = terminal.file.getvalue()  # type: ignore[attr-defined]
+        assert {len(line) for line in texts[width].splitlines()} == {width}
+    for words in (
+        "agent steps +1,000 of 4,000",
+        "training score +8.0 +▁▂█",
+        "evaluation score +3.5",
+        "env wait 25%",
+        "left",
+    ):
+        assert re.search(words, texts[100]), (words, texts[100])
+    assert not capsys.readouterr().err
+    line = sparkline(range(1000), 8)
+    assert line == "▁▂▃▄▅▆▇█" and sparkline([5, 5], 8) == "▁▁" and sparkline([], 8) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
+def test_a_run_in_a_terminal(tmp_path: Path, kind: str) -> None:
+    """Would catch a panel that swallows messages, hides the cursor for good, or is drawn where nothing can be drawn."""
+    command = [sys.executable, "-m", "accel_rl", "train", "--env", "CartPole-v1", "--steps", "4000", "--no-report"]
+    primary, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")], stdout=terminal, stderr=terminal, env={**os.environ, "TERM": kind}
+    ) as process:
+        os.close(terminal)
+        output = b""
+        try:
+            while piece := os.read(primary, 65536):
+                output += piece
+        except OSError:  # its end
+            pass
+    os.close(primary)
+    assert process.returncode == 0
+    text = output.decode()
+    assert ("╭" in text) == (kind != "dumb")
+    assert text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h") or kind == "dumb"  # the cursor is hidden, and shown
+    for words in ("workers", "training score", "run folder"):
+        assert words in text
