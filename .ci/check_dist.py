@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "accel_rl"
 DATA = (
     *("py.typed", "presets/*.yaml", "analysis/*.csv", "emulator/*.ini", "emulator/*.csv"),
-    *("report/*.html", "report/*.css", "report/*.js"),
+    *("report/*.html", "report/*.css", "report/*.js", "watch/*.html", "watch/*.js"),
 )
 LIST_PRESETS = "import accel_rl.config.presets as p; print(p.__file__, *p.preset_names(), sep='\\n')"
 

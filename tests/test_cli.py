@@ -255,7 +255,7 @@ def test_help_explains_every_setting(capfd: Any) -> None:
             flag = f"--{field.name.replace('_', '-')}"
             assert re.search(rf"^  {flag}[ ,]", result.out, re.MULTILINE), flag
     assert "Settings: default < preset < --config" in result.out
-    for command in ("train", "launch", "tune", "eval", "record", "plot", "report", "list", "bench"):
+    for command in ("train", "launch", "tune", "eval", "record", "plot", "report", "watch", "list", "bench"):
         result = call(capfd, command, "--help")
         assert result.status == 0 and f"accel-rl {command}" in result.out
         assert command in call(capfd, "--help").out

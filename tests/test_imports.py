@@ -17,7 +17,7 @@ FLOORS = (
     ("__init__", "__main__"),
     ("cli",),
     ("tune",),
-    ("experiments", "bench", "doctor"),
+    ("experiments", "bench", "doctor", "watch"),
     ("report",),
     ("analysis",),
     ("distributed",),

@@ -13,8 +13,9 @@ from accel_rl.analysis.scores import compare, human_scores
 from accel_rl.envs.atari import game_name
 from accel_rl.errors import RunError, UsageError
 from accel_rl.report.figures import MAX_POINTS, Figure, learning_curves, performance_profiles, shares, speeds
-from accel_rl.report.record import RunRecord, find_records
+from accel_rl.report.record import RunRecord, find_records, read_record
 from accel_rl.training.atomic import write_file
+from accel_rl.training.folder_lock import is_being_written
 from accel_rl.version import __version__
 
 if TYPE_CHECKING:
@@ -47,11 +48,14 @@ def write_page(paths: Sequence[Path], out: Path) -> None:
 
 
 def make_page(
-    paths: Sequence[Path], find_videos: Callable[[Sequence[RunRecord]], dict[Path, str]], is_live: bool = False
+    paths: Sequence[Path],
+    find_videos: Callable[[Sequence[RunRecord]], dict[Path, str]],
+    read: Callable[[Path], RunRecord] = read_record,
+    is_live: bool = False,
 ) -> str:
-    """Returns the page as HTML. find_videos: returns where the page finds the runs' videos, by folder. is_live: a
-    server has the programs that draw its figures and renew it; else all is in the page itself."""
-    records, problems = find_records(paths)
+    """Returns the page as HTML. find_videos: returns where the page finds the runs' videos, by folder. read: reads a
+    run's folder. is_live: a server has the programs that draw its figures and renew it; else all is in the page."""
+    records, problems = find_records(paths, read)
     templates, plotly = load_templates(), load_plotly()
     most = max(50, MAX_POINTS // (8 * len(records)))
     figures: dict[str, Figure] = {}
@@ -80,6 +84,7 @@ def make_page(
         figures=figures,
         plotly=plotly,
         is_live=is_live,
+        running={record.folder for record in records if is_live and is_being_written(record.folder)},
     )
 
 

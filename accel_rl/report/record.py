@@ -2,17 +2,18 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accel_rl.analysis.plot import Run, read_log
 from accel_rl.errors import UsageError
-from accel_rl.training.folder_lock import is_being_written
 
 NEEDED = {"algo": str, "env": str, "seed": int, "steps": int}  # settings without which a page could not name a run
 BEGINS = re.compile(r"\d{4}-\d\d-\d\d ")  # of a message in log.txt; its other lines belong to the one before
+# What is read of a run's folder.
+FILES = ("config.yaml", "progress.csv", "command.txt", "final.json", "machine.json", "log.txt", "video.mp4")
 WARNS = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")
 
 
@@ -48,11 +49,6 @@ class RunRecord:
     def is_finished(self) -> bool:
         return self.steps >= int(self.run.config["steps"])
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a process of this machine is writing to it now."""
-        return is_being_written(self.folder)
-
     def last(self, column: str) -> float | None:
         """Returns the last number of a column of the log."""
         series = self.run.columns.get(column)
@@ -78,8 +74,10 @@ def read_record(folder: Path) -> RunRecord:
     )
 
 
-def find_records(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-    """Returns the runs in these folders, each once, and what could not be read of an experiment's.
+def find_records(
+    paths: Sequence[Path], read: Callable[[Path], RunRecord] = read_record
+) -> tuple[list[RunRecord], list[str]]:
+    """Returns the runs in these folders, each once, as read reads them, and what could not be read of an experiment's.
 
     Raises UsageError for a folder that holds neither a run nor runs, and for runs of several environments that are no
     experiment's."""
@@ -89,7 +87,7 @@ def find_records(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     for path, folders in inside.items():
         for folder in folders or [path]:
             try:
-                records[folder.resolve()] = read_record(folder)
+                records[folder.resolve()] = read(folder)
             except UsageError as error:
                 if not folders:
                     raise

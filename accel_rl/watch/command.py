@@ -8,8 +8,6 @@ from typing import Any
 
 from accel_rl.errors import UsageError
 
-HOST = "127.0.0.1"
-
 
 def add_watch(commands: Any) -> None:
     command = commands.add_parser(
@@ -27,7 +25,7 @@ def add_watch(commands: Any) -> None:
 
 def _watch(options: argparse.Namespace) -> None:
     try:
-        from accel_rl.watch.server import serve
+        from accel_rl.watch.server import HOST, serve
     except ModuleNotFoundError as error:
         raise UsageError(f"watch needs {error.name}; install it with: pip install accel-rl[watch]") from None
     if not options.folder.is_dir():

@@ -1,20 +1,28 @@
 "use strict";
-// Keeps a page as the runs' files are: fetches it again and again, and takes over what has changed, zoom and all else that
-// the reader has done stay.
+// Keeps a page as the runs' files are: fetches it again and again, and takes over what has changed. The zoom, and all
+// else that the reader has done, stays.
 const everyMs = 2000;
 let shown = "";
 
 async function renew() {
+  const footer = document.querySelector("footer");
   try {
-    const answer = await fetch(location.href);
+    const answer = await fetch(location.href).catch(() => {
+      throw new Error("accel-rl watch has ended");
+    });
     const text = await answer.text();
-    if (answer.ok && text !== shown) takeOver(new DOMParser().parseFromString(text, "text/html"));
-    if (answer.ok) shown = text;
-    document.body.classList.remove("lost");
-  } catch {
-    document.body.classList.add("lost"); // the server has ended
+    if (!answer.ok) throw new Error(text); // such as: the run has been removed
+    if (text !== shown) takeOver(new DOMParser().parseFromString(text, "text/html"));
+    shown = text;
+    delete footer.dataset.lost;
+  } catch (error) {
+    footer.dataset.lost = error.message;
   }
-  setTimeout(renew, everyMs);
+}
+
+async function keepRenewing() {
+  if (!document.hidden) await renew();
+  setTimeout(keepRenewing, everyMs);
 }
 
 function takeOver(next) {
@@ -34,4 +42,4 @@ function takeOver(next) {
   }
 }
 
-renew();
+keepRenewing();

@@ -1,63 +1,135 @@
-"""The runs below a folder, and how each is doing."""
+"""The runs below a folder, and how each is doing. Nothing is read that a link leads to elsewhere."""
 
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote
 
 from accel_rl.errors import UsageError
-from accel_rl.report.record import RunRecord, read_record
+from accel_rl.report.record import FILES, RunRecord, read_record
+from accel_rl.training.folder_lock import LOCK, is_being_written
 
 Stamp = tuple[tuple[str, int, int], ...]
-"""Names, times and sizes of the files that a page is made of."""
+"""Names, times and sizes of the files that a page is made of, and which runs are running."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the list says of a run's log, by its last rows."""
+
+    steps: int
+    all_steps: int
+    is_finished: bool
+    training: float | None
+    evaluation: float | None
+    speed: float | None
 
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run in the list. folder: below the one that is watched. record: None, and problem says why, if it cannot be
-    read. age_s: seconds since its log was written."""
+    """A run in the list. folder: below the one that is watched. begun_s: when its settings were written. age_s: seconds
+    since its log was written. summary: None, and problem says why, if it cannot be read."""
 
     folder: Path
     state: str
+    begun_s: float
     age_s: float
-    record: RunRecord | None
-    problem: str = ""
+    summary: Summary | None
+    problem: str
 
 
-def list_runs(root: Path) -> dict[Path, list[WatchedRun]]:
-    """Returns the runs below a folder by the folder they lie in, those that were written to last first."""
-    runs = sorted((_watch(root, folder) for folder in _find(root)), key=lambda run: run.age_s)
-    by_parent: dict[Path, list[WatchedRun]] = {}
-    for run in runs:
-        by_parent.setdefault(run.folder.parent, []).append(run)
-    return by_parent
+class WatchedRuns:
+    """The runs below a folder. Of each it keeps a few numbers until its files change, since there may be thousands."""
+
+    def __init__(self, root: Path):
+        self.root = Path(os.path.realpath(root))
+        self._known: dict[Path, tuple[Stamp, Summary | None, str]] = {}
+
+    def by_folder(self) -> dict[Path, list[WatchedRun]]:
+        """Returns the runs by the folder that they lie in, those that began last first."""
+        folders = list(self._find())
+        self._known = {folder: self._summarize(folder) for folder in folders}
+        runs = sorted(map(self._watch, folders), key=lambda run: (-run.begun_s, run.folder))
+        by_parent: dict[Path, list[WatchedRun]] = {}
+        for run in runs:
+            by_parent.setdefault(run.folder.parent, []).append(run)
+        return by_parent
+
+    def read(self, folder: Path) -> RunRecord:
+        """Reads a run. Raises UsageError if it cannot be read, or if a link in its place leads elsewhere."""
+        for path in (folder, *(folder / name for name in FILES)):
+            if not self.has(path):
+                raise UsageError(f"{path} is a link that leads out of {self.root}")
+        try:
+            return read_record(folder)
+        except OSError as error:  # also: it has just been removed
+            raise UsageError(f"cannot read {folder}: {error.strerror}") from None
+
+    def has(self, path: Path) -> bool:
+        """Tells whether a path, its links followed, lies in the folder."""
+        return Path(os.path.realpath(path)).is_relative_to(self.root)
+
+    def _find(self) -> Iterator[Path]:
+        """Finds the folders of runs, and links that lead elsewhere, which may be runs."""
+        for name, folders, files in os.walk(self.root):  # does not follow links
+            folders[:] = [folder for folder in folders if not folder.startswith(".")]
+            if {"config.yaml", "progress.csv"} & set(files):
+                yield Path(name)
+            links = (Path(name, folder) for folder in folders if os.path.islink(os.path.join(name, folder)))
+            yield from (link for link in links if not self.has(link))
+
+    def _summarize(self, folder: Path) -> tuple[Stamp, Summary | None, str]:
+        now = _stamp(folder, ["config.yaml", "progress.csv"])
+        if (known := self._known.get(folder)) and known[0] == now:
+            return known
+        try:
+            record = self.read(folder)
+        except UsageError as error:
+            return now, None, str(error)
+        columns = ("rollout/ep_rew_mean", "eval/mean_reward", "time/fps")
+        numbers = (record.last(column) for column in columns)
+        return now, Summary(record.steps, int(record.run.config["steps"]), record.is_finished, *numbers), ""
+
+    def _watch(self, folder: Path) -> WatchedRun:
+        files, summary, problem = self._known[folder]
+        written_s = {name: time_ns / 1e9 for name, time_ns, _ in files}
+        is_running = self.has(folder / LOCK) and is_being_written(folder)
+        if is_running and "progress.csv" not in written_s:
+            state, problem = "running", "no row yet"
+        elif summary is None:
+            state = "cannot be read"
+        else:
+            state = "running" if is_running else "finished" if summary.is_finished else "stopped"
+        age_s = max(0.0, time.time() - written_s.get("progress.csv", 0.0))
+        return WatchedRun(
+            folder.relative_to(self.root), state, written_s.get("config.yaml", 0.0), age_s, summary, problem
+        )
 
 
 def stamp(folder: Path) -> Stamp:
-    """Returns what differs once a run in this folder, or one right below it, has written."""
-    files = [file for pattern in ("*", "*/*") for file in folder.glob(pattern) if file.is_file()]
-    stats = [(str(file), file.stat()) for file in files]
-    return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
-
-
-def _find(root: Path) -> Iterator[Path]:
-    for folder, _, files in os.walk(root):  # does not follow links
-        if "config.yaml" in files and "progress.csv" in files:
-            yield Path(folder)
-
-
-def _watch(root: Path, folder: Path) -> WatchedRun:
-    age_s = time.time() - (folder / "progress.csv").stat().st_mtime
+    """Returns what differs once a run in this folder, or one right below it, has written or ended."""
     try:
-        record = _read(folder, stamp(folder))
-    except UsageError as error:
-        return WatchedRun(folder.relative_to(root), "cannot be read", age_s, None, str(error))
-    state = "running" if record.is_running else "finished" if record.is_finished else "stopped"
-    return WatchedRun(folder.relative_to(root), state, age_s, record)
+        below = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        below = []
+    runs = ["", *sorted(below)]
+    running = tuple((run, 1, 0) for run in runs if is_being_written(folder / run))  # kill -9 changes no file
+    return running + _stamp(folder, [os.path.join(run, file) for run in runs for file in FILES])
 
 
-@lru_cache(maxsize=2000)
-def _read(folder: Path, _: Stamp) -> RunRecord:
-    return read_record(folder)
+def _stamp(folder: Path, names: list[str]) -> Stamp:
+    found = []
+    for name in names:
+        try:
+            stat = os.stat(os.path.join(folder, name))
+        except OSError:  # it is not there, or no longer
+            continue
+        found.append((name, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+def address(folder: Path) -> str:
+    """Returns a path below the folder as a link has it, also one that is not in UTF-8."""
+    return quote(os.fsencode(folder))

@@ -1,11 +1,12 @@
-"""What `accel-rl watch` serves: the list of runs, their pages, their videos and two programs. Nothing is written."""
+"""What `accel-rl watch` serves: the list of runs, their pages, their videos and three programs. Nothing is written."""
 
+import hashlib
+import logging
 import socket
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,75 +15,81 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from accel_rl import report
 from accel_rl.errors import UsageError
 from accel_rl.report.page import load_plotly, load_templates, make_page
 from accel_rl.report.record import RunRecord
-from accel_rl.training.folder_lock import is_being_written
 from accel_rl.version import __version__
-from accel_rl.watch.command import HOST
-from accel_rl.watch.runs import Stamp, list_runs, stamp
+from accel_rl.watch.runs import Stamp, WatchedRuns, address, stamp
 
+HOST = "127.0.0.1"
 HERE = Path(__file__).parent
+PROGRAMS = (HERE / "live.js", Path(report.__path__[0]) / "page.js")
+SHUTDOWN_S = 1  # for answers under way: a browser may read a video as slowly as it is watched
+# A page from elsewhere can neither show nor measure what is served here.
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 
 def serve(folder: Path, listener: socket.socket) -> None:
     """Serves the runs in a folder until SIGINT, to browsers of this machine."""
     app = make_app(folder, listener.getsockname()[1])
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False)).run(sockets=[listener])
+    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=SHUTDOWN_S)
+    server = uvicorn.Server(config)
+    # Answers that the end cuts off are no errors.
+    logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
+    server.run(sockets=[listener])
 
 
 def make_app(folder: Path, port: int) -> Any:
     """Returns the ASGI application of the runs in a folder, at a port of this machine. It answers only requests that
     name this machine as their host: a page from elsewhere, under a name that leads here, would read them otherwise."""
-    root = folder.resolve()
+    runs = WatchedRuns(folder)
     templates, plotly = load_templates(HERE), load_plotly()
+    templates.filters["address"] = address
 
-    def find(request: Request) -> Path:
-        """Returns what a path names, unless that, or anything that a page reads of it, lies elsewhere."""
-        named = request.path_params["path"]
+    def find(request: Request, file: str = "") -> Path:
+        """Returns what a path names, or a file there, unless it lies elsewhere."""
+        named: str = request.path_params["path"]
         try:
-            path = (root / named).resolve()
-            if path.exists() and all(
-                part.resolve().is_relative_to(root) for part in [path, *path.glob("*"), *path.glob("*/*")]
-            ):
-                return path
+            path = runs.root / named / file
+            if path.exists() and runs.has(path):
+                return path.resolve()
         except (OSError, ValueError):  # no file can have such a name
             pass
-        raise HTTPException(404, f"there is no run {named} in {folder}")
+        raise HTTPException(404, f"there is no {file or 'run'} at {named} in {folder}")
 
     @lru_cache(maxsize=16)
-    def make(path: Path, _stamp: Stamp, _is_running: bool) -> str:
+    def make(path: Path, _: Stamp) -> str:
         def find_videos(records: Sequence[RunRecord]) -> dict[Path, str]:
-            return {
-                record.folder: f"/video/{quote(str(record.folder.relative_to(root)))}"
-                for record in records
-                if record.video
-            }
+            having = (record.folder for record in records if record.video)
+            return {run: f"/video/{address(run.relative_to(runs.root))}" for run in having}
 
-        return make_page([path], find_videos, is_live=True)
+        return make_page([path], find_videos, runs.read, is_live=True)
 
-    def show_list(_: Request) -> Response:
-        page = templates.get_template("runs.html").render(folder=folder, runs=list_runs(root), version=__version__)
-        return HTMLResponse(page)
+    def show_list(request: Request) -> Response:
+        page = templates.get_template("runs.html").render(folder=folder, runs=runs.by_folder(), version=__version__)
+        return _answer(request, page)
 
     def show_page(request: Request) -> Response:
         path = find(request)
         try:
-            return HTMLResponse(make(path, stamp(path), is_being_written(path)))
-        except UsageError as error:
+            return _answer(request, make(path, stamp(path)))
+        except (UsageError, OSError) as error:  # also: it has just been removed
             raise HTTPException(404, str(error)) from None
 
     def send_video(request: Request) -> Response:
-        video = find(request) / "video.mp4"
-        if not video.is_file():
-            raise HTTPException(404, "this run has no video")
-        return FileResponse(video)
+        return FileResponse(find(request, "video.mp4"))
 
     def send_plotly(_: Request) -> Response:
-        return Response(plotly, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+        return Response(plotly, media_type="text/javascript", headers={"Cache-Control": "max-age=3600"})
 
-    def send_program(_: Request) -> Response:
-        return FileResponse(HERE / "live.js")
+    def send_program(request: Request) -> Response:
+        (file,) = (file for file in PROGRAMS if file.name == request.url.path[1:])
+        return FileResponse(file, headers={"Cache-Control": "no-cache"})
 
     app = Starlette(
         routes=[
@@ -90,15 +97,29 @@ def make_app(folder: Path, port: int) -> Any:
             Route("/run/{path:path}", show_page),
             Route("/video/{path:path}", send_video),
             Route("/plotly.js", send_plotly),
-            Route("/live.js", send_program),
+            *(Route(f"/{file.name}", send_program) for file in PROGRAMS),
         ]
     )
     hosts = {f"{name}:{port}".encode() for name in (HOST, "localhost")}
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        async def send_guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *HEADERS]
+            await send(message)
+
         if scope["type"] == "http" and dict(scope["headers"]).get(b"host") not in hosts:
-            await PlainTextResponse(f"ask for http://{HOST}:{port}/", 400)(scope, receive, send)
+            await PlainTextResponse(f"ask for http://{HOST}:{port}/", 400)(scope, receive, send_guarded)
         else:
-            await app(scope, receive, send)
+            await app(scope, receive, send_guarded)
 
     return guarded
+
+
+def _answer(request: Request, page: str) -> Response:
+    """Answers with a page, or, where the browser has it already, that it is the same."""
+    content = page.encode(errors="replace")
+    headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Cache-Control": "no-cache"}
+    if request.headers.get("If-None-Match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(content, headers=headers)

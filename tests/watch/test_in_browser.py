@@ -85,4 +85,4 @@ def test_a_served_page_follows_its_run(tmp_path: Path, chrome: Any) -> None:
         assert visit.page.evaluate(f"[window.wasLoadedOnce, ...{FIGURE}.layout.xaxis.range]") == [True, 500, 2500]
         assert all(address.startswith(f"http://127.0.0.1:{port}/") for address in visit.requests)
         assert visit.complaints == runs.complaints == []
-    visit.page.locator("body.lost").wait_for()
+    visit.wait_for("document.querySelector('footer').dataset.lost", "accel-rl watch has ended")
