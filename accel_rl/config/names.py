@@ -85,6 +85,7 @@ ELSEWHERE = {
     "checkpoint_interval_steps": "save_freq save_every_sec",
     "final_games": "capture_video",
     "tensorboard": "tensorboard_log",
+    "track": "with_wandb",
     "out": "exp_name experiment train_dir log_dir",
 }
 """What settings are called in Stable-Baselines3, CleanRL, Sample Factory and rlpyt, in small letters: the names of

@@ -132,4 +132,9 @@ class RunSettings:
     checkpoint_interval_steps: int = setting(100_000, "agent steps between checkpoints", least=1)
     log_norms: bool = setting(False, "log the norms of each layer's parameters, clipped gradient and update")
     tensorboard: bool = setting(True, "write TensorBoard events, if TensorBoard is installed")
+    track: str = setting(
+        "none",
+        "wandb: also give metrics, settings, pictures and the policy to Weights & Biases",
+        choices=("none", "wandb"),
+    )
     report: bool = setting(True, "write report.html at the end of `accel-rl train`, if Plotly is installed")

@@ -1,6 +1,7 @@
 """Starts a run: in this process, in a process for each learner, or as one of the learners that torchrun has started."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from accel_rl.config.learners import launched_rank_info
 from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
-from accel_rl.distributed.learner_process import learn, logged
+from accel_rl.distributed.learner_process import learn
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.supervisor import supervise
 from accel_rl.distributed.torchrun import learn_launched
@@ -17,7 +18,9 @@ from accel_rl.hardware.signals import StopSignal
 from accel_rl.training.build import build_store
 from accel_rl.training.callbacks import Callback, Callbacks
 from accel_rl.training.coordinator import SingleLearner
+from accel_rl.training.log import logged
 from accel_rl.training.resolve import Config
+from accel_rl.training.tracking import tracked
 
 
 def train(
@@ -46,21 +49,33 @@ def train(
     named = {"algo": algo, "env": env if isinstance(env, str) else None, "steps": steps}
     given = {**{name: value for name, value in named.items() if value is not None}, **settings}
     given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    request, on_row = RunRequest(given, out, config, resume, overwrite, trust, make_env), Callbacks(callbacks)
-    with StopSignal() as stop:
-        if rank_info := launched_rank_info():
-            # torchrun shows its failure
-            folder = cast(Path, record(learn_launched)(rank_info, request, stop, show, on_row))
-        else:
-            folder = _train_here(request, stop, show, on_row)
-    stop.leave()
-    on_row.raise_error()
-    return folder
+    request = RunRequest(given, out, config, resume, overwrite, trust, make_env)
+    with trained(request, show, callbacks) as folder:
+        return folder
 
 
-def _train_here(request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks) -> Path:
-    """Trains with all learners of the run on this machine."""
+@contextlib.contextmanager
+def trained(request: RunRequest, show: bool, callbacks: Sequence[Callback] = ()) -> Iterator[Path]:
+    """Trains as `train` does, and yields the run's folder: what is added there is still given to the run's tracker."""
+    on_row = Callbacks(callbacks)
+    with contextlib.ExitStack() as tracker:
+        with StopSignal() as stop:
+            if rank_info := launched_rank_info():
+                # torchrun shows its failure
+                folder = cast(Path, record(learn_launched)(rank_info, request, stop, show, on_row, tracker))
+            else:
+                folder = _train_here(request, stop, show, on_row, tracker)
+        stop.leave()
+        on_row.raise_error()
+        yield folder
+
+
+def _train_here(
+    request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks, tracker: contextlib.ExitStack
+) -> Path:
+    """Trains with all learners of the run on this machine. tracker: what ends the run's tracker."""
     with request.open_run() as (config, state, folder):
+        tracker.enter_context(tracked(config, folder, show, callbacks))
         if config.rank_info.size > 1:
             with logged(folder, show=False):  # rank 0 shows them
                 supervise(config, folder, state, stop, show, callbacks)

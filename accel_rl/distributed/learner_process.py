@@ -18,24 +18,11 @@ from accel_rl.training import checkpoint
 from accel_rl.training.callbacks import Row, RowListener
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Coordinator, Request, SingleLearner
-from accel_rl.training.log import close_log, logger, open_log
+from accel_rl.training.log import close_log, open_log
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
 from accel_rl.training.trainer import Trainer
 from accel_rl.updates.parameter_store import CentralStore, StoreSetup
-
-
-@contextlib.contextmanager
-def logged(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
-    """Sends messages to the run's log.txt and, with show, to the console; an exception that ends the run as well."""
-    handlers = open_log(folder, show, rank)
-    try:
-        yield
-    except Exception as error:
-        logger.error("%s", error)
-        raise
-    finally:
-        close_log(handlers)
 
 
 def learn(

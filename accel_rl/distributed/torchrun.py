@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from accel_rl.config.learners import RankInfo
-from accel_rl.distributed.learner_process import learn, logged
+from accel_rl.distributed.learner_process import learn
 from accel_rl.distributed.run_request import RunRequest
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
 from accel_rl.errors import RunError, UsageError
@@ -30,8 +30,10 @@ from accel_rl.training.callbacks import Callbacks
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Request
 from accel_rl.training.folder_lock import locked
+from accel_rl.training.log import logged
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import Job, is_finished, launcher_id
+from accel_rl.training.tracking import tracked
 from accel_rl.version import __version__
 
 SIGNAL_SPREAD_S = 3.0  # launchers of several machines pass a signal on to their learners within this time
@@ -49,9 +51,14 @@ class AgreedRun(NamedTuple):
 
 
 def learn_launched(
-    rank_info: RankInfo, request: RunRequest, stop: StopSignal, show: bool, callbacks: Callbacks
+    rank_info: RankInfo,
+    request: RunRequest,
+    stop: StopSignal,
+    show: bool,
+    callbacks: Callbacks,
+    tracker: contextlib.ExitStack,
 ) -> Path:
-    """Trains as this learner, to the end of the run; returns the run's folder."""
+    """Trains as this learner, to the end of the run; returns the run's folder. tracker: what ends the run's tracker."""
     # Whether learners are on GPUs is not settled before they have agreed on a run; without tensors there, NCCL is idle.
     group = process_group(rank_info.rank, rank_info.size, None, offers_nccl=torch.cuda.is_available())
     with contextlib.ExitStack() as lock, group:
@@ -61,6 +68,7 @@ def learn_launched(
             return Path(request.resume or request.out or "")
         steps = run.state["steps"] if run.state else 0
         coordinator.begin(steps, run.config.learners.learner_timeout_s, run.check)
+        tracker.enter_context(tracked(run.config, run.folder, show, callbacks))
         with logged(run.folder, show, rank_info.rank):
             _learn(run, coordinator, stop, show, callbacks)
     return run.folder

@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
     "report": ("jinja2", "plotly"),
     "watch": ("jinja2", "plotly", "starlette", "uvicorn"),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
     "classic": ("pygame",),
     "mujoco": ("mujoco",),
     "export": ("onnx", "onnxruntime", "onnxscript"),

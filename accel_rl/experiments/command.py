@@ -10,6 +10,8 @@ from typing import Any
 from accel_rl.errors import UsageError
 from accel_rl.training.command import add_settings, given_settings, settings_of_file
 
+RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # of `train` that are no settings
+
 
 def add_train(commands: Any, arguments: list[str]) -> None:
     command = commands.add_parser(
@@ -66,17 +68,19 @@ def _train(options: argparse.Namespace) -> None:
 def _train_with(given: dict[str, Any]) -> None:
     if given.pop("show_affinity"):
         return _show_affinity(given)
-    from accel_rl.distributed.launch import train
+    from accel_rl.distributed.launch import trained
+    from accel_rl.distributed.run_request import RunRequest
 
-    folder = train(**given, show=True)
-    if os.environ.get("RANK", "0") == "0":  # started by torchrun, only the first learner prints it
-        from accel_rl.analysis.summary import print_summary
-        from accel_rl.config.sources import read_settings
-        from accel_rl.report.page import print_page
+    own = {name: given.pop(name) for name in RUN_ARGUMENTS if name in given}
+    with trained(RunRequest(given, **own), show=True) as folder:
+        if os.environ.get("RANK", "0") == "0":  # started by torchrun, only the first learner prints it
+            from accel_rl.analysis.summary import print_summary
+            from accel_rl.config.sources import read_settings
+            from accel_rl.report.page import print_page
 
-        print_summary(folder)
-        if read_settings(folder)["report"]:
-            print_page(folder)
+            print_summary(folder)
+            if read_settings(folder)["report"]:
+                print_page(folder)
 
 
 def _launch(options: argparse.Namespace) -> None:

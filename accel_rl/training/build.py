@@ -20,6 +20,7 @@ from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
+from accel_rl.training import tracking
 from accel_rl.training.initial_policy import read_initial_policy
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.policy_file import check_state, describe
@@ -52,6 +53,7 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     check_state(algo.policy.state_dict())
     describe(config.as_dict(), config.spec)
     config.sampler_kind.check(config, algo)
+    tracking.check(config)
     build_update(config, algo.policy)
     if config.is_central:
         build_store(config).close()

@@ -48,11 +48,15 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._functions)
 
+    def add(self, function: Callback) -> None:
+        """Calls this function, too, before the others."""
+        self._functions = (function, *self._functions)
+
     def __call__(self, row: Row) -> None:
         if not self._functions:
             return
         try:
-            with _generators_kept():
+            with generators_kept():
                 answers = [function(dict(row)) for function in self._functions]
         except Exception as error:
             self._error, self.request = error, Request.STOP
@@ -68,7 +72,7 @@ class Callbacks:
 
 
 @contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Restores the random generators that a run may draw from in this process."""
     uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = range(torch.cuda.device_count()) if uses_gpu else ()

@@ -1,9 +1,11 @@
 """Messages of a run: log.txt and the console."""
 
+import contextlib
 import logging
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 logger = logging.getLogger("accel_rl")
@@ -47,3 +49,16 @@ def close_log(handlers: list[logging.Handler]) -> None:
     for handler in handlers:
         logger.removeHandler(handler)
         handler.close()
+
+
+@contextlib.contextmanager
+def logged(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
+    """Sends messages to the run's log.txt and, with show, to the console; an exception that ends the run as well."""
+    handlers = open_log(folder, show, rank)
+    try:
+        yield
+    except Exception as error:
+        logger.error("%s", error)
+        raise
+    finally:
+        close_log(handlers)

@@ -20,11 +20,11 @@ from accel_rl.config.sources import overlay, read_settings
 from accel_rl.envs.choice import is_ale_state
 from accel_rl.envs.functions import FUNCTION, MakeEnv, as_setting, missing_function
 from accel_rl.errors import RunError, UsageError
-from accel_rl.training import checkpoint, finite_guard, policy_file
+from accel_rl.training import checkpoint, finite_guard, policy_file, tracking
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS, REPLAYS
 from accel_rl.training.resolve import Config, resolve
 
-# Settings that a resumed run may change: how far it goes, and what it runs on.
+# Settings that a resumed run may change: how far it goes, what it runs on, and who is told.
 CHANGEABLE = (
     "steps",
     "simulator",
@@ -41,6 +41,7 @@ CHANGEABLE = (
     "env_build_timeout_s",
     "replay_device",
     "checkpoint_replay",
+    "track",
 )
 
 ANY_MACHINE = {"device": "auto", "devices": None, "learners_per_gpu": 1, "cpus": "all", "workers": None}
@@ -101,6 +102,7 @@ def _clear(folder: Path) -> None:
     matches = [path for pattern in patterns for path in folder.glob(pattern)]
     for path in [*(folder / name for name in names), *matches]:
         path.unlink(missing_ok=True)
+    tracking.clear(folder)
 
 
 def reopen(
