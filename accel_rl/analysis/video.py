@@ -105,9 +105,14 @@ def _render(env: gymnasium.Env[Any, Any], shape: tuple[int, ...] | None = None) 
         picture: Any = env.render()
     except gymnasium.error.DependencyNotInstalled as error:
         raise UsageError(f"{env} cannot render: {error}") from error
+    except NotImplementedError:
+        raise UsageError(f"{env} cannot be filmed: it has no method render()") from None
     is_rgb = isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3
     if not is_rgb or picture.dtype != np.uint8:
-        raise UsageError(f"{env} renders no RGB arrays [H, W, 3] of uint8; make it with render_mode='rgb_array'")
+        raise UsageError(
+            f"{env} renders no RGB arrays [H, W, 3] of uint8; make it with render_mode='rgb_array', which a factory "
+            "that takes render_mode is given"
+        )
     if shape and picture.shape != shape:
         raise RunError(f"{env} rendered an array of shape {picture.shape} after one of shape {shape}")
     return np.asarray(picture)

@@ -82,6 +82,7 @@ ELSEWHERE = {
     "eval_interval_steps": "eval_freq",
     "eval_episodes": "n_eval_episodes eval_max_trajectories",
     "eval_steps": "eval_max_steps",
+    "eval_greedy": "eval_deterministic",
     "checkpoint_interval_steps": "save_freq save_every_sec",
     "final_games": "capture_video",
     "tensorboard": "tensorboard_log",

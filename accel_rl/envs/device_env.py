@@ -68,7 +68,7 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
                 f"{env_id} was asked for num_envs=1, but returned {env.num_envs} environments; its factory has to take "
                 "the parameter num_envs and return as many"
             )
-        self._env, self.metadata = env, getattr(env, "metadata", None) or {}
+        self._env, self._env_id, self.metadata = env, env_id, getattr(env, "metadata", None) or {}
         self.observation_space, self.action_space = spaces_of(env)
         self.render_mode = getattr(env, "render_mode", None)
         self._resets_in_next_step = resets_in_next_step(env, env_id)
@@ -94,6 +94,8 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
         return to_numpy(observation)[0], reward, bool(terminated), bool(truncated), _first_mask(info)
 
     def render(self) -> Any:
+        if not hasattr(self._env, "render"):
+            raise UsageError(f"{self._env_id} cannot be filmed: what it returns has no method render()")
         picture = to_numpy(self._env.render())
         return picture[0] if picture.ndim == 4 else picture
 

@@ -145,7 +145,7 @@ class GymSimulator:
         try:
             allowed = (last_mask if is_over else flat_mask)(mask, self._action_space)
             if not allows_choice(allowed, self._action_space):
-                raise ValueError(f"allows nothing: {mask}")
+                raise ValueError(f"allows nothing, though the game goes on: {mask}")
         except ValueError as error:
             raise RunError(f"the action mask at step {self._steps} of the episode {error}") from None
         row[-math.ceil(self.spec.mask_size / 8) :] = pack(allowed)

@@ -45,6 +45,9 @@ class OneOfVector(gymnasium.Env[Any, Any]):
             self.action_masks = lambda: self._envs.action_masks()[0]  # type: ignore[attr-defined]
         self._begun: Any = None  # the next game's first observation and info, where it began within the last step
 
+    def __str__(self) -> str:
+        return str(self._envs)
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is None and self._begun is not None:
             begun, self._begun = self._begun, None

@@ -274,7 +274,9 @@ def to_policy_rows(observation: Any, masks: Any, spec: EnvSpec) -> tuple[NDArray
         masks = observation.get(KEY)
     if masks is None:
         source = SOURCES[spec.mask_sources[0]]
-        raise ValueError(f"the policy was trained with action masks; pass action_masks, as the environment's {source}")
+        raise ValueError(
+            f"the policy was trained with action masks; pass action_masks, which the environment has as {source}"
+        )
     rows, is_batch = to_rows(without_mask(observation), spec)
     each = masks if is_batch else [masks]
     if len(each) != len(rows):

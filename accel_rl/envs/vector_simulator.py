@@ -198,7 +198,7 @@ class VectorSimulator:
             raise RunError(f"an action mask of {self.num_envs} environments {error}") from None
         has_choice = allows_choice(found, self._action_space)
         if (wrong := which & ~(has_choice | is_over)).any():
-            problem = "is missing" if masks is None else "allows nothing"
+            problem = "is missing" if masks is None else "allows nothing, though the game goes on"
             raise RunError(f"the action mask {self._where(wrong)} {problem}")
         found[~has_choice] = True
         bits = rows[:, -math.ceil(self.spec.mask_size / 8) :]

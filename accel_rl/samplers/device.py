@@ -218,7 +218,7 @@ class DeviceBatch:
             has_choice = self._has_choice(allowed_actions(self.arrays["observation"], self.spec))
             places = (~has_choice).nonzero().tolist()
             where = "of environment {1} after {0} steps of a rollout".format(*places[0]) if places else "at the start"
-            raise self._error(f"the action mask {where} allows nothing")
+            raise self._error(f"the action mask {where} allows nothing, though the game goes on")
         for (name, values), is_wrong in zip(checked.items(), found, strict=True):
             if is_wrong:
                 step, env = (~values.isfinite()).nonzero()[0, :2].tolist()

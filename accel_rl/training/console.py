@@ -27,7 +27,7 @@ class Console:
         self._first_step = self._steps = self._shown_steps = steps
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
-        self._scores: dict[str, float] = {}
+        self._scores: dict[str, float] | None = None  # of the last row; None: there was none yet
         self._curve: list[float] = []  # training scores, of each row
         self._shares: dict[str, float] = {}
         self._recent = deque([(self._started, steps)], maxlen=10 * REFRESHES_PER_S)  # times and steps of refreshes
@@ -72,7 +72,9 @@ class Console:
         now, steps = time.monotonic(), self._steps
         speed = (steps - self._shown_steps) / max(now - self._shown, 1e-9)
         self._shown, self._shown_steps = now, steps
-        scores = "  ".join(f"{name} {score:.1f}" for name, score in self._scores.items()) or "no game finished yet"
+        scores = "  ".join(f"{name} {score:.1f}" for name, score in (self._scores or {}).items())
+        if self._scores == {}:
+            scores = "no game finished yet"
         line = f"{steps:>10,} steps  {speed:>7,.0f} steps/s  {scores:<20}  {self._time_left(now)}"
         print(line.rstrip(), file=sys.stderr, flush=True)
 
@@ -105,7 +107,7 @@ class Console:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        now, steps, scores = time.monotonic(), self._steps, self._scores
+        now, steps, scores = time.monotonic(), self._steps, self._scores or {}
         self._recent.append((now, steps))
         (before, steps_before), part = self._recent[0], min(steps / self._total_steps, 1)
         speed = (steps - steps_before) / max(now - before, 1e-9)

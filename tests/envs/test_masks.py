@@ -87,7 +87,7 @@ def test_masks_can_be_ignored() -> None:
 @pytest.mark.parametrize(
     ("nvec", "wrong", "words"),
     [
-        ([4], [0, 0, 0, 0], "at step 3 of the episode allows nothing"),
+        ([4], [0, 0, 0, 0], "at step 3 of the episode allows nothing, though the game goes on"),
         ([2, 2], [1, 1, 0, 0], "at step 3 of the episode allows nothing"),
         ([4], [1, 1], r"at step 3 of the episode has shape \(2,\), but Discrete\(4\) takes shape \(4,\)"),
         ([2, 3], ([1, 1], [1, 1]), r"has arrays of \[2, 2\] numbers, but MultiDiscrete\(\[2 3\]\) takes \[2, 3\]"),

@@ -141,11 +141,11 @@ def test_only_allowed_actions_are_taken(mode: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"wrong": [0] * 9}, "the action mask of environment 0 of 3 allows nothing"),
+        ({"wrong": [0] * 9}, "the action mask of environment 0 of 3 allows nothing, though the game goes on"),
         *(
             (
                 {"wrong": [0] * 9, "wrong_start": True, "mode": mode},
-                "the action mask of environment 0 of 3 allows nothing",
+                "the action mask of environment 0 of 3 allows nothing, though the game goes on",
             )
             for mode in MODES
         ),
@@ -276,6 +276,7 @@ def test_one_of_a_batch_is_like_a_single_environment(mode: str) -> None:
     options: dict[str, Any] = {"lengths": [2, -3], "seeded": True}
     single = make_env(f"{TOYS}:Counting", **options)
     env = make_env(f"{VECTORS}:make", mode=mode, render_mode=None, **options)
+    assert str(env) == "SyncVectorEnv(num_envs=1)"  # in messages
     for seed in (7, None, None):
         assert env.reset(seed=seed)[0].tolist() == single.reset(seed=seed)[0].tolist()
         is_over = False

@@ -19,8 +19,8 @@ from accel_rl.training.console import Console, sparkline
 
 
 def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Would catch a run that is silent while its environments are slow, scores without a name, and a thread that goes
-    on after the run."""
+    """Would catch a run that is silent while its environments are slow, one that says before it knows that no game has
+    finished, scores without a name, and a thread that goes on after the run."""
     monkeypatch.setattr(console, "EVERY_S", 0.02)
     shown, deadline = Console(0, 4000, show=True), time.monotonic() + 60
     text = ""
@@ -28,7 +28,9 @@ def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
         while text.count("\n") < 3 and time.monotonic() < deadline:
             text += capsys.readouterr().err
             time.sleep(0.01)
-        assert {line.split("  ")[-1] for line in text.splitlines()} == {"no game finished yet"}
+        assert all(line.endswith("0 steps/s") for line in text.splitlines())
+        shown.show_row({}, None)
+        assert "steps/s  no game finished yet" in capsys.readouterr().err
         shown.advance(1000)
         shown.show_row({"rollout/ep_rew_mean": -20.25}, 3.5)
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "score" in line][:1]

@@ -137,7 +137,7 @@ def test_predict_takes_masks(run: Path) -> None:
     ):
         assert masks[np.arange(200), actions - 1].all() and len(set(actions)) > 1
     for given, words in (
-        (None, "pass action_masks, as the environment's observation"),
+        (None, "pass action_masks, which the environment has as observation"),
         (masks[0], "200 observations with 9 action masks"),
         (masks[:, :4], r"an action mask has shape \(4,\)"),
         (masks * 0, "an action mask allows nothing"),
