@@ -149,16 +149,16 @@ class VectorSimulator:
 
     def _start_next_games(self, ended: Array, rows: Array) -> Array:
         """Starts the next games where that takes a call of its own; returns which rows show a first observation."""
-        if self._mode == AutoresetMode.NEXT_STEP:
-            self._resets_next = ended
-            return np.zeros_like(ended)
         if self._mode == AutoresetMode.SAME_STEP:
             return ended
         if any(name in self._info for name in FINAL_OBSERVATION):
             raise RunError(
-                "it resets by itself, although it says AutoresetMode.DISABLED; declare metadata['autoreset_mode']="
-                "AutoresetMode.SAME_STEP"
+                f"it resets in the step that ends a game, although it says AutoresetMode.{self._mode.name}; declare "
+                "metadata['autoreset_mode']=AutoresetMode.SAME_STEP"
             )
+        if self._mode == AutoresetMode.NEXT_STEP:
+            self._resets_next = ended
+            return np.zeros_like(ended)
         self._last_rows = {env: rows[env].copy() for env in ended.nonzero()[0].tolist()}
         observation, info = call(self._envs, "reset", RESET, options={"reset_mask": ended.copy()})
         if self._is_envpool:  # it returns those alone

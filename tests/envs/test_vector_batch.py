@@ -203,7 +203,8 @@ def test_one_seed_and_last_observations_without_a_mask(name: str) -> None:
         ("one_reward", "NextStep", ["reward is of shape ()", "(3,)"]),
         ("few_flags", "NextStep", ["terminated is of shape (1,)", "(3,)"]),
         ("no_final", "SameStep", ["final_obs", "SAME_STEP"]),
-        ("resets_itself", "Disabled", ["resets by itself", "DISABLED"]),
+        ("resets_itself", "Disabled", ["resets in the step that ends a game", "DISABLED"]),
+        ("resets_itself", "NextStep", ["resets in the step that ends a game", "NEXT_STEP"]),
         ("ignores_mask", "Disabled", ["reset_mask", "other environments"]),
     ],
 )
