@@ -1,6 +1,7 @@
 """The command line: `accel-rl train | launch | eval | record | export | plot | report | watch | ...`."""
 
 import argparse
+import itertools
 import os
 import signal
 import sys
@@ -30,10 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser = _parser(arguments)
         options, rest = parser.parse_known_args(arguments)
         if rest:
-            from accel_rl.config.names import unknown_setting
-
-            known = [flag for action in _actions(parser, options.command) for flag in action.option_strings]
-            raise unknown_setting("argument", rest[0].split("=")[0], known, f"(`accel-rl {options.command} --help`)")
+            raise _unexpected(rest[0], arguments, options.command, _actions(parser, options.command))
         options.run(options)
         sys.stdout.flush()
     except UsageError as error:
@@ -47,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         reason = describe_exceeded_limit(error)
         if reason is None and not isinstance(error, RunError | OSError):
             raise
-        return _print_error(reason or str(error), 1)
+        return _print_error("\n".join([reason or str(error), *getattr(error, "__notes__", ())]), 1)
     return 0
 
 
@@ -79,6 +77,22 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     add_bench(commands)
     add_doctor(commands)
     return parser
+
+
+def _unexpected(word: str, arguments: list[str], command: str, actions: list[argparse.Action]) -> UsageError:
+    """Returns the error for a word among the arguments that no action takes."""
+    from accel_rl.config.fields import as_mapping
+    from accel_rl.config.flags import MAPPING
+    from accel_rl.config.names import unknown_setting
+
+    if not word.startswith("-"):  # it may belong to a mapping that the shell has split: --env-options g=1 h=2
+        at = arguments.index(word)
+        begin = max((i for i in range(at) if arguments[i].startswith("-")), default=0)
+        flag, values = arguments[begin], itertools.takewhile(lambda a: not a.startswith("-"), arguments[begin + 1 :])
+        if any(flag in action.option_strings for action in actions if action.metavar == MAPPING):
+            return UsageError(f"{flag} takes one mapping in quotes, as in {flag} {as_mapping(' '.join(values))}")
+    known = [flag for action in actions for flag in action.option_strings]
+    return unknown_setting("argument", word.split("=")[0], known, f"(`accel-rl {command} --help`)")
 
 
 def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:

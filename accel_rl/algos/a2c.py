@@ -13,8 +13,8 @@ from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats
 from accel_rl.algos.batches import bootstrap, whole_batch
 from accel_rl.algos.returns import discounted_return, generalized_advantage
-from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import basic_setting, setting
+from accel_rl.config.schedules import schedule_setting
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
 from accel_rl.models.distributions import Categorical

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from accel_rl.algos.schedules import schedule, schedule_setting
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.queue_settings import AgentReplayConfig
+from accel_rl.config.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network

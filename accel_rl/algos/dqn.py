@@ -14,9 +14,9 @@ from accel_rl.algos.base import MakeUpdate, RunInfo, Stats, frozen_copy, masked_
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.replay_settings import ReplayPlan, ReplaySettings
 from accel_rl.algos.running_statistics import ReplayStatistics
-from accel_rl.algos.schedules import schedule
 from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import basic_setting, setting
+from accel_rl.config.schedules import schedule
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action

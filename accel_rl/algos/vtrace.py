@@ -16,8 +16,8 @@ from accel_rl.algos.auxiliary import AuxiliarySettings
 from accel_rl.algos.base import RunInfo, Stats, masked_sum
 from accel_rl.algos.batches import bootstrap
 from accel_rl.algos.returns import vtrace
-from accel_rl.algos.schedules import schedule_setting
 from accel_rl.config.fields import basic_setting, setting
+from accel_rl.config.schedules import schedule_setting
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Batch, Rollout
 from accel_rl.updates import Update

@@ -111,11 +111,15 @@ def _parse_mapping(name: str, text: str) -> Any:
     is_pair = re.compile(r"[\w.]+[=:]").match  # {g:1}, too, which YAML reads as the name "g:1" without a value
     if value is None or (isinstance(value, dict) and not any(is_pair(str(key)) for key in value)):
         return value
+    raise UsageError(f"{name}={text!r} must be a mapping, as in {flag_of(name)} {as_mapping(text)}")
+
+
+def as_mapping(text: str) -> str:
+    """Returns how what is meant by a text such as `g=1 h=2` is typed in a shell: '{g: 1, h: 2}', quotes included."""
     bare = text.removeprefix("dict(").strip("{}() ")
     pairs = [re.split("[=:]", pair, maxsplit=1) for pair in re.split(r"[,\s]+(?=\w+[=:])", bare)]
     words = [": ".join(word.strip() for word in pair) for pair in pairs if len(pair) == 2] or ["NAME: VALUE"]
-    form = shlex.quote("{" + ", ".join(words) + "}")
-    raise UsageError(f"{name}={text!r} must be a mapping, as in {flag_of(name)} {form}")
+    return shlex.quote("{" + ", ".join(words) + "}")
 
 
 def _number(value: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 from accel_rl.config.fields import flag_of
 from accel_rl.config.presets import preset_settings
 
+MAPPING = "{K: V}"  # what the help shows for the value of a setting that is a mapping
+
 
 def add_flags(group: Any, settings: type, presets: list[dict[str, Any]], shown: Collection[str]) -> None:
     """Adds a flag for every field of a settings class to an argument group of argparse.
@@ -37,7 +39,7 @@ def _metavar(name: str, field_type: Any) -> str:
     if field_type in (int, int | None):
         return "N"
     if field_type is dict:
-        return "{K: V}"
+        return MAPPING
     return "X" if field_type in (float, float | None) else name.rsplit("_", 1)[-1].upper()
 
 

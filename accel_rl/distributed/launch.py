@@ -77,10 +77,10 @@ def _train_here(
     with request.open_run() as (config, state, folder):
         tracker.enter_context(tracked(config, folder, show, callbacks))
         if config.rank_info.size > 1:
-            with logged(folder, show=False):  # rank 0 shows them
+            with logged(folder, False, config.run.report):  # rank 0 shows them
                 supervise(config, folder, state, stop, show, callbacks)
         else:
-            with logged(folder, show):
+            with logged(folder, show, config.run.report):
                 _learn_alone(config, folder, state, stop, show, callbacks)
     return folder
 

@@ -69,7 +69,7 @@ def learn_launched(
         steps = run.state["steps"] if run.state else 0
         coordinator.begin(steps, run.config.learners.learner_timeout_s, run.check)
         tracker.enter_context(tracked(run.config, run.folder, show, callbacks))
-        with logged(run.folder, show, rank_info.rank):
+        with logged(run.folder, show, run.config.run.report, rank_info.rank):
             _learn(run, coordinator, stop, show, callbacks)
     return run.folder
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from accel_rl.algos import schedules
+from accel_rl.config import schedules
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint, policy_file
 from accel_rl.training.checkpoint import CHECKPOINT

@@ -3,10 +3,8 @@
 The command line imports this module for every command: it stays light."""
 
 import argparse
-import importlib.resources
 import inspect
-import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +18,31 @@ def add_settings(command: argparse.ArgumentParser, arguments: list[str]) -> None
     if arguments[:1] != [command.prog.split()[-1]]:
         return  # another command is called, which does without the heavy imports below
     from accel_rl.config.flags import add_flags
-    from accel_rl.config.names import RUN_GROUPS
+    from accel_rl.config.names import RUN_GROUPS, run_setting_names
 
     algo = _name_of_algo(arguments)
     if ":" not in algo:
         _check_names(command, arguments, algo)
-    from accel_rl.training.resolve import find_algo, setting_names
+    settings, presets = _settings_of(algo, arguments)
+    names = [field.name for field in fields(settings)]
+    added = inspect.get_annotations(settings) if ":" in algo else {}  # by an algorithm of the user's
+    shown = [*run_setting_names(), *names] if "--help-all" in arguments else added
+    for title, group in (RUN_GROUPS | {f"algorithm {algo}": settings}).items():
+        add_flags(command.add_argument_group(f"settings of {title}"), group, presets, shown)
+
+
+def _settings_of(algo: str, arguments: list[str]) -> tuple[Any, list[dict[str, Any]]]:
+    """Returns the settings class of an algorithm, and its presets; for the help, without importing the algorithm."""
+    if ":" not in algo and not {"-h", "--help", "--help-all"}.isdisjoint(arguments):
+        from accel_rl.config.presets import preset_and_base
+        from accel_rl.training.declared_settings import declared_settings
+
+        presets = preset_and_base(algo)
+        return declared_settings(presets[-1]["algo"]), presets
+    from accel_rl.training.resolve import find_algo
 
     algo_class, presets = find_algo(algo)
-    added = inspect.get_annotations(algo_class.Settings) if ":" in algo else {}  # by an algorithm of the user's
-    shown = setting_names(algo_class) if "--help-all" in arguments else added
-    for title, settings in (RUN_GROUPS | {f"algorithm {algo}": algo_class.Settings}).items():
-        add_flags(command.add_argument_group(f"settings of {title}"), settings, presets, shown)
+    return algo_class.Settings, presets
 
 
 def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: str) -> None:
@@ -40,6 +51,7 @@ def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: s
     from accel_rl.config.fields import flag_of
     from accel_rl.config.names import run_setting_names, unknown_setting
     from accel_rl.config.presets import load_preset
+    from accel_rl.training.declared_settings import built_in_setting_names
 
     load_preset(algo, kind="algorithm")
     known = [*command._option_string_actions, *map(flag_of, [*run_setting_names(), *built_in_setting_names()])]
@@ -47,14 +59,6 @@ def _check_names(command: argparse.ArgumentParser, arguments: list[str], algo: s
     for flag in [*names[:1], *(name for name in names[1:] if name.startswith("--"))]:
         if flag not in known and flag.replace("--no-", "--") not in known:
             raise unknown_setting("argument", flag, known, f"(`{command.prog} --help`)")
-
-
-def built_in_setting_names() -> list[str]:
-    """Returns the names of all settings of the algorithms of this package, as their sources have them: importing these
-    would import torch."""
-    files = (importlib.resources.files("accel_rl") / "algos").iterdir()
-    text = "\n".join(file.read_text() for file in files if file.name.endswith(".py"))
-    return re.findall(r"^    (\w+): .+ = \w*setting\(", text, re.MULTILINE)
 
 
 def _name_of_algo(arguments: list[str]) -> str:

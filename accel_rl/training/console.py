@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.live import Live
     from rich.panel import Panel
 
@@ -95,17 +96,31 @@ class Console:
         from rich.console import Console as Terminal
         from rich.live import Live
 
-        terminal = Terminal(stderr=True, highlight=False)
-        live = Live(get_renderable=self.panel, console=terminal, refresh_per_second=REFRESHES_PER_S)
+        # The terminal itself wraps messages, so that a command in one can be copied; output to a file stays there.
+        terminal = Terminal(stderr=True, highlight=False, soft_wrap=True)
+        live = Live(
+            get_renderable=self._panel_and_cursor,
+            console=terminal,
+            refresh_per_second=REFRESHES_PER_S,
+            redirect_stdout=sys.stdout.isatty(),
+        )
         live.start()
         terminal.show_cursor(True)  # a run that is killed leaves it as it is
         return live
 
+    def _panel_and_cursor(self) -> "Panel | Group":
+        from rich.console import Group
+
+        # On a line of its own, the cursor is where an error belongs if the process is killed.
+        return self.panel() if self._closed.is_set() else Group(self.panel(), "")
+
     def panel(self) -> "Panel":
         """Returns what a terminal shows now."""
+        from rich.console import Group
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         now, steps, scores = time.monotonic(), self._steps, self._scores or {}
         self._recent.append((now, steps))
@@ -116,12 +131,14 @@ class Console:
         table.add_column(no_wrap=True, justify="right")
         table.add_column(no_wrap=True, ratio=1, overflow="ellipsis")
         table.add_row("agent steps", f"{steps:,} of {self._total_steps:,}", ProgressBar(total=1, completed=part))
-        table.add_row("steps per second", f"{speed:,.0f}", self._time_left(now))
+        table.add_row("steps per second", f"{speed:,.0f}")
+        table.add_row("time left", self._time_left(now).removesuffix(" left"))
         table.add_row("training score", _score(scores.get("training score")), sparkline(self._curve, 30))
         table.add_row("evaluation score", _score(scores.get("evaluation score")))
-        if shares := "  ".join(f"{name} {share:.0%}" for name, share in self._shares.items()):
-            table.add_row("time", "", shares)
-        return Panel(table, border_style="dim")
+        names = sorted(self._shares, key=lambda name: name not in ("sample", "learn"))  # of which the others are parts
+        shares = "  ".join(f"{name} {self._shares[name]:.0%}" for name in names)
+        time_row = Text(f"{'time':18}{shares}", no_wrap=True, overflow="ellipsis")
+        return Panel(Group(table, time_row), border_style="dim")
 
 
 def _score(score: float | None) -> str:

@@ -52,13 +52,18 @@ def close_log(handlers: list[logging.Handler]) -> None:
 
 
 @contextlib.contextmanager
-def logged(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
-    """Sends messages to the run's log.txt and, with show, to the console; an exception that ends the run as well."""
+def logged(folder: Path, show: bool, has_page: bool = False, rank: int = 0) -> Iterator[None]:
+    """Sends messages to the run's log.txt and, with show, to the console; an exception that ends the run as well.
+
+    has_page: adds to that exception how a page about the run is made: making it now would keep the user from the error.
+    """
     handlers = open_log(folder, show, rank)
     try:
         yield
     except Exception as error:
         logger.error("%s", error)
+        if has_page and not rank and (folder / "progress.csv").exists():
+            error.add_note(f"a page about the run so far: {command()} report {shlex.quote(str(folder))}")
         raise
     finally:
         close_log(handlers)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import commands
 import defaults
 import environments
 import same_results
@@ -34,6 +35,7 @@ BAD = [
     (lambda: TrainingOptions(contests=("a2cc",)), "unknown contest 'a2cc'; did you mean a2c"),
     (lambda: TrainingOptions(seconds=0.0), "seconds=0.0 must be greater than 0"),
     (lambda: TrainingOptions(rounds=0), "rounds=0 must be at least 1"),
+    (lambda: commands.run(0, NO_FILE), "rounds=0 must be at least 1"),
     (lambda: defaults.run(["dqm"], [1], NO_FILE), "unknown algorithm 'dqm'; did you mean dqn"),
     (lambda: environments.run(["taxi", "taxy"], NO_FILE), "unknown case 'taxy'; did you mean taxi"),
     (lambda: vector_presets.run(["pqo"], [1], NO_FILE), "unknown preset 'pqo'"),

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import commands
 import defaults
 import environments
 import vector_presets
@@ -222,3 +223,28 @@ def test_sets_that_are_known_are_not_trained_again(
         "| `ppo`, `ppo_16x128` | 200,192 | **444** | 444, 445 |",
         "| `a3c` | 200,192 | **446** | 446, 447 |",
     ]
+
+
+# ---- commands that do not train ----
+
+
+def test_the_page_shows_how_long_commands_take() -> None:
+    """Would catch a table that is not of the committed results, and results of other commands than the program's."""
+    seconds = json.loads((ROOT / commands.RESULTS).read_text())["seconds"]
+    assert [*seconds] == [*commands.COMMANDS]
+    assert commands.table(seconds) in (ROOT / "docs/benchmarks.md").read_text()
+
+
+@pytest.mark.slow
+def test_commands_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Would catch a program that no longer runs, a first round that counts, and a command that fails in silence."""
+    file = tmp_path / "commands.json"
+    assert commands.main(["--rounds", "2", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    assert {len(values) for values in result["seconds"].values()} == {2} and result["medians"].keys() == result[
+        "seconds"
+    ].keys()
+    assert commands.table(result["seconds"]) in capsys.readouterr().out
+    monkeypatch.setitem(commands.COMMANDS, "accel-rl lst", (("-m", "accel_rl", "lst"), 0))
+    with pytest.raises(RunError, match="accel-rl lst has ended with status 2: accel-rl: "):
+        commands.measure(1)

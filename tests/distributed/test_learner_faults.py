@@ -83,7 +83,9 @@ def test_a_killed_learner_ends_the_run(tmp_path: Path, capfd: Any, phase: str) -
         striker.join()
     assert psutil.Process().children(recursive=True) == before
     message = rf"learner {rank} \(cpu, process {killed[0]}\) was killed by SIGKILL\n"
-    assert_failed(Result(status, *capfd.readouterr()), run, message)
+    result = Result(status, *capfd.readouterr())
+    assert_failed(result, run, message)
+    assert result.err.endswith(f" report {run}\n")  # the command that makes a page about the run so far
     state = checkpoint.load(run / "checkpoint.pt")
     assert state["steps"] >= 80 and len(state["learners"]) == 2
     assert all(value.isfinite().all() for value in state["policy"].values())

@@ -97,6 +97,17 @@ def test_a_step_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, f
     assert psutil.Process().children() == before
 
 
+def test_a_run_that_fails_says_how_its_page_is_made(tmp_path: Path, capfd: Any) -> None:
+    """Would catch a page that nobody hears of, and one of a run that has none: without a row, or with --no-report."""
+    pages = {"page": (30, "--report"), "no-row": (2, "--report"), "no-page": (30, "--no-report")}
+    for name, (at_step, flag) in pages.items():
+        options, run = {"at_step": at_step, "lengths": [0]}, tmp_path / name
+        assert main(arguments(run, BROKEN, options, "--sampler", "serial", "--log-interval-steps", 64, flag)) == 1
+        last = capfd.readouterr().err.splitlines()[-1]
+        assert re.fullmatch(f"a page about the run so far: .+ report {run}", last) or name != "page", last
+        assert "page" not in last.replace(str(run), "") or name == "page", last
+
+
 # One with a message from the worker, and one without; at a step, above, they end in all the ways.
 RESETS = [pytest.param(how, game, (), id=f"{how}-{game}") for how in ("raise", "kill") for game in (1, 0)]
 NOT_REPLACED = (*QUEUED, "--on-env-error", "restart")

@@ -1,5 +1,6 @@
 """What a run shows, in a terminal and elsewhere."""
 
+import contextlib
 import io
 import os
 import pty
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +59,42 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
         "training score +8.0 +▁▂█",
         "evaluation score +3.5",
         "env wait 25%",
-        "left",
+        r"time left +\d",
     ):
         assert re.search(words, texts[100]), (words, texts[100])
+        assert re.search(words.removesuffix(" +▁▂█"), texts[40]), (words, texts[40])
     assert not capsys.readouterr().err
     line = sparkline(range(1000), 8)
     assert line == "▁▂▃▄▅▆▇█" and sparkline([5, 5], 8) == "▁▁" and sparkline([], 8) == ""
+
+
+def read_terminal(primary: int) -> str:
+    """Returns all that is written to a terminal until it is closed."""
+    output = b""
+    with os.fdopen(primary, "rb", buffering=0) as file, contextlib.suppress(OSError):  # its end
+        while piece := file.read(1 << 16):
+            output += piece
+    return output.decode()
+
+
+def test_what_is_written_beside_the_panel(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Would catch a long message that is broken into lines, which cannot be copied, output to a file that goes to the
+    terminal, and a cursor within the panel, where the error of a killed run would begin."""
+    primary, terminal = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with ThreadPoolExecutor() as reader, os.fdopen(terminal, "w") as stderr:
+        reading = reader.submit(read_terminal, primary)
+        monkeypatch.setattr(sys, "stderr", stderr)
+        shown = Console(0, 4000, show=True)
+        try:
+            print("a long command " * 20, file=sys.stderr)
+            print("to a file")
+        finally:
+            shown.close()
+    output = reading.result()
+    assert "a long command " * 20 in output
+    assert capsys.readouterr().out == "to a file\n" and "to a file" not in output
+    assert re.search(r"╯(\x1b\[0m)?\r?\n", output[: output.rindex("╯")]), output
 
 
 @pytest.mark.slow
@@ -75,15 +107,8 @@ def test_a_run_in_a_terminal(tmp_path: Path, kind: str) -> None:
         [*command, "--out", str(tmp_path / "run")], stdout=terminal, stderr=terminal, env={**os.environ, "TERM": kind}
     ) as process:
         os.close(terminal)
-        output = b""
-        try:
-            while piece := os.read(primary, 65536):
-                output += piece
-        except OSError:  # its end
-            pass
-    os.close(primary)
+        text = read_terminal(primary)
     assert process.returncode == 0
-    text = output.decode()
     assert ("╭" in text) == (kind != "dumb")
     assert text.rfind("\x1b[?25l") < text.rfind("\x1b[?25h") or kind == "dumb"  # the cursor is hidden, and shown
     for words in ("workers", "training score", "run folder"):

@@ -9,8 +9,8 @@ import pytest
 import accel_rl
 from accel_rl.algos import AlgoSettings
 from accel_rl.algos.a2c import A2CSettings
-from accel_rl.algos.schedules import ends, schedule, schedule_setting
 from accel_rl.config.fields import build
+from accel_rl.config.schedules import ends, schedule, schedule_setting
 from accel_rl.errors import UsageError
 from tests.helpers.runs import TINY_SERIAL_RUN
 
