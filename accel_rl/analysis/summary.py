@@ -52,7 +52,7 @@ def play_final_games(folder: Path, count: int, seed: int) -> None:
         (folder / "final.json").write_text(json.dumps(asdict(evaluation), indent=2) + "\n")
         score = f"{evaluation.mean_reward:.1f} (std {evaluation.std_reward:.1f}) in {evaluation.episodes} games"
         print(f"final policy    {score}")
-    except RunError as error:
+    except (RunError, OSError) as error:
         print(f"final policy    none: {error}")
     video = folder / "video.mp4"
     try:

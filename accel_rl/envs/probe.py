@@ -19,7 +19,7 @@ from accel_rl.envs.making import is_vector
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
-from accel_rl.processes.child import leave_signals_to_parent
+from accel_rl.processes.child import adopt_orphans, end_children, leave_signals_to_parent
 from accel_rl.processes.spawning import ask_process
 
 
@@ -49,6 +49,7 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
 
 def _main() -> None:
     leave_signals_to_parent()
+    adopt_orphans()
     request = sys.stdin.buffer.read()
     if not request:
         return  # the parent was interrupted before it could ask
@@ -68,6 +69,7 @@ def _main() -> None:
         result = RunError(f"{config.env_id} failed while it was built:\n{traceback.format_exc()}")
     with os.fdopen(int(sys.argv[1]), "wb") as answer:
         answer.write(pickle.dumps(result))
+    end_children()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A child process's side: leaves signals to its parent, ends with it, and tells it what goes wrong. No torch here."""
+"""A child process's side: leaves signals to its parent, ends with it, tells it what goes wrong, and ends what it has
+itself started. No torch here."""
 
 import contextlib
 import ctypes
@@ -6,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from accel_rl.errors import RunError, UsageError
@@ -21,7 +22,7 @@ def leave_signals_to_parent() -> None:
     The kernel kills it, even if it never returns from an environment."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _when_parent_ends(signal.SIGKILL)
+    when_parent_ends(signal.SIGKILL)
 
 
 def end_with_parent(parent: int) -> None:
@@ -34,15 +35,36 @@ def end_with_parent(parent: int) -> None:
 def stop_with_parent(parent: int) -> None:
     """Makes a run that process `parent` has just forked receive SIGTERM when that process ends, however it does."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # in place of the parent's handler, which was inherited
-    _when_parent_ends(signal.SIGTERM)
+    when_parent_ends(signal.SIGTERM)
     if os.getppid() != parent:
         signal.raise_signal(signal.SIGTERM)
 
 
-def _when_parent_ends(number: int) -> None:
+def when_parent_ends(number: int) -> None:
+    """Makes this process receive the signal when its parent's thread ends, in place of any other. Linux only."""
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its children, and theirs, leave behind when they end. Linux only."""
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_children(kept: Collection[int] = ()) -> None:
+    """Kills all children of this process but those kept, and then what these leave to it (see `adopt_orphans`)."""
+    import psutil
+
+    while ended := [process for process in psutil.Process().children() if process.pid not in kept]:
+        for process in ended:
+            try:
+                process.kill()
+                process.wait()
+            except psutil.AccessDenied:  # it has become another user's
+                kept = {*kept, process.pid}
 
 
 @contextlib.contextmanager

@@ -6,9 +6,10 @@ started from nothing would take a fifth of a second and 30 MB; a learner would i
 `__main__` again in each child, leave its named socket behind when it is killed, and its children outlive both it and
 the process that asked for them.)
 
-Nothing outlives the parent, however that ends: the kernel kills the forking process with it, and the children with the
-forking process. Where the kernel does not, the end of file of its connection tells the forking process that the parent
-has gone: then the children that are left have EXIT_PATIENCE_S to end.
+Nothing outlives the parent, however that ends: the kernel tells the forking process, which kills its children and what
+these have started: it adopts whatever they leave behind. If the forking process itself is killed, the kernel kills its
+children with it, but not what they have started. Where the kernel says nothing, the end of file of its connection tells
+the forking process that the parent has gone: then the children that are left have EXIT_PATIENCE_S to end.
 """
 
 import contextlib
@@ -30,11 +31,12 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from accel_rl.errors import RunError, UsageError
-from accel_rl.processes.child import end_with_parent
+from accel_rl.processes.child import adopt_orphans, end_children, end_with_parent, when_parent_ends
 from accel_rl.processes.spawning import describe_exit, spawn_connected
 
 EXIT_PATIENCE_S = 2.0
 POLL_S = 0.002
+REAP_S = 1.0  # how often the ends of adopted processes are taken in
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 Statuses = dict[int, int | None]  # pid -> exit status, minus the signal that killed it; None while it lives
 
@@ -173,14 +175,16 @@ def main() -> None:
     del os.environ[BLAS_THREADS]
     if before is not None:
         os.environ[BLAS_THREADS] = before
-    connection = _serve(control, prepare, fds)
+    connection = _serve(control, prepare, fds, parent)
     if connection is not None:
         work(connection)
 
 
-def _receive(control: "Connection[Any, Any]") -> Any:
+def _receive(control: "Connection[Any, Any]", children: Statuses) -> Any:
     """Returns the parent's next message; that of its end if it has hung up."""
     try:
+        while not control.poll(REAP_S):
+            _reap(children)
         return control.recv()
     except (EOFError, ConnectionResetError):
         return "close", EXIT_PATIENCE_S
@@ -192,12 +196,12 @@ def _send(control: "Connection[Any, Any]", answer: Any) -> None:
         control.send(answer)
 
 
-def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int]) -> int | None:
+def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], parent: int) -> int | None:
     """Forks children on request; ends those that are left once the parent hangs up. In a child, it returns its
     connection."""
     children: Statuses = {}
     failure = None
-    paths, argument = _receive(control)
+    paths, argument = _receive(control, children)
     if paths == "close":
         return None
     sys.path[:] = paths
@@ -208,9 +212,10 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int]) -
             assert_safe_to_fork()
     except UsageError as error:
         failure = error
+    _end_all_with_parent(parent)
     gc.freeze()  # or a child's garbage collection would copy the pages that it shares
     while True:
-        request, *arguments = _receive(control)
+        request, *arguments = _receive(control, children)
         if request == "fork":
             try:
                 connection = recv_handle(control)
@@ -220,6 +225,9 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int]) -
                 os.close(connection)
                 _send(control, failure)
                 continue
+            alive = [pid for pid, status in children.items() if status is None]
+            if len(alive) < len(children):  # what the one to be replaced has started does not go on beside it
+                end_children(alive)
             pid = _fork()
             if pid == 0:
                 control.close()
@@ -252,27 +260,48 @@ def _fork() -> int:
     return pid
 
 
+def _reap(children: Statuses) -> bool:
+    """Takes in which children have ended, adopted ones too; returns whether any are left."""
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] in children:
+                children[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    except ChildProcessError:
+        return False
+    return True
+
+
 def _wait(children: Statuses, pid: int, timeout_s: float) -> int | None:
     deadline = time.monotonic() + timeout_s
-    while children[pid] is None:
-        exited, status = os.waitpid(pid, os.WNOHANG)
-        if exited:
-            children[pid] = os.waitstatus_to_exitcode(status)
-        elif time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        else:
-            break
+    while _reap(children) and children[pid] is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     return children[pid]
 
 
 def _end(children: Statuses, patience_s: float) -> None:
-    """Kills the children that have not ended after patience_s; none is left when this returns."""
+    """Kills the children that have not ended after patience_s, and all that children have left behind."""
     deadline = time.monotonic() + patience_s
-    left = [pid for pid in children if _wait(children, pid, deadline - time.monotonic()) is None]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)  # still a child of this process, if only a zombie: its pid is not reused
-    for pid in left:
-        os.waitpid(pid, 0)
+    for pid in children:
+        _wait(children, pid, deadline - time.monotonic())
+    if _reap(children):
+        end_children()
+
+
+def _end_all_with_parent(parent: int) -> None:
+    """Makes this process, until now killed with its parent, end all that it has started before it ends itself.
+
+    Only from here on: while it compiles, it could not react at once, and it has started nothing."""
+    adopt_orphans()
+    if sys.platform == "linux":
+        signal.signal(signal.SIGRTMIN, _end_all)
+        when_parent_ends(signal.SIGRTMIN)
+        if os.getppid() != parent:
+            _end_all()
+
+
+def _end_all(*_: Any) -> None:
+    end_children()
+    os._exit(0)
 
 
 def assert_safe_to_fork() -> None:

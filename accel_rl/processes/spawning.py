@@ -1,5 +1,6 @@
 """Starts programs of this package as processes that import what this one does. Imports no torch."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -56,15 +57,15 @@ def ask_process(
     """Runs `python -m module FD arguments ...` to its end, which reads the request from stdin and writes its answer to
     the file FD: a pipe would be full before a large one is written.
 
-    Raises subprocess.TimeoutExpired. Whatever is raised, no process is left."""
+    Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
     with tempfile.TemporaryFile() as answer:
         fd = answer.fileno()
         with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:
             try:
                 _, said = process.communicate(request, timeout=timeout_s)
-            except BaseException:
-                process.kill()
-                raise
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         answer.seek(0)
         return Answer(process.returncode, answer.read(), said or b"")
 

@@ -1,6 +1,7 @@
 """Files that are replaced in one go: a reader finds either what was there before or all that is new."""
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -13,16 +14,17 @@ from accel_rl.errors import RunError
 def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previous: Path | None = None) -> None:
     """Replaces the file at path by what write writes. previous: the name that what it held keeps.
 
-    kind: of file, for the message. Raises RunError if the disk refuses; both files are then as they were."""
+    When this returns, a power cut can undo neither. kind: of file, for the message. Raises RunError if the disk
+    refuses; both files are then as they were."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            _sync(file)
         if previous and path.exists():
             _link(path, previous)
         os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -37,5 +39,24 @@ def _link(path: Path, name: Path) -> None:
     try:
         os.link(path, temporary)
     except OSError:  # a file system without hard links
-        shutil.copyfile(path, temporary)
+        with open(path, "rb") as source, open(temporary, "wb") as copy:
+            shutil.copyfileobj(source, copy)
+            _sync(copy)
     os.replace(temporary, name)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder, new and replaced, survive a power cut, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

@@ -64,12 +64,12 @@ def load(path: Path, mapped: bool = False, trust: bool = False, parts: Iterable[
 
 def _load(path: Path, mapped: bool, trust: bool) -> dict[str, Any]:
     try:
+        if not path.is_file():
+            raise UsageError(f"there is no checkpoint {path}")
         check_owner(path, trust)
         if record := _damaged_record(path):
             raise DamagedError(f"{path} is damaged: {record} does not match its checksum")
         state = torch.load(path, map_location="cpu", weights_only=False, mmap=mapped)
-    except FileNotFoundError:
-        raise UsageError(f"there is no checkpoint {path}") from None
     except UsageError:
         raise
     except Exception as error:  # foreign bytes can make the unpickler raise anything
@@ -91,7 +91,8 @@ def _damaged_record(path: Path) -> str | None:
 
     Raises zipfile.BadZipFile, or other errors, for what is not a whole zip file."""
     with zipfile.ZipFile(path) as records:
-        return records.testzip()
+        folders = [record.filename for record in records.infolist() if record.external_attr]
+        return folders[0] if folders else records.testzip()  # PyTorch would read nothing of what is marked as a folder
 
 
 def _way_out(path: Path, trust: bool) -> str:
@@ -138,7 +139,7 @@ def remove_older_replays(folder: Path, named: list[str | None], trust: bool = Fa
     for path in replays:
         rank, steps = _rank_and_steps(path.name)
         if steps < newest.get(rank, steps + 1) and path.name not in kept:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def _rank_and_steps(replay: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from accel_rl.hardware.placement import show_plans
 from accel_rl.hardware.topology import count
 from accel_rl.models.actor_critic import Encoder
 from accel_rl.models.layers import unaccelerated
-from accel_rl.training.log import logger
+from accel_rl.training.log import goes_on_without, logger
 from accel_rl.training.resolve import Config
 from accel_rl.version import __version__
 
@@ -74,7 +74,11 @@ def describe_placement(config: Config) -> list[str]:
 def write_machine(config: Config, folder: Path) -> None:
     """Writes machine.json: what the run is made on, or was continued on last; GPUs only if it uses one."""
     machine = describe_machine(with_gpus=config.run.device != "cpu")
-    (folder / "machine.json").write_text(json.dumps({"accel_rl": __version__, **machine}, indent=2) + "\n")
+    text = json.dumps({"accel_rl": __version__, **machine}, indent=2) + "\n"
+    try:
+        (folder / "machine.json").write_text(text)
+    except OSError as error:
+        goes_on_without("machine.json", error)
 
 
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:

@@ -19,6 +19,27 @@ class _ConsoleHandler(logging.Handler):
             print(self.format(record), file=sys.stderr, flush=True)
 
 
+class _LogFile(logging.FileHandler):
+    """Writes to log.txt as long as the disk takes it; says once that it does not."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        if not self._has_failed:
+            self._has_failed = True
+            goes_on_without("log.txt", sys.exception())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what it could not write, it tries again
+            super().close()
+
+
+def goes_on_without(name: str, error: BaseException | None) -> None:
+    """Logs that a file which the run can do without cannot be written."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    logger.warning("the run goes on without %s, which cannot be written: %s", name, reason)
+
+
 def command() -> str:
     """Returns how the user can call this program: by name if the shell finds it, else by its path."""
     if shutil.which("accel-rl"):
@@ -33,7 +54,7 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
 
     rank: of the learner that logs. Those of rank 1 and more log only warnings and errors, with their rank."""
     folder.mkdir(parents=True, exist_ok=True)  # a learner on another machine may not see it yet
-    file = logging.FileHandler(folder / "log.txt")
+    file = _LogFile(folder / "log.txt")
     prefix = f" learner {rank}:" if rank else ""
     file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s{prefix} %(message)s"))
     handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if show else [])]

@@ -1,21 +1,23 @@
 """What a run reports while it trains: progress.csv, TensorBoard, the console, and summary.json at the end."""
 
+import contextlib
 import csv
+import io
 import json
-import logging
 import math
-import os
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from accel_rl.errors import RunError
 from accel_rl.rollout import Game
+from accel_rl.training.atomic import write_file
 from accel_rl.training.console import Console
+from accel_rl.training.log import goes_on_without
 from accel_rl.training.metrics import IntervalMetrics, means, shares
-
-logger = logging.getLogger("accel_rl")
 
 NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, section 5)
 
@@ -35,7 +37,7 @@ class Progress:
         self._first_step = steps
         self._reports: list[IntervalMetrics] = []
         self._table = _Table(folder / "progress.csv", steps)
-        self._writer = _tensorboard_writer(folder, steps) if use_tensorboard else None
+        self._events = _Events(folder, steps) if use_tensorboard else None
         self._console = Console(steps, total_steps, show)
 
     @property
@@ -83,9 +85,8 @@ class Progress:
         self._row_started, self._row_steps = now, self._steps
         row = {name: value for name, value in row.items() if not math.isnan(value)}
         self._table.write(row)
-        if self._writer:
-            for name, value in row.items():
-                self._writer.add_scalar(name, value, self._steps)
+        if self._events:
+            self._events.write(row, self._steps)
         self._console.show_row(row, self._table.last("eval/mean_reward"))
         return row
 
@@ -94,7 +95,9 @@ class Progress:
         self._row_started += seconds
 
     def write_summary(self, algo: str, env: str, seed: int) -> dict[str, Any]:
-        """Writes summary.json and returns its content; scores are null while no game has finished."""
+        """Writes summary.json and returns its content; scores are null while no game has finished.
+
+        Raises RunError if the disk refuses."""
         scores = {name.split("/")[1]: None if math.isnan(v) else v for name, v in self.scores().items()}
         elapsed = time.perf_counter() - self._started
         summary = {
@@ -107,7 +110,8 @@ class Progress:
             **scores,
             "eval_mean_reward": self._table.last("eval/mean_reward"),
         }
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        content = json.dumps(summary, indent=2).encode() + b"\n"
+        write_file(self.folder / "summary.json", lambda file: file.write(content), "summary")
         return summary
 
     def get_state(self) -> dict[str, Any]:
@@ -120,12 +124,12 @@ class Progress:
 
     def close(self) -> None:
         self._console.close()
-        if self._writer:
-            self._writer.close()
+        if self._events:
+            self._events.close()
 
 
 class _Table:
-    """A CSV file; a new column rewrites it."""
+    """A CSV file; a new column rewrites it, as does the first row that the disk takes after it has refused some."""
 
     def __init__(self, path: Path, steps: int):
         self._path = path
@@ -135,35 +139,65 @@ class _Table:
                 complete = [row for row in csv.DictReader(file) if None not in row.values()]
             self._rows = [row for row in complete if float(row["time/total_timesteps"]) <= steps]
         self._columns = list(self._rows[0]) if self._rows else []
+        self._is_whole, self._has_failed = True, False
         if self._columns:
-            self._rewrite()
+            self._store(is_appended=False)
 
     def write(self, row: dict[str, float]) -> None:
         self._rows.append({name: str(value) for name, value in row.items()})
         new = [name for name in row if name not in self._columns]
         self._columns += new
-        if new:
-            self._rewrite()
-        else:
-            with self._path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(self._rows[-1])
+        self._store(is_appended=self._is_whole and not new)
 
     def last(self, name: str) -> float | None:
         """Returns the newest number in a column; None if there is none."""
         return next((float(row[name]) for row in reversed(self._rows) if row.get(name)), None)
 
-    def _rewrite(self) -> None:
-        temporary = self._path.with_suffix(".csv.tmp")
-        with temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(self._rows)
-        os.replace(temporary, self._path)  # a run that is killed before this line keeps its rows
+    def _store(self, is_appended: bool) -> None:
+        """Writes the last row, or all of them in one go."""
+        self._is_whole = False
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        try:
+            if is_appended:
+                writer.writerow(self._rows[-1])
+                with self._path.open("a", newline="") as file:
+                    file.write(text.getvalue())
+            else:
+                writer.writeheader()
+                writer.writerows(self._rows)
+                write_file(self._path, lambda file: file.write(text.getvalue().encode()), "table")
+            self._is_whole = True
+        except (OSError, RunError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                goes_on_without("rows of progress.csv", error.__cause__ or error)
 
 
-def _tensorboard_writer(folder: Path, steps: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=steps or None)
+class _Events:
+    """TensorBoard's file, if it is installed, as long as the disk takes it."""
+
+    def __init__(self, folder: Path, steps: int):
+        self._writer: Any = None
+        with self._until_refused(), contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder), purge_step=steps or None)
+
+    def write(self, row: dict[str, float], steps: int) -> None:
+        with self._until_refused():
+            for name, value in row.items() if self._writer else ():
+                self._writer.add_scalar(name, value, steps)
+
+    def close(self) -> None:
+        with self._until_refused():
+            if self._writer:
+                self._writer.close()
+
+    @contextlib.contextmanager
+    def _until_refused(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            goes_on_without("TensorBoard's events", error)

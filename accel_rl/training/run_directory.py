@@ -1,5 +1,6 @@
 """A run's folder: created, cleared, and reopened to continue."""
 
+import contextlib
 import os
 import shlex
 import socket
@@ -21,6 +22,7 @@ from accel_rl.envs.choice import is_ale_state
 from accel_rl.envs.functions import FUNCTION, MakeEnv, as_setting, missing_function
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard, policy_file, tracking
+from accel_rl.training.atomic import sync_folder, write_file
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS, REPLAYS
 from accel_rl.training.resolve import Config, resolve
 
@@ -70,6 +72,9 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
                 raise UsageError(f"{folder} already holds a run; use --resume {folder} to continue it, or --overwrite")
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        for above in folder.absolute().parents:  # some of them may be new as well
+            with contextlib.suppress(PermissionError):
+                sync_folder(above)
         _write_settings(folder, settings)
         policy_file.write_description(folder, description)
         program = "accel-rl" if Path(sys.argv[0]).name in ("accel-rl", "__main__.py") else sys.argv[0]
@@ -98,9 +103,9 @@ def _clear(folder: Path) -> None:
         "machine.json",
         "report.html",
     )
-    patterns = ("events.out.tfevents.*", REPLAYS, "*.pt.tmp", "*.safetensors.tmp", f"{policy_file.DESCRIPTION}.tmp")
-    matches = [path for pattern in patterns for path in folder.glob(pattern)]
-    for path in [*(folder / name for name in names), *matches]:
+    unfinished = [f"{name}.tmp" for name in names]
+    matches = [path for pattern in ("events.out.tfevents.*", REPLAYS) for path in folder.glob(pattern)]
+    for path in [*(folder / name for name in (*names, *unfinished)), *matches]:
         path.unlink(missing_ok=True)
     tracking.clear(folder)
 
@@ -196,7 +201,8 @@ def keep_simulator(config: Config, folder: Path) -> None:
 
 
 def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    text = yaml.safe_dump(settings, sort_keys=False)
+    write_file(folder / "config.yaml", lambda file: file.write(text.encode()), "settings")
 
 
 # ---- a folder that the learners of torchrun share, perhaps from several machines ----

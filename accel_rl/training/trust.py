@@ -64,12 +64,14 @@ def check_owner(path: Path, trust: bool) -> None:
     """Raises UsageError if a file that is to be unpickled is another user's work, or may be, unless that is trusted."""
     if trust or not hasattr(os, "geteuid"):  # a system without users' numbers
         return
-    status, user = path.stat(), os.geteuid()
+    status, folder, user = path.stat(), path.parent.stat(), os.geteuid()
     owner = status.st_uid
-    if status.st_mode & stat.S_IWOTH:
+    in_open_folder = folder.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH  # sticky: only of one's own files
+    if status.st_mode & stat.S_IWOTH or in_open_folder:
+        place = path.parent if in_open_folder else path
         raise UsageError(
-            f"every user of this machine may write to {path}, and reading it can run code (it is a pickle): if you "
-            f"know who wrote it, protect it (chmod o-w {path}) or add --trust (in Python trust=True)"
+            f"every user of this machine may write to {place}, and reading {path.name} can run code (it is a pickle): "
+            f"if you know who wrote it, protect it (chmod o-w {place}) or add --trust (in Python trust=True)"
         )
     if owner != user:
         raise UsageError(

@@ -1,6 +1,7 @@
 """A program for a fork server that imports next to nothing: it exits with the status that it is told."""
 
 import os
+import subprocess
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -11,6 +12,15 @@ from accel_rl.errors import UsageError
 def main(fd: int) -> None:
     connection: Connection[Any, Any] = Connection(fd)
     connection.recv()  # its setup
+    os._exit(connection.recv())
+
+
+def leave_behind(fd: int) -> None:
+    """Does the same, but leaves two processes behind, one of them in a session of its own; says which they are."""
+    connection: Connection[Any, Any] = Connection(fd)
+    connection.recv()
+    started = [subprocess.Popen(["sleep", "3600"], start_new_session=apart) for apart in (False, True)]
+    connection.send([process.pid for process in started])
     os._exit(connection.recv())
 
 

@@ -83,6 +83,21 @@ def test_children_end_with_a_killed_server(family: Family) -> None:
     assert not any(process.is_running() for process in processes)
 
 
+def test_what_children_leave_behind_ends() -> None:
+    """Would catch an environment's own processes that outlive its worker, or the run, and a child that is alive taken
+    for one of them."""
+    server = ForkServer("tests.helpers.light_child:leave_behind", [], LOST)
+    first, second = server.launch(None), server.launch(None)
+    left = {child: [*map(psutil.Process, child.control.recv())] for child in (first, second)}
+    first.send(0)
+    assert first.wait() == 0
+    server.launch(None)  # in place of the first one
+    assert not any(process.is_running() for process in left[first])
+    assert second.poll() is None and all(process.is_running() for process in left[second])
+    server.close([second])
+    assert not any(process.is_running() for process in left[second])
+
+
 def test_a_process_with_threads_or_cuda_refuses_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would catch an import that starts threads or CUDA, and children that hang for it much later."""
     monkeypatch.setattr(os, "listdir", lambda _: ["1", "2"])

@@ -469,7 +469,7 @@ def test_the_second_signal_insists(tmp_path: Path) -> None:
 
 @slow
 def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
-    """Would catch orphans, even such as never return from their environment."""
+    """Would catch orphans, even such as never return from their environment or were started by it."""
     (tmp_path / "endless.py").write_text(
         "import pathlib, time\ndef make():\n    pathlib.Path('built').touch()\n    time.sleep(3600)\n"
     )
@@ -477,7 +477,19 @@ def test_nothing_outlives_a_killed_trainer(tmp_path: Path) -> None:
     options = {"how": "hang", "at_step": 5, "lengths": [0], "once": str(tmp_path / "once")}
     hanging = train(tmp_path / "run", BROKEN, options)
     queued = train(tmp_path / "queued", "CartPole-v1", None, "--log-interval-steps", 100, *QUEUED, steps=FOREVER)
-    for command, sign, number in ((probing, "built", 1), (hanging, "once", 3), (queued, "queued/progress.csv", 5)):
+    (tmp_path / "forking.py").write_text(
+        "import gymnasium, subprocess\ndef make():\n    subprocess.Popen(['sleep', '3600'], start_new_session=True)\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    forking = Command(
+        "train", "--env", "forking:make", *TINY, "--out", "forked", "--log-interval-steps", 100, cwd=tmp_path
+    )
+    for command, sign, number in (
+        (probing, "built", 1),
+        (hanging, "once", 3),
+        (queued, "queued/progress.csv", 5),
+        (forking, "forked/progress.csv", 3 + 4),
+    ):
         command.wait_for((tmp_path / sign).exists)
         assert len(command.descendants()) == number
         command.process.kill()

@@ -1,7 +1,6 @@
 """Checkpoints on the disk: damage is noticed wherever it is, and there is a way back."""
 
 import os
-import random
 import re
 import resource
 import shlex
@@ -21,7 +20,7 @@ import accel_rl
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
 from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
-from tests.helpers.runs import assert_same, assert_same_run
+from tests.helpers.runs import TINY_SERIAL_RUN, assert_same, assert_same_run
 
 # A small DQN: checkpoints at steps 40, 80 and 120, each with its replay.
 RUN: dict[str, Any] = {"algo": "dqn", "env": "CartPole-v1", "device": "cpu", "sampler": "serial", "envs": 4}
@@ -33,6 +32,13 @@ RUN |= {"sampling_threads": 1, "learning_threads": 1, "decorrelation_steps": 5, 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: Any) -> Path:
     return accel_rl.train(**RUN, steps=120, out=tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: Any) -> Path:
+    """The checkpoint of a run with one environment and next to no network: about 25 KB, 10 of them generators."""
+    settings = {**TINY_SERIAL_RUN, "algo": "a2c", "envs": 1, "network": "tests.helpers.samplers:Flat"}
+    return accel_rl.train(**settings, steps=20, out=tmp_path_factory.mktemp("small") / "run") / CHECKPOINT
 
 
 def copy_run(run: Path, to: Path) -> Path:
@@ -114,39 +120,69 @@ def test_a_flipped_bit_in_any_part_is_noticed(
             checkpoint.load(file, mapped)
 
 
-def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(finished: Path, tmp_path: Path) -> None:
+def some_and_all(stride: int) -> list[Any]:
+    """Returns parts of a range: one with these strides, and, for the slow tests, eight that are all of it."""
+    return [slice(0, None, stride), *(pytest.param(slice(i, None, 8), marks=pytest.mark.slow) for i in range(8))]
+
+
+@pytest.mark.parametrize("part", some_and_all(1009), ids=str)
+def test_a_flipped_bit_anywhere_is_noticed_or_without_effect(small: Path, tmp_path: Path, part: slice) -> None:
     """Would catch damage to what lies between the records (their sizes, names and positions) that changes what is
-    read. Padding and times may change: nobody reads them."""
-    file = tmp_path / "replay-120.pt"
-    content, state = (finished / file.name).read_bytes(), checkpoint.load(finished / file.name)
-    generator, num_noticed = random.Random(0), 0
-    for position in generator.sample(range(len(content)), 200):
-        file.write_bytes(content)
-        flip_bit(file, position, generator.randrange(8))
-        try:
-            read = checkpoint.load(file)
-        except UsageError:
-            num_noticed += 1
-        else:
-            assert_same(read, state)
-    assert num_noticed > 100
+    read, or ends in a traceback. Padding and times may change: nobody reads them."""
+    file, content, state, num_noticed = tmp_path / CHECKPOINT, small.read_bytes(), checkpoint.load(small), 0
+    assert len(content) < 30_000
+    file.write_bytes(content)
+    with file.open("r+b", buffering=0) as damaged:
+        for position in range(8 * len(content))[part]:
+            byte, bit = divmod(position, 8)
+            os.pwrite(damaged.fileno(), bytes([content[byte] ^ 1 << bit]), byte)
+            try:
+                read = checkpoint.load(file)
+            except UsageError:
+                num_noticed += 1
+            else:
+                assert_same(read, state)
+            os.pwrite(damaged.fileno(), content[byte : byte + 1], byte)
+    assert num_noticed > 0.8 * 8 * len(content) / part.step
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_that_was_cut_is_noticed(finished: Path, tmp_path: Path, share: float) -> None:
+def test_a_record_that_is_marked_as_a_folder_is_noticed(small: Path, tmp_path: Path) -> None:
+    """Would catch the one bit whose flip leaves all checksums right, and makes PyTorch read nothing of a tensor."""
+    file = tmp_path / CHECKPOINT
+    file.write_bytes(small.read_bytes())
+    entry = small.read_bytes().rindex(b"PK\x01\x02", 0, small.read_bytes().rindex(b"archive/data/0"))
+    flip_bit(file, entry + 38, 4)
+    with pytest.raises(UsageError, match="archive/data/0 does not match its checksum"):
+        checkpoint.load(file)
+
+
+@pytest.mark.parametrize("part", some_and_all(251), ids=str)
+def test_a_file_that_was_cut_is_noticed(small: Path, tmp_path: Path, part: slice) -> None:
     """Would catch what a full disk, or a copy that was interrupted, leaves."""
-    run = copy_run(finished, tmp_path / "run")
-    content = (run / CHECKPOINT).read_bytes()
-    (run / CHECKPOINT).write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged or no checkpoint: .* of step 80, is intact"):
-        checkpoint.load(run / CHECKPOINT)
+    file, content = tmp_path / CHECKPOINT, small.read_bytes()
+    for size in range(len(content))[part]:
+        file.write_bytes(content[:size])
+        with pytest.raises(UsageError, match=r"checkpoint\.pt is damaged"):
+            checkpoint.load(file)
+
+
+def test_what_is_no_file_is_no_checkpoint(tmp_path: Path) -> None:
+    """Would catch a command that waits for ever, or shows a traceback, for what somebody has put in its place."""
+    for make in (Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)):
+        path = tmp_path / f"{make}" / CHECKPOINT
+        path.parent.mkdir()
+        make(path)
+        with pytest.raises(UsageError, match=r"^there is no checkpoint .*checkpoint\.pt$"):
+            checkpoint.load(path)
 
 
 def test_checkpoints_of_an_older_format_are_named_as_such(tmp_path: Path) -> None:
-    """Would catch an old checkpoint that fails with a missing key, or that is called damaged."""
-    torch.save({"format": "accel_rl checkpoint 3", "steps": 5}, tmp_path / CHECKPOINT)
-    with pytest.raises(UsageError, match="has format 3, but this version of accel_rl reads format 4: use the version"):
-        checkpoint.load(tmp_path / CHECKPOINT)
+    """Would catch a checkpoint of another version that fails with a missing key, or that is called damaged."""
+    for number in (3, 5):
+        torch.save({"format": f"accel_rl checkpoint {number}", "steps": 5}, tmp_path / CHECKPOINT)
+        message = f"has format {number}, but this version of accel_rl reads format 4: use the version that wrote it"
+        with pytest.raises(UsageError, match=message):
+            checkpoint.load(tmp_path / CHECKPOINT)
     torch.save({"model": 1}, tmp_path / CHECKPOINT)
     with pytest.raises(UsageError, match="is not a checkpoint of accel_rl"):
         checkpoint.load(tmp_path / CHECKPOINT)

@@ -55,12 +55,14 @@ def test_a_checkpoint_of_another_user_is_resumed_only_with_trust(run: Path, monk
 
 
 def test_a_checkpoint_that_anybody_may_change_is_resumed_only_with_trust(run: Path, capfd: Any) -> None:
-    """Would catch a run in a shared folder whose checkpoint another user has written into, unpickled unasked."""
-    (run / "checkpoint.pt").chmod(0o666)
-    assert main(["train", "--resume", str(run), "--steps", "60"]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert "every user of this machine may write to" in line and "chmod o-w" in line and "--trust" in line
-    (run / "checkpoint.pt").chmod(0o664)
+    """Would catch a run in a shared folder whose checkpoint another user has written into, or put there, unpickled
+    unasked; and a folder in which each may only remove what is their own, as in /tmp, that is refused."""
+    for path, mode, safe in ((run, 0o777, 0o1777), (run / "checkpoint.pt", 0o666, 0o664)):
+        path.chmod(mode)
+        message = f"every user of this machine may write to {path}, and .*chmod o-w {path}.*--trust"
+        with pytest.raises(UsageError, match=message):
+            checkpoint.load(run / "checkpoint.pt")
+        path.chmod(safe)
     assert main(["train", "--resume", str(run), "--steps", "60"]) == 0
 
 

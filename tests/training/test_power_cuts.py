@@ -1,0 +1,116 @@
+"""Power cuts: whatever a disk keeps of what a run has asked of it, there is a run to continue."""
+
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accel_rl
+from accel_rl.training import checkpoint
+from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.run_directory import reopen
+from tests.helpers.runs import TINY_SERIAL_RUN
+
+# Checkpoints at steps 40, 80 and 120, each with its replay.
+RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
+RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "schedule_steps": 200}
+
+Names = dict[str, int]  # in the folder, with the inodes that they name
+Files = dict[str, bytes]
+
+
+class Disk:
+    """Records what is asked of the disk about one folder, and tells what a power cut may leave there.
+
+    Of a file, that is what it held when it was synced last: nothing before the first time. Of names that were made,
+    replaced or removed since the folder was synced, it is any of these changes without the others."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder = folder
+        self._synced: Names = {}
+        self._changes: list[tuple[str, int | None]] = []  # a name, and what it names since then
+        self._contents: dict[int, bytes] = {}
+        self._held: list[Any] = []
+        self.moments: list[list[Files]] = []  # what a power cut could have left after each call
+        for name in ("fsync", "replace", "link", "unlink"):
+            monkeypatch.setattr(os, name, self._recorded(getattr(os, name), getattr(self, f"_{name}")))
+
+    def _recorded(self, call: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+        def recorded(*arguments: Any) -> None:
+            record(*arguments)
+            call(*arguments)
+            self.moments.append([*self._possible()])
+
+        return recorded
+
+    def _fsync(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode):
+            self._held.append(os.fdopen(os.dup(descriptor)))  # or another file could have its inode's number later
+            self._contents[status.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        elif os.path.samestat(status, self.folder.stat()):
+            self._synced = self._names(self._changes)
+            self._changes = []
+
+    def _replace(self, source: Path, name: Path) -> None:
+        self._change(name, source.stat().st_ino)
+        self._change(source, None)
+
+    def _link(self, source: Path, name: Path) -> None:
+        self._change(name, source.stat().st_ino)
+
+    def _unlink(self, name: Path) -> None:
+        self._change(name, None)
+
+    def _change(self, name: Path, inode: int | None) -> None:
+        if name.parent == self.folder and name.suffix != ".tmp":
+            self._changes.append((name.name, inode))
+
+    def _names(self, changes: Any) -> Names:
+        names = {**self._synced, **dict(changes)}
+        return {name: inode for name, inode in names.items() if inode is not None}
+
+    def _possible(self) -> Iterator[Files]:
+        for number in range(len(self._changes) + 1):
+            for changes in itertools.combinations(self._changes, number):
+                yield {name: self._contents.get(inode, b"") for name, inode in self._names(changes).items()}
+
+
+def test_a_power_cut_at_any_write_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a file or a folder that is not synced, or in the wrong order: a checkpoint that is empty or lacks its
+    replay, settings that are gone, and a checkpoint that was written and is lost all the same."""
+    out = tmp_path / "run"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        disk = Disk(out, patch)
+        accel_rl.train(**RUN, steps=120, out=out)
+    found, read = [], dict[frozenset[Any], int]()
+    for moment in disk.moments:
+        steps = []
+        for files in moment:
+            key = frozenset((name, id(content)) for name, content in files.items())
+            if key not in read:
+                read[key] = _steps(files, tmp_path / f"cut-{len(read)}")
+            steps.append(read[key])
+        found.append(steps)
+    written = [max(steps) if len({*steps}) == 1 else 0 for steps in found]
+    for steps, least in zip(found, itertools.accumulate(written, max), strict=True):
+        assert min(steps) >= least
+    assert found[-1] == [120] * len(found[-1]) and {0, 40, 80, 120} == {step for steps in found for step in steps}
+
+
+def _steps(files: Files, folder: Path) -> int:
+    """Returns the steps from which a run with these files continues; 0 if it has no checkpoint yet."""
+    if CHECKPOINT not in files:
+        return 0
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    _, state = reopen(folder, {"steps": 200}, None, None)
+    for name in checkpoint.replay_names(state):
+        checkpoint.load(folder / name, parts=("ring",))
+    return int(state["steps"])
