@@ -31,7 +31,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
     "native": ("numba",),
     "plot": ("matplotlib",),
     "report": ("jinja2", "plotly"),
-    "watch": ("jinja2", "plotly", "starlette", "uvicorn"),
+    "watch": ("starlette", "uvicorn"),  # and those of report
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "classic": ("pygame",),
