@@ -53,7 +53,7 @@ COMMON = {
     "eval-interval-steps": 0,
     "checkpoint-interval-steps": FOREVER,
     "decorrelation-steps": 100,  # the presets' numbers cost seconds at the start
-    "env-timeout-s": FOREVER,  # a run that is stopped must not take its workers for hung
+    "env-timeout-s": 10**6,  # a run that is stopped must not take its workers for hung
 }
 TRAINING: dict[str, dict[str, Any]] = {
     "a2c": {"algo": "a2c", "envs": 16, "horizon": 5, "log-interval-steps": 400},

@@ -7,11 +7,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from accel_rl.errors import RunError
+from accel_rl.processes.child import stop_with_parent
 
 STOP_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 10.0
@@ -22,8 +24,9 @@ LOG_TAIL = 2000  # characters of what a failed program has printed
 class ProcessTree:
     """Runs a program in a process group and an empty folder of its own, with all processes that it starts.
 
-    While it is stopped, frameworks whose processes run in the background use no CPU time. If this process is killed,
-    the kernel hangs up (SIGHUP) the program's group, even a stopped one. Standard error goes to a log file.
+    While it is stopped, frameworks whose processes run in the background use no CPU time. If this process ends
+    without closing it, the program gets SIGTERM; a stopped one is continued for that. Standard error goes to a log
+    file.
 
     name: what errors call the program. stdin, stdout: as for subprocess.Popen."""
 
@@ -50,6 +53,7 @@ class ProcessTree:
                 cwd=self.folder,
                 env=environment,
                 process_group=0,
+                preexec_fn=partial(_begin, os.getpid()),
             )
 
     def pause(self) -> None:
@@ -128,6 +132,11 @@ class ProcessTree:
         self.process.kill()
         _signal(self.processes(), signal.SIGKILL)
         self.close()
+
+
+def _begin(parent: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # not ignored, as by nohup: it ends a stopped group without a parent
+    stop_with_parent(parent)
 
 
 def is_alive(process: psutil.Process) -> bool:

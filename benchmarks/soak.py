@@ -1,130 +1,324 @@
-"""Samples at full speed for minutes, and says whether memory, file descriptors or shared memory grow.
+"""Trains for half an hour as a user does, and measures from outside whether anything of the run grows or slows down.
 
-python benchmarks/soak.py [--minutes 10] [--env pong] [--envs 16] [--json FILE]
+python benchmarks/soak.py --run a2c|dqn|appo [--minutes 30] [--seed 1] [--json FILE] [any flag of accel-rl train]
 
-Compares the means of the second minute (the first one is for warm-up) and of the last one.
+Looks every ten seconds at each process of `accel-rl train`: anonymous memory, descriptors, threads, mappings; and at
+the run's temporary files, in TMPDIR and /dev/shm. (Memory that no other process shares, USS, would grow for hours where
+nothing is kept: processes that are forked write to one page after another that they share with their parent.) What
+counts is growth an hour in the second half: the median slope between any two looks (Theil-Sen), which one jump does not
+change. Below 1 MB, or 1 of what is counted, it counts as none. Every worker that grows is named with the environments
+that it steps; with as many --workers as --envs, each has its own.
+
+Once a minute all processes of the run are stopped, and a fixed computation is timed on one thread. The speed is the
+median of time/fps in that minute's rows of progress.csv, which leave evaluations out, over the speed of that
+computation: so a machine that becomes slower for all programs does not look like a run that does. It must be at least
+0.95 of what it was a quarter of the time ago. It says nothing while other programs run, which take more from a run than
+from one thread.
+
+The runs evaluate about once a minute on 2 cores; --eval-interval-steps changes that. The replay of the DQN run is full
+after the first minutes.
 """
 
+import csv
 import os
+import re
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+import yaml
 
-from accel_rl.bench.contestants import RandomPolicy
 from accel_rl.bench.output import write_json
-from accel_rl.envs import EnvConfig
-from accel_rl.envs.batch_simulator import BatchConfig
-from accel_rl.envs.probe import probe_spec
+from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
-from accel_rl.hardware.placement import default_workers
-from accel_rl.hardware.topology import available_cpus
-from accel_rl.samplers import AlternatingSampler
-from accel_rl.samplers.base import SamplerConfig
-from command_line import add_json, make_parser
+from accel_rl.processes.spawning import child_environment
+from accel_rl.samplers.env_arrays import assign_envs
+from command_line import make_parser, run_program
+from process_tree import ProcessTree
+from run_processes import name_processes
 
-# By how much the last period's mean may exceed the second one's and still count as constant.
-ALLOWED = {"rss_kb": 500, "uss_kb": 500, "fds": 0, "shm_files": 0, "memfd_mappings": 0, "processes": 0}
+VERSION = 1  # of the JSON
+RESULTS = "benchmarks/results/soak_{run}.json"
+COMMON = "--env pong --steps 1000000000 --eval-steps 4000"
+RUNS = {
+    "a2c": "--algo a2c --device cpu --eval-interval-steps 120000 --log-interval-steps 5000",
+    "dqn": "--algo dqn --device cpu --replay-size 20000 --warmup-steps 2000 --eval-interval-steps 30000 "
+    "--log-interval-steps 1000",
+    "appo": "--algo appo --devices cpu,cpu --eval-interval-steps 120000 --log-interval-steps 5000",
+}
+UNITS = {"memory": "MB", "descriptors": "descriptors", "threads": "threads", "mappings": "mappings"}
+ALLOWED_PER_HOUR = 1.0  # growth, in these units
+ALLOWED_SPEED = 0.95  # of the last quarter's, over that of the quarter before
+END_TIMEOUT_S = 60.0
 
-Sample = dict[str, float]
+
+@dataclass
+class Watched:
+    """What was seen of one process: a time in hours for each look, and as many values of each of UNITS."""
+
+    name: str
+    hours: list[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in UNITS})
+
+    def add(self, hours: float, found: dict[str, float]) -> None:
+        self.hours.append(hours)
+        for name, value in found.items():
+            self.values[name].append(value)
+
+    def growth(self, since: float) -> dict[str, float]:
+        """Returns how much each value grows an hour, from the time since on, in hours."""
+        first = sum(hour < since for hour in self.hours)
+        return {name: slope(self.hours[first:], values[first:]) for name, values in self.values.items()}
 
 
-def measure() -> Sample:
-    """Returns what this process and all its descendants (launcher and workers) hold.
+@dataclass
+class Soak:
+    """What was seen of a run. files: temporary ones, by look. speeds: once a minute, steps per second of the run and
+    computations per second of the reference. left: processes and files after its end."""
 
-    RSS counts shared memory once for each process."""
-    server = psutil.Process()
-    processes = [server, *server.children(recursive=True)]
-    memory = [process.memory_full_info() for process in processes]
-    shm = Path("/dev/shm")
-    maps = Path("/proc/self/maps")
-    return {
-        "rss_kb": sum(info.rss for info in memory) / 1024,
-        "uss_kb": sum(info.uss for info in memory) / 1024,
-        "server_uss_kb": memory[0].uss / 1024,
-        "fds": sum(process.num_fds() for process in processes),
-        "server_fds": server.num_fds(),
-        "shm_files": len(os.listdir(shm)) if shm.is_dir() else 0,
-        "memfd_mappings": maps.read_text().count("/memfd:accel_rl") if maps.exists() else 0,
-        "processes": len(processes),
+    hours: list[float] = field(default_factory=list)
+    processes: dict[int, Watched] = field(default_factory=dict)
+    files: list[float] = field(default_factory=list)
+    speeds: list[tuple[float, float]] = field(default_factory=list)
+    steps: int = 0  # of the run
+    left: list[str] = field(default_factory=list)
+
+    def lasting(self) -> dict[int, Watched]:
+        """Returns the processes that were there throughout the second half, by name."""
+        looks = sum(hour >= self.middle for hour in self.hours)
+        found = [each for each in self.processes.items() if sum(hour >= self.middle for hour in each[1].hours) == looks]
+        return dict(sorted(found, key=lambda each: each[1].name))
+
+    @property
+    def middle(self) -> float:
+        return self.hours[-1] / 2
+
+    def speed_ratio(self) -> float | None:
+        """Returns the last quarter's speed over that of the quarter before; None without enough measurements."""
+        ratios = [steps / reference for steps, reference in self.speeds]
+        quarter = len(ratios) // 4
+        if not quarter:
+            return None
+        return statistics.median(ratios[-quarter:]) / statistics.median(ratios[-2 * quarter : -quarter])
+
+
+def slope(times: list[float], values: list[float]) -> float:
+    """Returns the median slope between any two of the points; 0 for fewer than two."""
+    points = zip(times, values, strict=True)
+    return statistics.median([(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2)] or [0.0])
+
+
+# ---- looking ----
+
+
+def look_at(process: psutil.Process) -> tuple[dict[str, float], set[str]]:
+    """Returns what a process holds, and its files in /dev/shm."""
+    maps, rollup = (Path(f"/proc/{process.pid}/{name}").read_text() for name in ("maps", "smaps_rollup"))
+    found = {
+        "memory": int(rollup.partition("Anonymous:")[2].split()[0]) / 1024,
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "mappings": maps.count("\n"),
     }
+    return found, set(re.findall(r"/dev/shm/\S+", maps))
 
 
-def growth(samples: list[Sample], period_s: float) -> dict[str, dict[str, float]]:
-    """Returns, for each quantity in ALLOWED, its means in the second period and in the last one."""
-    end = samples[-1]["seconds"]
-    second = [sample for sample in samples if period_s < sample["seconds"] <= 2 * period_s] or samples[:1]
-    last = [sample for sample in samples if sample["seconds"] > end - period_s]
-    return {
-        name: {"second": statistics.mean(s[name] for s in second), "last": statistics.mean(s[name] for s in last)}
-        for name in ALLOWED
-    }
+def look(soak: Soak, tree: ProcessTree, scratch: Path, hours: float) -> None:
+    """Adds one look at all processes of the run, or none if one of them ends meanwhile."""
+    processes = tree.processes()
+    if tree.process.poll() is not None:
+        raise tree.error("has ended")
+    try:
+        names = name_processes(tree.process.pid, processes)
+        found = {process.pid: look_at(process) for process in processes}
+    except (psutil.Error, OSError):
+        return
+    for pid, (values, _) in found.items():
+        watched = soak.processes.setdefault(pid, Watched(""))
+        watched.name = names.get(pid, "other process")
+        watched.add(hours, values)
+    soak.hours.append(hours)
+    soak.files.append(len(set().union(*(files for _, files in found.values()))) + len(temporary_files(scratch)))
 
 
-def grown(found: dict[str, dict[str, float]]) -> list[str]:
-    """Returns the quantities that have grown by more than is allowed."""
-    return [name for name, allowed in ALLOWED.items() if found[name]["last"] - found[name]["second"] > allowed]
+def temporary_files(scratch: Path) -> list[str]:
+    """Returns the files in the run's TMPDIR, and those of its folder that have no name of their own yet."""
+    return [str(path) for pattern in ("tmp/**/*", "run/*.tmp") for path in scratch.glob(pattern)]
+
+
+def reference(seconds: float) -> float:
+    """Returns how many matrix products a second one thread does in this time, with some Python between them."""
+    matrix, count = torch.full((256, 256), 1 / 256), 0
+    start = time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        matrix = matrix @ matrix
+        sum(range(10_000))
+        count += 1
+    return count / passed
+
+
+def watch(tree: ProcessTree, scratch: Path, duration_s: float) -> Soak:
+    """Looks at a run for so long after its first row of progress.csv, and then ends it as a user does."""
+    table = scratch / "run" / "progress.csv"
+    while not table.exists():
+        if tree.process.poll() is not None:
+            raise tree.error("has ended")
+        time.sleep(0.1)
+    soak, seen = Soak(), 0
+    interval_s, minute_s = min(10.0, duration_s / 40), min(60.0, duration_s / 8)
+    start, next_speed_s = time.monotonic(), minute_s
+    while (now := time.monotonic() - start) < duration_s:
+        look(soak, tree, scratch, now / 3600)
+        if now >= next_speed_s:
+            next_speed_s += minute_s
+            tree.pause()
+            rows = list(csv.DictReader(table.read_text().splitlines()))
+            if len(rows) > seen:
+                speed = statistics.median(float(row["time/fps"]) for row in rows[seen:])
+                soak.speeds.append((speed, reference(minute_s / 30)))
+                seen = len(rows)
+                soak.steps = int(float(rows[-1]["time/total_timesteps"]))
+            tree.resume()
+        time.sleep(interval_s)
+    processes = tree.processes()
+    tree.process.send_signal(signal.SIGTERM)
+    try:
+        status = tree.process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise tree.error(f"has not ended {END_TIMEOUT_S:g} s after SIGTERM") from None
+    if status != 128 + signal.SIGTERM:
+        raise tree.error(f"has ended with status {status}")
+    soak.left = [f"process {process.pid}" for process in psutil.wait_procs(processes, 10.0)[1]]
+    soak.left += temporary_files(scratch)
+    return soak
+
+
+# ---- judging ----
+
+
+def environments_of(name: str, config: dict[str, Any], names: list[str]) -> str:
+    """Returns which environments a worker steps, in words; names: of all processes of the run."""
+    *owner, worker = name.split("'s ")
+    siblings = sum(other.startswith(f"{owner[0]}'s worker " if owner else "worker ") for other in names)
+    num_learners = max(1, sum(re.fullmatch(r"learner \d+", other) is not None for other in names))
+    num_envs = config["envs"] // num_learners
+    first = num_envs * int(owner[0].split()[1]) if owner else 0
+    ranges = assign_envs(num_envs, siblings)[int(worker.split()[1])]
+    parts = [
+        f"{first + begin} to {first + begin + count - 1}" if count > 1 else f"{first + begin}"
+        for begin, count in ranges
+        if count
+    ]
+    plural = "s" if sum(count for _, count in ranges) > 1 else ""
+    return f"environment{plural} {' and '.join(parts)} of {config['env']}"
+
+
+def judge(soak: Soak, config: dict[str, Any]) -> list[str]:
+    """Returns what is not constant, a sentence each, what grows most first. config: the run's settings."""
+    lasting = soak.lasting()
+    names = [process.name for process in lasting.values()]
+    found: list[tuple[float, str]] = []
+    for process in lasting.values():
+        is_worker = re.search(r"worker \d+$", process.name)
+        steps = f", which steps {environments_of(process.name, config, names)}," if is_worker else ""
+        for what, per_hour in process.growth(soak.middle).items():
+            if per_hour >= ALLOWED_PER_HOUR:
+                found.append((per_hour, f"{process.name}{steps} grows by {per_hour:,.1f} {UNITS[what]} an hour"))
+    first = sum(hour < soak.middle for hour in soak.hours)
+    if (per_hour := slope(soak.hours[first:], soak.files[first:])) >= ALLOWED_PER_HOUR:
+        found.append((per_hour, f"temporary files grow by {per_hour:,.1f} an hour"))
+    sentences = [sentence for _, sentence in sorted(found, reverse=True)]
+    for pid, process in soak.processes.items():
+        if pid not in lasting and process.hours[-1] >= soak.middle:
+            sentences.append(f"{process.name} (process {pid}) began or ended in the second half")
+    ratio = soak.speed_ratio()
+    if ratio is not None and ratio < ALLOWED_SPEED:
+        sentences.append(f"the last quarter has {ratio:.2f} of the speed of the one before")
+    return sentences + [f"after the end there was still {what}" for what in soak.left]
+
+
+def table(soak: Soak) -> str:
+    """Returns what each process holds at the end, and its growth an hour in the second half, as a table in Markdown."""
+    lines = [f"| | {' | '.join(f'{unit} | an hour' for unit in UNITS.values())} |"]
+    lines.append("|---" * (1 + 2 * len(UNITS)) + "|")
+    for process in soak.lasting().values():
+        growth = process.growth(soak.middle)
+        cells = [f"{process.values[what][-1]:,.{what == 'memory':d}f} | {growth[what]:+.2f}" for what in UNITS]
+        lines.append(f"| {process.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def train_and_watch(run: str, seed: int, flags: list[str], duration_s: float) -> tuple[Soak, dict[str, Any], list[str]]:
+    """Trains and returns what was seen, the run's settings, and the words after `accel-rl`.
+
+    Raises UsageError for a duration out of range, RunError if the run ends before it, or in another way than asked."""
+    if not 0 < duration_s < float("inf"):
+        raise UsageError(f"minutes={duration_s / 60:g} must be greater than 0")
+    if not Path("/proc/self/maps").exists():
+        raise RunError("the soak reads /proc, which only Linux has")
+    with tempfile.TemporaryDirectory(prefix="accel_rl_soak_") as folder:
+        scratch = Path(folder)
+        (scratch / "tmp").mkdir()
+        words = ["train", *COMMON.split(), *RUNS[run].split(), "--seed", str(seed), *flags]
+        command = [sys.executable, "-m", "accel_rl", *words, "--out", str(scratch / "run")]
+        environment = child_environment()
+        environment |= {"TMPDIR": str(scratch / "tmp"), "PYTHONPATH": f"{environment['PYTHONPATH']}:{os.getcwd()}"}
+        tree = ProcessTree("accel-rl train", command, environment)
+        try:
+            soak = watch(tree, scratch, duration_s)
+        finally:
+            tree.close()
+        return soak, yaml.safe_load((scratch / "run/config.yaml").read_text()), words
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="duration in minutes (10)")
+    parser.allow_abbrev = False  # for the flags of accel-rl train
+    parser.add_argument("--run", choices=[*RUNS], required=True, help="what trains")
+    parser.add_argument("--minutes", type=float, default=30.0, help="duration in minutes (30)")
     parser.add_argument("--seconds", type=float, help="duration in seconds instead, for a trial")
-    parser.add_argument("--env", default="pong", help="game or environment (pong)")
-    parser.add_argument("--envs", type=int, default=16, help="number of environments (16)")
-    parser.add_argument("--workers", type=int, help="simulator processes (one per logical CPU)")
-    parser.add_argument("--horizon", type=int, default=5, help="steps per environment and rollout (5)")
-    parser.add_argument("--reset-mode", default="reserve", help="immediate, wait or reserve (reserve)")
-    add_json(parser)
-    options = parser.parse_args()
-    duration_s = options.seconds or 60 * options.minutes
-    interval_s = min(30.0, duration_s / 8)
-    env = EnvConfig(options.env)
-    spec = probe_spec(env)
-    workers = options.workers or default_workers(options.envs, len(available_cpus()))
-    policy = RandomPolicy(int(spec.action_space.n), options.envs, options.horizon)  # type: ignore[attr-defined]
-    batch = BatchConfig(env, seed=0, reset_mode=options.reset_mode)
-    sampler = AlternatingSampler(spec, batch, policy, SamplerConfig(options.envs, options.horizon, workers))
-    samples: list[Sample] = []
-    print(format_machine(describe_machine()))
-    print(f"{options.env}, {options.envs} environments, {workers} workers, {options.reset_mode}")
-    print("seconds   steps/s   RSS MB   USS MB   (server)   fds   (server)   /dev/shm   memfd maps   processes")
-    try:
-        sampler.collect()
-        start = now = time.perf_counter()
-        while now - start < duration_s:
-            before, steps = now, 0
-            while now - before < interval_s:
-                steps += sampler.collect().reward.numel()
-                now = time.perf_counter()
-            sample = {"seconds": now - start, "steps_per_s": steps / (now - before), **measure()}
-            samples.append(sample)
-            print(_row(sample), flush=True)
-            now = time.perf_counter()
-    finally:
-        sampler.close()
-    found = growth(samples, period_s=min(60.0, duration_s / 4))
-    growing = grown(found)
-    for name, means in found.items():
-        print(f"{name:15} {means['second']:12,.0f} -> {means['last']:12,.0f}  (allowed: +{ALLOWED[name]:,})")
-    print(f"growing: {', '.join(growing)}" if growing else "constant")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the run (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"where figures go ({RESULTS.format(run='RUN')})")
+    options, flags = parser.parse_known_args()
+    duration_s = 60 * options.minutes if options.seconds is None else options.seconds
+    torch.set_num_threads(1)
+    print(format_machine(describe_machine()), flush=True)
+    soak, config, words = train_and_watch(options.run, options.seed, flags, duration_s)
+    sentences = judge(soak, config)
+    evaluations = soak.steps // (config["eval_interval_steps"] or soak.steps + 1)
+    print(f"accel-rl {' '.join(words)}")
+    print(f"{duration_s / 60:.3g} minutes, {soak.steps:,} steps, {evaluations} evaluations\n")
+    print(f"{table(soak)}\n")
+    ratio = soak.speed_ratio()
+    speed = "" if ratio is None else f"; speed, last quarter over the one before: {ratio:.2f}"
+    print(f"temporary files: {soak.files[-1]:.0f}{speed}")
+    print("\n".join(sentences) if sentences else "constant")
     result: dict[str, Any] = {
-        "options": {**vars(options), "json": None, "workers": workers},
+        "benchmark": "soak",
+        "version": VERSION,
         "machine": describe_machine(),
+        "options": {"run": options.run, "seed": options.seed, "minutes": duration_s / 60, "command": " ".join(words)},
+        "not_constant": sentences,
+        "steps": soak.steps,
+        "evaluations": evaluations,
+        "speed_ratio": ratio,
+        "speeds": soak.speeds,
+        "processes": [
+            {"name": p.name, "per_hour": p.growth(soak.middle), "memory": [round(mb, 3) for mb in p.values["memory"]]}
+            for p in soak.lasting().values()
+        ],
     }
-    write_json(options.json, {**result, "growing": growing, "means": found, "samples": samples})
-
-
-def _row(sample: Sample) -> str:
-    mb = {name: sample[name] / 1024 for name in ("rss_kb", "uss_kb", "server_uss_kb")}
-    return (
-        f"{sample['seconds']:7.0f}  {sample['steps_per_s']:8,.0f}  {mb['rss_kb']:7.1f}  {mb['uss_kb']:7.1f}  "
-        f"{mb['server_uss_kb']:9.1f}  {sample['fds']:4.0f}  {sample['server_fds']:9.0f}  {sample['shm_files']:9.0f}  "
-        f"{sample['memfd_mappings']:11.0f}  {sample['processes']:10.0f}"
-    )
+    write_json(options.json or Path(RESULTS.format(run=options.run)), result)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(main))

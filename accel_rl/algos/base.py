@@ -30,7 +30,7 @@ class AlgoSettings:
     """What every algorithm has; subclass it to add settings, each becomes a flag."""
 
     discount: float = basic_setting(0.99, "discount of future rewards, per step", least=0, most=1)
-    learning_rate: float = basic_setting(7e-4, "step size of the optimizer", above=0)
+    learning_rate: float = basic_setting(7e-4, "step size of the optimizer", above=0, most=1e6)
     learning_rate_schedule: str = schedule_setting("constant", "schedule of the learning rate", basic=True)
     optimizer: str = setting("rmsprop", "optimizer: rmsprop, adam, radam, momentum_sgd, sgd or torch.<class name>")
     optimizer_options: dict = setting({}, "hyperparameters of the optimizer, as in {decay: 0.9, epsilon: 1e-6}")  # type: ignore[type-arg]

@@ -42,7 +42,7 @@ class DQNSettings(ReplaySettings):
     secondary_batch_size: int | None = setting(
         None, "a second network learns from the same replay, but never acts, in batches of this size", least=1
     )
-    secondary_learning_rate: float | None = setting(None, "of that network; null: the same", above=0)
+    secondary_learning_rate: float | None = setting(None, "of that network; null: the same", above=0, most=1e6)
 
 
 class DQN(QAlgo):

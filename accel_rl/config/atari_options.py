@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import setting, shown
 from accel_rl.errors import UsageError
+
+LARGEST_SIDE = 2048  # of a frame; the console's have 210 x 160
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,13 @@ class AtariOptions:
     fire_on_start: bool = setting(True, "press NOOP, FIRE and UP at a new game or life, where the game has them")
 
     def __post_init__(self) -> None:
-        if len(self.frame_shape) != 2 or not all(isinstance(n, int) and n > 0 for n in self.frame_shape):
-            raise UsageError(f"frame_shape={self.frame_shape} must be two positive integers, as in 84x84")
+        if len(self.frame_shape) != 2 or not all(
+            isinstance(n, int) and 0 < n <= LARGEST_SIDE for n in self.frame_shape
+        ):
+            raise UsageError(
+                f"frame_shape={shown(self.frame_shape)} must be two positive integers of at most {LARGEST_SIDE}, as in "
+                "84x84"
+            )
         if self.color and self.frame_stack > 1:
             raise UsageError(
                 f"color takes single frames, but frame_stack={self.frame_stack}; set frame_stack=1 (--frame-stack 1)"

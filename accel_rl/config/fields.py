@@ -5,13 +5,20 @@ import re
 import shlex
 import types
 import typing
+import unicodedata
 from collections.abc import Callable
 from dataclasses import field, fields
 from typing import Any
 
-import yaml
-
+from accel_rl.config.sources import parse_yaml
 from accel_rl.errors import UsageError, unknown
+
+LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
+"""The numbers that tensors hold: beyond float32's range all are infinite."""
+
+NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, separators of lines
+LONGEST_SHOWN = 200  # characters of a value in an error message
+MOST_SECONDS = 1e6  # of a time-out: the system calls that wait for longer fail
 
 
 def setting(
@@ -67,6 +74,15 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def shown(value: Any) -> str:
+    """Returns a value as an error message shows it: on one line, and shortened if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
 def _convert(name: str, value: Any, to: Any) -> Any:
     """Returns the value as the type that the field declares; text from the command line is read as YAML."""
     accepted = typing.get_args(to) if isinstance(to, types.UnionType) else (to,)
@@ -75,11 +91,14 @@ def _convert(name: str, value: Any, to: Any) -> Any:
     wanted = next(t for t in accepted if t is not type(None))
     origin = typing.get_origin(wanted) or wanted
     if isinstance(value, str) and origin is not str:
-        value = _parse_mapping(name, value) if origin is dict else _parse(value, origin)
+        value = parse_mapping(name, value) if origin is dict else _parse(value, origin)
         if value is None and type(None) in accepted:
             return None
     if origin is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UsageError(f"{name}={shown(value)} must be at most {LARGEST_FLOAT:.3g}") from None
     if origin is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if origin is tuple and isinstance(value, int | float) and not isinstance(value, bool):
@@ -90,7 +109,7 @@ def _convert(name: str, value: Any, to: Any) -> Any:
         return {key: _number(item) for key, item in value.items()}
     if isinstance(value, origin) and not (origin is int and isinstance(value, bool)):
         return value
-    raise UsageError(f"{name}={value!r} must be of type {getattr(wanted, '__name__', wanted)}")
+    raise UsageError(f"{name}={shown(value)} must be of type {getattr(wanted, '__name__', wanted)}")
 
 
 def _parse(text: str, kind: type) -> Any:
@@ -100,18 +119,18 @@ def _parse(text: str, kind: type) -> Any:
     if kind is int and (match := re.fullmatch(r"(\d+|\d*\.\d+)([kKM])", text)):
         text = match[1] + ("e6" if match[2] == "M" else "e3")
     try:
-        return _number(yaml.safe_load(text))
-    except yaml.YAMLError:
+        return _number(parse_yaml(text))
+    except ValueError:
         return text
 
 
-def _parse_mapping(name: str, text: str) -> Any:
+def parse_mapping(name: str, text: str) -> Any:
     """Returns a mapping in YAML. Raises UsageError, which says how one is typed, for g=1 and whatever else is none."""
     value = _parse(text, dict)
     is_pair = re.compile(r"[\w.]+[=:]").match  # {g:1}, too, which YAML reads as the name "g:1" without a value
     if value is None or (isinstance(value, dict) and not any(is_pair(str(key)) for key in value)):
         return value
-    raise UsageError(f"{name}={text!r} must be a mapping, as in {flag_of(name)} {as_mapping(text)}")
+    raise UsageError(f"{name}={shown(text)} must be a mapping, as in {flag_of(name)} {as_mapping(text)}")
 
 
 def as_mapping(text: str) -> str:
@@ -135,14 +154,20 @@ def _check(name: str, value: Any, rule: Any) -> None:
     if choices and value not in choices:
         raise unknown(name, str(value), choices, f"(choose from {', '.join(choices)})")
     if isinstance(value, int | float):
+        most_of_type = LARGEST_FLOAT if isinstance(value, float) else LARGEST_INT
+        if not -most_of_type <= value <= most_of_type:
+            raise UsageError(f"{name}={shown(value)} must be a finite number, at most {most_of_type:.3g}")
         if least is not None and not value >= least:
             raise UsageError(f"{name}={value} must be at least {least:g}")
         if above is not None and not value > above:
             raise UsageError(f"{name}={value} must be greater than {above:g}")
         if most is not None and not value <= most:
             raise UsageError(f"{name}={value} must be at most {most:g}")
+    for text in value if isinstance(value, tuple) else [value]:
+        if isinstance(text, str) and any(unicodedata.category(character) in NOT_IN_TEXT for character in text):
+            raise UsageError(f"{name}={shown(value)} must be one line of text, without control characters")
     if check := rule.get("check"):
         try:
             check(value)
         except ValueError as error:
-            raise UsageError(f"{name}={value!r} {error}") from None
+            raise UsageError(f"{name}={shown(value)} {error}") from None

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import MOST_SECONDS, setting
 from accel_rl.errors import UsageError
 
 
@@ -15,7 +15,7 @@ class LearnerSettings:
     devices: str | None = setting(
         None, "a learner on each of these: cuda:0,cuda:1 or 0-3 or all (GPUs), or cpu,cpu (default: one, on --device)"
     )
-    learners_per_gpu: int = setting(1, "learners that share each of these GPUs", least=1)
+    learners_per_gpu: int = setting(1, "learners that share each of these GPUs", least=1, most=1024)
     update: str = setting(
         "all_reduce",
         "all_reduce: synchronous, each update learns from all learners' samples; central_store: asynchronous, each "
@@ -39,9 +39,10 @@ class LearnerSettings:
     )
     learner_timeout_s: float = setting(
         600.0,
-        "all_reduce: how long learners wait for a late one (which still evaluates or saves, or whose machine is cut "
-        "off) before the run fails",
+        "how long learners wait for a late one, at the start and with all_reduce (it still evaluates or saves, or its "
+        "machine is cut off), before the run fails",
         least=1,
+        most=MOST_SECONDS,
     )
     share_processors: bool = setting(False, "allow more learners than logical CPUs, which they then share")
 

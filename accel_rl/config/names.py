@@ -39,7 +39,7 @@ ELSEWHERE = {
     "noop_max": "max_start_noops",
     "episodic_lives": "terminal_on_life_loss",
     "clip_reward": "reward_clip",
-    "network": "policy_kwargs model_kwargs encoder_conv_architecture encoder_mlp_layers",
+    "network": "net_arch policy_kwargs model_kwargs encoder_conv_architecture encoder_mlp_layers",
     "core": "use_rnn rnn_type",
     "core_size": "rnn_size",
     "separate_value": "share_features_extractor actor_critic_share_weights",

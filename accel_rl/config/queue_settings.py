@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass
 
-from accel_rl.config.fields import setting
+from accel_rl.config.fields import MOST_SECONDS, setting
 
 
 @dataclass(frozen=True)
 class QueueSettings:
     """Settings that only matter with --sampler queued, whose agents are the environments of --envs."""
 
-    predictors: int = setting(2, "queued: threads that choose actions for the agents whose observations wait", least=1)
-    trainers: int = setting(2, "queued: threads that merge the agents' segments into batches to learn from", least=1)
+    predictors: int = setting(
+        2, "queued: threads that choose actions for the agents whose observations wait", least=1, most=999
+    )
+    trainers: int = setting(
+        2, "queued: threads that merge the agents' segments into batches to learn from", least=1, most=1024
+    )
     prediction_batch: int = setting(128, "queued: most observations that a predictor takes at once", least=1)
     min_training_batch: int | None = setting(
         None,
@@ -22,7 +26,7 @@ class QueueSettings:
     dynamic_adjustment: bool = setting(
         False, "queued: change the numbers of agents, predictors and trainers while running, and keep what is faster"
     )
-    adjustment_interval_s: float = setting(60.0, "queued: seconds between two such changes", above=0)
+    adjustment_interval_s: float = setting(60.0, "queued: seconds between two such changes", above=0, most=MOST_SECONDS)
     adjustment_objective: str = setting(
         "trainings",
         "queued: what such a change is to raise, per second: trainings (batches learned) or predictions (steps)",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from accel_rl.config.fields import basic_setting, setting
+from accel_rl.config.fields import MOST_SECONDS, basic_setting, setting
 
 
 def _check_names(values: tuple[object, ...]) -> None:
@@ -69,9 +69,13 @@ class RunSettings:
         16,
         "environments of the whole run, half of them in each of two alternating groups (the default is per learner)",
         least=1,
+        most=2**24,
     )
     workers: int | None = basic_setting(
-        None, "simulator processes (default: one per logical CPU, as far as the environments divide evenly)", least=1
+        None,
+        "simulator processes (default: one per logical CPU, as far as the environments divide evenly)",
+        least=1,
+        most=2**16,
     )
     envs_per_worker: int | None = setting(None, "environments of each worker, instead of --workers", least=1)
     cpus: str = setting("all", "logical CPUs to use, as in 0-7,16-23; all: every one that this process may use")
@@ -90,19 +94,27 @@ class RunSettings:
         choices=("auto", "immediate", "wait", "reserve"),
     )
     decorrelation_steps: int = setting(
-        100, "largest number of random actions that an environment takes before the run starts", least=0
+        100,
+        "largest number of random actions that an environment takes before the run starts",
+        least=0,
+        most=1_000_000,
     )
     env_timeout_s: float = setting(
-        20.0, "seconds after which an environment that has not finished its step counts as hung", above=0
+        20.0,
+        "seconds after which an environment that has not finished its step counts as hung",
+        above=0,
+        most=MOST_SECONDS,
     )
-    env_build_timeout_s: float = setting(60.0, "the same limit, while environments are being built", above=0)
+    env_build_timeout_s: float = setting(
+        60.0, "the same limit, while environments are being built", above=0, most=MOST_SECONDS
+    )
     on_env_error: str = setting(
         "fail",
         "when an environment fails: end the run, or replace the environment and continue",
         choices=("fail", "restart"),
     )
     sampling_threads: int | None = setting(
-        None, "torch threads while sampling (default: chosen for this machine)", least=1
+        None, "torch threads while sampling (default: chosen for this machine)", least=1, most=4096
     )
     cuda_graphs: bool = setting(
         True, "CUDA: capture action selection and updates as graphs, rather than launch each operation"
@@ -112,7 +124,7 @@ class RunSettings:
         "compute the network's convolutions and matrix products in bfloat16; null: on a CPU with instructions for it",
     )
     learning_threads: int | None = setting(
-        None, "torch threads while learning (default: chosen for this machine)", least=1
+        None, "torch threads while learning (default: chosen for this machine)", least=1, most=4096
     )
 
     log_interval_steps: int = setting(10_000, "agent steps between rows of progress.csv", least=1)

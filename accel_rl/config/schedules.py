@@ -8,7 +8,6 @@ A schedule is the text of a setting made by `schedule_setting`:
     0:1 2e6:0.5 5e6:0.1    agent step : factor of the base value; linear between the points, constant outside
 """
 
-import math
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ from accel_rl.config.fields import fields_checked_by, setting
 
 Points = tuple[tuple[float, float], ...]  # (agent step, factor), steps increasing
 
+LARGEST = 1e18  # step or factor
 FORMS = "constant, linear, linear:FRACTION, or points STEP:FACTOR as in '0:1 2e6:0.5 5e6:0.1'"
 
 
@@ -69,9 +69,9 @@ def ends(settings: Any, schedule_steps: int) -> dict[str, tuple[float, float]]:
 
 
 def _number(text: str) -> float | None:
-    """Returns the number, or None if it is not finite, negative, or not a number."""
+    """Returns the number, or None if it is larger than any run needs, negative, or not a number."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= LARGEST else None

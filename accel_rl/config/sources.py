@@ -18,16 +18,26 @@ def read_yaml(path: Path, kind: str) -> dict[str, Any]:
     """Reads a YAML file that holds one flat mapping. Raises UsageError if it does not; kind: what it should hold."""
     try:
         text = path.read_text()
-        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MOST_ALIASES:
-            raise UsageError(f"{path} has more than {MOST_ALIASES} aliases (*name)")
-        values = yaml.safe_load(text)
+        values = parse_yaml(text)
     except OSError as error:
         raise UsageError(f"cannot read {kind} from {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
+    if not (isinstance(values, dict) and all(isinstance(name, str) for name in values)):
         raise UsageError(f"{path} must hold a mapping of {kind}, as in `learning_rate: 7.0e-4`")
     return values
+
+
+def parse_yaml(text: str) -> Any:
+    """Returns what a text in YAML stands for. Raises ValueError if it is none, or has too many aliases."""
+    try:
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        if aliases <= MOST_ALIASES:
+            return yaml.safe_load(text)
+    # Those of a built-in type, for `!!bool x`, `!!int ''`, `!!timestamp x` and more, are none of YAML's own.
+    except (yaml.YAMLError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    raise ValueError(f"more than {MOST_ALIASES} aliases (*name)")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
 from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.limits import advice_on_limits, check_threads
 from accel_rl.hardware.placement import pinned
 from accel_rl.training import checkpoint
 from accel_rl.training.callbacks import Row, RowListener
@@ -37,12 +38,14 @@ def learn(
 ) -> Request:
     """Trains as this learner, to the end of the run; returns what `Trainer.run` does.
 
-    Raises RunError with advice if a GPU is out of memory."""
-    with advice_on_memory(config), pinned(config.plan.server_cpus):
+    Raises RunError with advice if a GPU is out of memory, or at a limit of this process."""
+    plan = config.plan
+    with advice_on_limits(), advice_on_memory(config), pinned(plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
         trainer = Trainer(config, folder, coordinator, stop, state, show, store, on_row)
         try:
+            check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
             stop.ready()
             return trainer.run()
         finally:
@@ -123,16 +126,18 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
     supervisor: Connection[Any, Any] = Connection(fd)
     setup: LearnerSetup = supervisor.recv()
     handlers = open_log(setup.folder, setup.show, setup.config.rank_info.rank)
+    answer = ("done", "")
     try:
-        work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
-        supervisor.send(("done", ""))
+        with advice_on_limits():
+            work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
     except (RunError, UsageError) as error:
-        supervisor.send(("usage" if isinstance(error, UsageError) else "failed", str(error)))
+        answer = ("usage" if isinstance(error, UsageError) else "failed", str(error))
     except Exception as error:
-        kind = "failed" if peer_failure_message(error) is None else "lost"
-        supervisor.send((kind, traceback.format_exc().rstrip()))
+        answer = ("failed" if peer_failure_message(error) is None else "lost", traceback.format_exc().rstrip())
     finally:
         close_log(handlers)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, and so is its log
+        supervisor.send(answer)
 
 
 def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from accel_rl.distributed.async_coordinator import Control
 from accel_rl.distributed.learner_process import LearnerSetup
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.limits import check_threads
 from accel_rl.hardware.signals import StopSignal
 from accel_rl.processes.fork_server import Child, ForkServer
 from accel_rl.training.build import build_store
@@ -25,8 +26,9 @@ from accel_rl.training.resolve import Config
 
 GRACE_S = 1.0  # after a failure, for its cause to show: other learners may report first, that one of them is gone
 POLL_S = 0.2  # how often the request to stop is looked at
+THREADS_OF_LEARNER = 8  # its own, the console's, and three of Gloo for each of two groups: without them it is killed
 EXIT_TIMEOUT_S = 5.0  # for learners that have finished
-FAILURE_KINDS = ("died", "usage", "failed", "lost")  # the first of these is the likeliest cause
+FAILURE_KINDS = ("died", "usage", "failed", "late", "lost")  # the first of these is the likeliest cause
 
 Setups = list[LearnerSetup]
 
@@ -69,7 +71,7 @@ class WatchedLearner:
         """Returns the exception that describes the failure."""
         assert self.failure
         kind, text = self.failure
-        separator = " " if kind == "died" else ":\n" if "\n" in text else ": "
+        separator = " " if kind in ("died", "late") else ":\n" if "\n" in text else ": "
         message = f"learner {self.rank} ({self.device}, process {self.process.pid}){separator}{text}"
         return (UsageError if kind == "usage" else RunError)(message)
 
@@ -81,7 +83,7 @@ def supervise(
 
     Raises RunError, or UsageError, with the message of the learner that has failed; all learners are gone then."""
     with started_learners(config, folder, state, show, bool(callbacks)) as (learners, control):
-        _watch(learners, control, stop, callbacks)
+        _watch(learners, control, stop, callbacks, config.learners.learner_timeout_s)
 
 
 @contextlib.contextmanager
@@ -115,6 +117,7 @@ def started_learners(
             for setup in setups:
                 setup.store = store.setup
         else:
+            check_threads(size * THREADS_OF_LEARNER)
             meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
             for setup in setups:
                 setup.port = meeting.port
@@ -139,9 +142,11 @@ def _connect_to_rank_0(setups: Setups) -> "list[Connection[Any, Any]]":
     return ends
 
 
-def _watch(learners: list[WatchedLearner], control: Control, stop: StopSignal, callbacks: Callbacks) -> None:
+def _watch(
+    learners: list[WatchedLearner], control: Control, stop: StopSignal, callbacks: Callbacks, timeout_s: float
+) -> None:
     """Waits until all learners are done. Raises the likeliest cause if some have failed."""
-    deadline = float("inf")
+    ready_by = deadline = math.inf
     while not all(learner.is_done for learner in learners):
         if stop:
             control.ask(Request.STOP)
@@ -149,16 +154,37 @@ def _watch(learners: list[WatchedLearner], control: Control, stop: StopSignal, c
         for connection in wait(list(connected), POLL_S):
             connected[connection].receive()  # type: ignore[index]
         _answer_rows(learners, control, callbacks)
+        now = time.monotonic()
         if not stop.patient and all(learner.is_ready for learner in learners):
-            stop.patient = True
+            stop.ready()
+            ready_by = math.inf
             control.start()
+        elif not stop.patient and any(learner.is_ready for learner in learners):
+            ready_by = min(ready_by, now + timeout_s)
         failed = [learner for learner in learners if learner.failure]
+        if now > ready_by:
+            failed += _fail_late([learner for learner in learners if not learner.is_ready], timeout_s)
         if failed:
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-            if time.monotonic() > deadline or len(failed) == len(learners):
+            deadline = min(deadline, now + GRACE_S)
+            if now > deadline or len(failed) == len(learners):
+                if any(_has_waited_in_vain(learner) for learner in failed):
+                    failed += _fail_late(learners, timeout_s)
                 raise min(failed, key=lambda learner: FAILURE_KINDS.index(learner.failure[0])).error()  # type: ignore[index]
     for learner in learners:
         learner.process.wait(EXIT_TIMEOUT_S)
+
+
+def _has_waited_in_vain(learner: WatchedLearner) -> bool:
+    kind, text = learner.failure or ("", "")
+    return kind == "lost" and "Timed out" in text
+
+
+def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[WatchedLearner]:
+    """Returns those of these learners that have neither ended nor failed so far; their silence is their failure."""
+    late = [learner for learner in learners if not (learner.is_done or learner.is_gone or learner.failure)]
+    for learner in late:
+        learner.failure = ("late", f"has not answered for {timeout_s:g} s (--learner-timeout-s)")
+    return late
 
 
 def _answer_rows(learners: list[WatchedLearner], control: Control, callbacks: Callbacks) -> None:

@@ -15,6 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from accel_rl.distributed.group_timeout import set_group_timeout
 from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.limits import describe_exceeded_limit
 from accel_rl.training.coordinator import Request
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
@@ -113,6 +114,8 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
         else:
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=RENDEZVOUS_TIMEOUT)
     except (dist.DistError, RuntimeError) as error:
+        if describe_exceeded_limit(error):
+            raise
         raise UsageError(
             f"the learners cannot connect to each other: {str(error).splitlines()[0]}; has one of them failed, is the "
             "port in use, or does GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME) name another network than the one between "

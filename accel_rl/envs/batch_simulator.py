@@ -9,7 +9,7 @@ import logging
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -252,7 +252,7 @@ class BatchSimulator(EnvBatch):
         ]
         self._native = self._make_native() if is_native(config.env) else None
         self.simulators: list[Simulator] = (
-            [*self._native.simulators]
+            list[Simulator](self._native.simulators)
             if self._native is not None
             else [self._guarded(column, self._build) for column in range(self.num_envs)]
         )
@@ -434,5 +434,16 @@ class BatchSimulator(EnvBatch):
         return restarted
 
     def close(self) -> None:
-        for simulator in self.simulators:
-            simulator.close()
+        close_all(self.simulators)
+
+
+def close_all(envs: Sequence[Any]) -> None:
+    """Closes environments. Those that fail have nothing more to give: that is logged, and the run goes on."""
+    failures = []
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        logger.warning("close() of an environment failed, and the run goes on: %r", failures[0])

@@ -57,7 +57,7 @@ class NativeBatch(Consoles):
     """Simulates several environments of one Atari game.
 
     seeds: one for each environment, as AtariSimulator takes it. reserve: resets restore prepared states, where these
-    can replace real ones. `simulators` are the environments one by one.
+    can replace real ones.
 
     counters: int32 [3, k]: raw score and length in steps of each game, age in steps of each episode; a step counts them
     up. stepping: bool [k], which environments a step is for. events: int32 [k]: what a step has ended, as the bits of
@@ -90,7 +90,11 @@ class NativeBatch(Consoles):
             self._made_last = np.zeros((self.num_envs, *self._plan.made_shape), np.uint8)
         # What single environments write, before it is copied to where it is wanted
         self._single_rewards, self._single_ages = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.int64)
-        self.simulators: list[NativeSimulator] = [NativeSimulator(self, env) for env in range(self.num_envs)]
+
+    @property
+    def simulators(self) -> "list[NativeSimulator]":
+        """Returns the environments one by one."""
+        return [NativeSimulator(self, env) for env in range(self.num_envs)]  # kept here, no batch would ever be freed
 
     def bind_step(self, frames: Array, rewards: Array, ages: Array) -> Callable[[], int]:
         """Returns a call that plays a step in each environment of `stepping`, with the actions of `set_actions`.
@@ -206,9 +210,11 @@ class NativeBatch(Consoles):
         if not plan.enlarges:
             return command
 
+        stepping = self.stepping  # not self, which holds this call
+
         def call() -> int:
             result = command()
-            for env in np.flatnonzero(self.stepping):
+            for env in np.flatnonzero(stepping):
                 plan.finish(made[env], frames[env])
             return result
 

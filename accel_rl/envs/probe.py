@@ -20,7 +20,7 @@ from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from accel_rl.processes.child import adopt_orphans, end_children, leave_signals_to_parent
-from accel_rl.processes.spawning import ask_process
+from accel_rl.processes.spawning import ask_process, describe_exit
 
 
 def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
@@ -31,20 +31,35 @@ def probe_spec(config: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
     if game_name(config.env_id) is not None:  # the framework's own code: no need for a process
         # Both simulators have the same spec, and that of ale-py needs no machine code.
         return make_simulator(replace(config, simulator="ale"), np.random.SeedSequence(0)).spec
+    result: Any = None
     try:
         status, data, _ = ask_process(__name__, request=pickle.dumps(config), timeout_s=timeout_s)
-        problem = f": the process that built it ended with status {status}"
+        problem = f": the process that built it {describe_exit(status)}"
+        result = pickle.loads(data)
+    except (EOFError, pickle.UnpicklingError):  # it has ended before it had answered
+        pass
     except subprocess.TimeoutExpired:
-        data, problem = b"", f" was not built within {timeout_s:g} s (--env-build-timeout-s)"
-    if not data and config.mask_sources is None:  # perhaps it was the reset: then a worker will say more
+        problem = f" was not built within {timeout_s:g} s (--env-build-timeout-s)"
+    if result is None and config.mask_sources is None:  # perhaps it was the reset: then a worker will say more
         return probe_spec(replace(config, mask_sources=()), timeout_s)
-    if not data:
+    if result is None:
         raise RunError(f"{config.env_id}{problem}")
-    result = pickle.loads(data)
     if isinstance(result, Exception):
         raise result
     assert isinstance(result, EnvSpec)
     return result
+
+
+def find_spec(config: EnvConfig) -> EnvSpec:
+    """Returns the same of an environment that is built, and reset, in this process. Raises what that raises."""
+    seed = np.random.SeedSequence(0)
+    simulator: Any = make_simulator(config, seed)
+    if is_vector(config) and not simulator.spec.on_device:
+        simulator.close()
+        simulator = VectorSimulator(replace(config, mask_sources=simulator.spec.mask_sources), [seed])
+    spec: EnvSpec = simulator.spec
+    simulator.close()
+    return spec
 
 
 def _main() -> None:
@@ -56,13 +71,7 @@ def _main() -> None:
     config = pickle.loads(request)
     result: EnvSpec | Exception
     try:
-        seed = np.random.SeedSequence(0)
-        simulator: Any = make_simulator(config, seed)
-        if is_vector(config) and not simulator.spec.on_device:
-            simulator.close()
-            simulator = VectorSimulator(replace(config, mask_sources=simulator.spec.mask_sources), [seed])
-        result = simulator.spec
-        simulator.close()
+        result = find_spec(config)
     except UsageError as error:
         result = error
     except Exception:

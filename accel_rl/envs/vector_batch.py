@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, stand_still
+from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, close_all, stand_still
 from accel_rl.envs.making import is_vector
 from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array
@@ -26,6 +26,15 @@ def make_batch(
     return kind(config, arrays, first_env, heartbeat)
 
 
+def check_reset_mode(name: str, env_id: str) -> None:
+    """Raises UsageError for a way to reset that environments which come in batches do not have."""
+    if name == "wait":
+        raise UsageError(
+            f"reset_mode=wait leaves single environments alone, which {env_id} cannot, since it comes in batches; use "
+            "immediate"
+        )
+
+
 class VectorBatch(EnvBatch):
     """Steps its environments in one call, so that none of them can wait for the others, and all fail together.
 
@@ -40,11 +49,7 @@ class VectorBatch(EnvBatch):
         heartbeat: Callable[[int], None] = lambda env: None,
     ):
         super().__init__(config, arrays, first_env, heartbeat)
-        if config.reset_mode == "wait":
-            raise UsageError(
-                f"reset_mode=wait leaves single environments alone, which {config.env.env_id} cannot, since it comes "
-                "in batches; use immediate"
-            )
+        check_reset_mode(config.reset_mode, config.env.env_id)
         self._rows = arrays["observation"][self._history :]
         self._counts, self._failed, self._waiting = (np.zeros(self.num_envs, np.bool_) for _ in range(3))
         self._score, self._length, self._age = (np.zeros(self.num_envs, dtype) for dtype in (float, np.int64, np.int64))
@@ -84,7 +89,7 @@ class VectorBatch(EnvBatch):
         return [*range(self.first_env, self.first_env + self.num_envs)]
 
     def close(self) -> None:
-        self._envs.close()
+        close_all([self._envs])
 
     def _build(self, _: int) -> VectorSimulator:
         seeds = [self._seed(column, 0) for column in range(self.num_envs)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,21 +78,6 @@ def used_share() -> float:
     Cached files that give way when memory is needed do not count. 0 on a system without these figures."""
     used = max([1 - free / total for free, total in free_and_total() if total], default=0.0)
     return min(max(0.0, used), 1.0)
-
-
-def describe_exceeded_limit(error: Exception) -> str | None:
-    """Returns a line about an error that comes from too few addresses for this process; None for any other error."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    signs = ("failed to map segment", "annot allocate memory", "can't allocate memory")
-    if limit == resource.RLIM_INFINITY or not (
-        isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
-    ):
-        return None
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return (
-        f"the limit of {limit / 1e9:.1f} GB for this process's addresses is too low ({reason}); raise it "
-        "(ulimit -v unlimited): PyTorch's libraries alone take about 1 GB, those for GPUs several"
-    )
 
 
 def free_and_total() -> list[tuple[int, int]]:

@@ -361,5 +361,5 @@ def pinned(cpus: Cpus | None) -> Iterator[None]:
 
 def _pin_threads(cpus: set[int]) -> None:
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # the thread has ended
+        with contextlib.suppress(OSError):  # the thread has ended, or the CPUs have been taken away
             os.sched_setaffinity(int(thread), cpus)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from accel_rl.errors import RunError
+
 Layout = dict[str, tuple[tuple[int, ...], str]]  # name -> shape, dtype
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -18,7 +20,8 @@ ALIGNMENT = 64  # bytes: a cache line
 class SharedArrays:
     """Holds NumPy arrays in one anonymous piece of shared memory, whose file descriptor other processes inherit.
 
-    fd: that of an existing piece, which is mapped; None: a new piece, of zeros."""
+    fd: that of an existing piece, which is mapped; None: a new piece, of zeros. Raises RunError if the system refuses
+    it."""
 
     def __init__(self, layout: Layout, fd: int | None = None):
         offsets, size = [], 0
@@ -55,7 +58,11 @@ def _anonymous_file(size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:  # its name is gone as soon as it exists
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
+    try:
+        os.ftruncate(fd, size)
+    except OSError as error:  # `ulimit -f`, a container without memory for files
+        os.close(fd)
+        raise RunError(f"no {size / 2**20:,.1f} MB of memory to share with other processes: {error.strerror}") from None
     return fd
 
 

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first one asks a run to stop, the second one ends it."""
+"""SIGINT, SIGTERM, and SIGHUP of a terminal that is gone: the first one asks a run to stop, the second one ends it."""
 
 import signal
 import threading
@@ -9,9 +9,9 @@ from typing import Any
 class StopSignal:
     """Remembers, while entered, which signal asked the run to stop: `received`, or None.
 
-    Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or SystemExit (SIGTERM) at once, since the run
-    cannot stop in good order yet; so does a second signal at any time. Outside the main thread, where Python allows no
-    signal handlers, this class does nothing.
+    Before `ready` is called, a signal raises KeyboardInterrupt (SIGINT) or SystemExit (the others) at once, since the
+    run cannot stop in good order yet; so does a second signal at any time, but for SIGHUP, which a shell may send once
+    more. Outside the main thread, where Python allows no signal handlers, this class does nothing.
     """
 
     def __init__(self) -> None:
@@ -21,20 +21,23 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def ready(self) -> None:
-        """Declares that the run can stop in good order from now on."""
+        """Declares that the run can stop in good order from now on. Raises what a signal should have raised before: an
+        import may have caught it."""
         self.patient = True
+        self.leave()
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        insisted = self.received is not None
+        insisted = self.received is not None and number != signal.SIGHUP
         self.received = number
         if insisted or not self.patient:
             self.leave()

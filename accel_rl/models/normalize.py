@@ -83,6 +83,8 @@ class ObservationNorm(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Returns the normalized observations float32 [N, ...] of observation [N, ...]."""
         moments = self.moments
+        if observation.dtype == torch.bool:  # which has no difference
+            observation = observation.byte()
         scaled = (observation - moments.mean) / (moments.variance + EPSILON).sqrt()
         return torch.where(moments.count > 0, scaled.clamp(-LIMIT, LIMIT), observation).to(torch.float32)
 

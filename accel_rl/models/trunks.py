@@ -274,7 +274,7 @@ class MLP(nn.Module):
         if self.num_classes:
             x = nn.functional.one_hot(observation - self.first_class, self.num_classes).float()
         else:
-            x = observation.flatten(1).float()
+            x = observation.unsqueeze(-1).flatten(1).float()  # a scalar's rows have no axis of their own
         return self.layers(x)  # type: ignore[no-any-return]
 
 

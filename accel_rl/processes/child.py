@@ -8,12 +8,17 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from accel_rl.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+OOM_SCORE = 500  # as if a process had half of all memory in addition
 
 
 def leave_signals_to_parent() -> None:
@@ -47,6 +52,13 @@ def when_parent_ends(number: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
+def end_before_parent_without_memory() -> None:
+    """Makes the system, where memory runs out, rather end this process than its parent, which can tell. Linux only."""
+    with contextlib.suppress(OSError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + OOM_SCORE)))
+
+
 def adopt_orphans() -> None:
     """Makes this process the parent of what its children, and theirs, leave behind when they end. Linux only."""
     if sys.platform == "linux":
@@ -56,8 +68,6 @@ def adopt_orphans() -> None:
 
 def end_children(kept: Collection[int] = ()) -> None:
     """Kills all children of this process but those kept, and then what these leave to it (see `adopt_orphans`)."""
-    import psutil
-
     while ended := [process for process in psutil.Process().children() if process.pid not in kept]:
         for process in ended:
             try:

@@ -31,7 +31,13 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from accel_rl.errors import RunError, UsageError
-from accel_rl.processes.child import adopt_orphans, end_children, end_with_parent, when_parent_ends
+from accel_rl.processes.child import (
+    adopt_orphans,
+    end_before_parent_without_memory,
+    end_children,
+    end_with_parent,
+    when_parent_ends,
+)
 from accel_rl.processes.spawning import describe_exit, spawn_connected
 
 EXIT_PATIENCE_S = 2.0
@@ -47,7 +53,7 @@ class ForkServer:
     program: "module:function", which each child calls with the descriptor of its connection to this process. prepare:
     likewise, what the forking process calls with `argument` before it forks; without it, that runs nothing but imports,
     and asserts that it has one thread and no CUDA context. fds: the descriptors that children inherit. lost: what
-    RunError says, from any method, once the forking process has ended with {status}, that is {how}."""
+    RunError says, from any method, once the forking process has ended: {how}."""
 
     def __init__(
         self,
@@ -68,7 +74,7 @@ class ForkServer:
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
 
         It first waits, however long that takes, until what all of them share is prepared: the native simulator may have
-        to be compiled. Raises UsageError if it cannot be."""
+        to be compiled. Raises UsageError if it cannot be, OSError if the system refuses another process."""
         ours, theirs = Pipe()
         with self._connected():
             self._control.send(("fork", fds and [*fds]))
@@ -104,7 +110,7 @@ class ForkServer:
         with self._connected():
             answer = self._control.recv()
         self._is_prepared = True
-        if isinstance(answer, UsageError):
+        if isinstance(answer, UsageError | OSError):
             raise answer
         return answer
 
@@ -117,7 +123,7 @@ class ForkServer:
                 raise
             self._control.close()  # or, if only the connection is broken, it would live on
             status = self._popen.wait()
-            raise RunError(self._lost.format(status=status, how=describe_exit(status))) from None
+            raise RunError(self._lost.format(how=describe_exit(status))) from None
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,12 @@ def _serve(control: "Connection[Any, Any]", prepare: str, inherited: set[int], p
             alive = [pid for pid, status in children.items() if status is None]
             if len(alive) < len(children):  # what the one to be replaced has started does not go on beside it
                 end_children(alive)
-            pid = _fork()
+            try:
+                pid = _fork()
+            except OSError as error:
+                os.close(connection)
+                _send(control, error)
+                continue
             if pid == 0:
                 control.close()
                 _close_all(inherited - {*(inherited if arguments[0] is None else arguments[0])})
@@ -255,6 +266,8 @@ def _fork() -> int:
     pid = os.fork()
     if pid == 0:
         end_with_parent(parent)
+        adopt_orphans()  # what an environment starts by a shell stays with it, not with who is to be replaced
+        end_before_parent_without_memory()
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()
     return pid
@@ -300,6 +313,7 @@ def _end_all_with_parent(parent: int) -> None:
 
 
 def _end_all(*_: Any) -> None:
+    signal.signal(signal.SIGRTMIN, signal.SIG_IGN)  # who adopts this process may end, too
     end_children()
     os._exit(0)
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 
 def child_environment() -> dict[str, str]:
@@ -58,7 +58,7 @@ def ask_process(
     the file FD: a pipe would be full before a large one is written.
 
     Raises subprocess.TimeoutExpired. Whatever happens, no process of its group is left."""
-    with tempfile.TemporaryFile() as answer:
+    with _anonymous_file() as answer:
         fd = answer.fileno()
         with spawn(module, fd, *arguments, fds=[fd], stdin=subprocess.PIPE, **options) as process:
             try:
@@ -70,6 +70,16 @@ def ask_process(
         return Answer(process.returncode, answer.read(), said or b"")
 
 
+def _anonymous_file() -> BinaryIO:
+    """Opens a file without a name: in memory, where that is possible, since a disk may be full."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("accel_rl"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 def describe_exit(status: int | None) -> str:
     """Describes how a process has ended, from its exit status or minus the signal that killed it."""
-    return f"was killed by {signal.Signals(-status).name}" if status and status < 0 else f"exited with status {status}"
+    if not status or status > 0:
+        return f"exited with status {status}"
+    hint = " (by the system, if memory ran out: see dmesg, and use fewer --envs)" if -status == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-status).name}{hint}"

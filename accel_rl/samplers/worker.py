@@ -18,6 +18,7 @@ server has gone. A worker may send warnings over it at any time.
 """
 
 import contextlib
+import gc
 import os
 import time
 from dataclasses import dataclass
@@ -184,10 +185,7 @@ class Worker:
         assert request == "close_evaluation" and self._active is not self._train
         # Where a worker serves one group only, in training or in the evaluation, the other one's turns passed it by.
         self._turns = argument
-        for batch in self._active.values():
-            batch.close()
-        self._active, self._pollers = self._train, {}
-        return None
+        return self._close_evaluation()
 
     def _start(self, batches: dict[int, EnvBatch]) -> None:
         for batch in batches.values():
@@ -203,6 +201,14 @@ class Worker:
     def _open_evaluation(self, role: int) -> None:
         self._active, self._pollers = self._build(self._setup.evaluation, self._setup.batch.for_evaluation(role)), {}
         self._start(self._active)
+
+    def _close_evaluation(self) -> None:
+        while self._active:
+            self._active.popitem()[1].close()
+        self._active, self._pollers = self._train, {}
+        # Environments may refer to themselves, however large they are, and Python looks for that once there are
+        # thousands of new objects: a worker would keep those of tens of evaluations.
+        gc.collect()
 
     def _build(self, setup: EnvArraysSetup, config: BatchConfig) -> dict[int, EnvBatch]:
         """Builds this worker's environments of each group that it serves."""
@@ -223,7 +229,8 @@ def main(fd: int) -> None:
     with reporting(control):
         setup: WorkerSetup = control.recv()
         if setup.cpu is not None:
-            os.sched_setaffinity(0, {setup.cpu})
+            with contextlib.suppress(OSError):  # it has been taken away since it was planned
+                os.sched_setaffinity(0, {setup.cpu})
         worker = Worker(setup, control)
         control.send(("done", None))
         try:

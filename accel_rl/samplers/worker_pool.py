@@ -79,6 +79,7 @@ class WorkerPool:
                 )
                 self._pool.launch(worker, setup)
             self._register_connections()
+            self.status.restart_clocks()  # preparing what they share may have taken longer than they may
             self._collect_replies()
         except BaseException:
             self.close()
@@ -158,13 +159,18 @@ class WorkerPool:
 
     def open_evaluation(self, role: int) -> None:
         """Builds environments for an evaluation; rollouts are theirs from now on."""
-        self._active, self._evaluation_role = self._evaluation, role
+        self._serve(self._evaluation, role)
         self.request("open_evaluation", [(role, self._turn)] * len(self.processes))
 
     def close_evaluation(self) -> None:
         """Closes the evaluation's environments; rollouts are those of training again."""
-        self._active, self._evaluation_role = self.train, None
+        self._serve(self.train, None)
         self.request("close_evaluation", [self._turn] * len(self.processes))
+
+    def _serve(self, active: EnvArrays, evaluation_role: int | None) -> None:
+        """Makes rollouts those of training or of an evaluation; nobody has acted there yet."""
+        self._active, self._evaluation_role = active, evaluation_role
+        self._acted = [-1] * NUM_GROUPS
 
     def close(self) -> None:
         """Ends every worker and releases all shared memory; a worker that does not end at once is killed."""
@@ -334,6 +340,6 @@ def simulator_server(program: str, batch: BatchConfig, fds: Collection[int]) -> 
     """Returns what forks simulator processes, which share the imported simulators and their prepared start states.
 
     Raises RunError or UsageError, from its methods, if they cannot be prepared."""
-    lost = "the process that starts the workers has ended with status {status}"
+    lost = "the process that starts the workers {how}"
     one_thread = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     return ForkServer(program, fds, lost, "accel_rl.envs.batch_simulator:prepare", batch, one_thread)

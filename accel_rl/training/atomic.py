@@ -21,14 +21,14 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], kind: str, previ
         with open(temporary, "wb") as file:
             write(file)
             _sync(file)
-        if previous and path.exists():
+        if previous and os.path.exists(path):
             _link(path, previous)
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        survivor = "; the previous one is intact" if path.exists() else ""
+        survivor = "; the previous one is intact" if os.path.exists(path) else ""
         raise RunError(f"could not write the {kind} {path}: {error.strerror}{survivor}") from error
 
 

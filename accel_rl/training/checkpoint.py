@@ -5,6 +5,7 @@ A checkpoint is a zip file written by PyTorch, each of whose records (the pickle
 cache, where writing takes 3.5 s and copying a mapped replay into its arrays 3.6 s (1 GiB of frames, AMD EPYC).
 """
 
+import re
 import shlex
 import zipfile
 from collections.abc import Iterable
@@ -22,7 +23,8 @@ FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # What the checkpoint of a run holds; its replays hold something else.
 PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")
 # Files in a run's folder.
-CHECKPOINT, PREVIOUS, REPLAYS = "checkpoint.pt", "checkpoint.previous.pt", "replay-*.pt*"
+CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+REPLAY = re.compile(r"replay-(\d+)(?:-(\d+))?\.pt(?:\.tmp)?")  # steps, and rank if it is not 0
 
 
 def save(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -72,6 +74,9 @@ def _load(path: Path, mapped: bool, trust: bool) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=False, mmap=mapped)
     except UsageError:
         raise
+    except (ImportError, AttributeError) as error:  # its checksums are right
+        way_out = "continue it where that can be imported, with the version of accel_rl that wrote it"
+        raise UsageError(f"{path} needs what is not here: {error}; {way_out}") from None
     except Exception as error:  # foreign bytes can make the unpickler raise anything
         reason = str(error).splitlines() or [type(error).__name__]
         raise DamagedError(f"{path} is damaged or no checkpoint: {reason[0]}") from None
@@ -134,7 +139,7 @@ def remove_older_replays(folder: Path, named: list[str | None], trust: bool = Fa
 
     Newer ones stay: learners may have written them for the next checkpoint already."""
     newest = dict(_rank_and_steps(name) for name in named if name)
-    replays = list(folder.glob("replay-*.pt"))
+    replays = replay_files(folder)
     kept = replays_of_previous(folder, trust) if replays else []
     for path in replays:
         rank, steps = _rank_and_steps(path.name)
@@ -142,6 +147,12 @@ def remove_older_replays(folder: Path, named: list[str | None], trust: bool = Fa
             path.unlink(missing_ok=True)
 
 
+def replay_files(folder: Path) -> list[Path]:
+    """Returns the replays that runs have written to a folder, unfinished ones too; none of a user's own files."""
+    return [path for path in folder.glob("replay-*") if REPLAY.fullmatch(path.name)]
+
+
 def _rank_and_steps(replay: str) -> tuple[int, int]:
-    _, steps, *rank = replay.removesuffix(".pt").split("-")
-    return int(rank[0]) if rank else 0, int(steps)
+    match = REPLAY.fullmatch(replay)
+    assert match
+    return int(match[2] or 0), int(match[1])

@@ -111,7 +111,8 @@ def _list(options: argparse.Namespace) -> None:
         return
     for name in preset_names():
         preset = load_preset(name)
-        if options.what == "presets" or "base" not in preset or "update" in preset:  # A3C is A2C with another update
+        # A3C is A2C with another update, GA3C with another sampler.
+        if options.what == "presets" or "base" not in preset or preset.keys() & {"update", "sampler"}:
             print(f"{name:20} {preset['description']}")
     if options.what == "presets":
         import yaml

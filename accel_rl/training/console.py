@@ -1,6 +1,7 @@
 """What the console shows of a run: a panel in a terminal; elsewhere a line for each row of the log, and after EVERY_S
 seconds without one, so that nobody wonders whether a run is alive."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -8,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from accel_rl.training.log import print_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -60,7 +63,8 @@ class Console:
         if self._has_lines:
             self._thread.join()
         if self._live:
-            self._live.stop()
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._live.stop()
 
     # ---- lines ----
 
@@ -77,7 +81,7 @@ class Console:
         if self._scores == {}:
             scores = "no game finished yet"
         line = f"{steps:>10,} steps  {speed:>7,.0f} steps/s  {scores:<20}  {self._time_left(now)}"
-        print(line.rstrip(), file=sys.stderr, flush=True)
+        print_line(line.rstrip())
 
     def _time_left(self, now: float) -> str:
         """Returns how long the rest takes at the mean speed of this session, evaluations included."""

@@ -4,6 +4,7 @@ They are read once, before the run's folder is made, and nothing is unpickled. A
 checkpoint.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,13 +100,13 @@ def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -
 
 def _locate(source: Path) -> tuple[Path, Path | None]:
     """Returns the folder with policy.json, and the file of tensors if source names one."""
-    if source.suffix == ".safetensors" and source.is_file():
+    if source.suffix == ".safetensors" and os.path.isfile(source):  # unlike Path's, false where no name is so long
         return source.parent, source
-    if source.name == policy_file.DESCRIPTION and source.is_file():
+    if source.name == policy_file.DESCRIPTION and os.path.isfile(source):
         return source.parent, None
-    if source.is_dir():
+    if os.path.isdir(source):
         return source, None
-    problem = "it is none of these" if source.exists() else "there is no such file or folder"
+    problem = "it is none of these" if os.path.exists(source) else "there is no such file or folder"
     raise UsageError(f"name a run's folder, its {policy_file.DESCRIPTION}, or a .safetensors file in it; {problem}")
 
 

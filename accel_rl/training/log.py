@@ -2,11 +2,14 @@
 
 import contextlib
 import logging
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from accel_rl.hardware.limits import describe_exceeded_limit
 
 logger = logging.getLogger("accel_rl")
 
@@ -16,7 +19,13 @@ class _ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.ERROR:
-            print(self.format(record), file=sys.stderr, flush=True)
+            print_line(self.format(record))
+
+
+def print_line(text: str) -> None:
+    """Prints a line on stderr, if that takes it: a run goes on when its terminal is gone, or the disk is full."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class _LogFile(logging.FileHandler):
@@ -54,7 +63,7 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
 
     rank: of the learner that logs. Those of rank 1 and more log only warnings and errors, with their rank."""
     folder.mkdir(parents=True, exist_ok=True)  # a learner on another machine may not see it yet
-    file = _LogFile(folder / "log.txt")
+    file = _LogFile(folder / "log.txt", encoding="utf-8", errors="backslashreplace")
     prefix = f" learner {rank}:" if rank else ""
     file.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s{prefix} %(message)s"))
     handlers: list[logging.Handler] = [file, *([_ConsoleHandler()] if show else [])]
@@ -82,8 +91,8 @@ def logged(folder: Path, show: bool, has_page: bool = False, rank: int = 0) -> I
     try:
         yield
     except Exception as error:
-        logger.error("%s", error)
-        if has_page and not rank and (folder / "progress.csv").exists():
+        logger.error("%s", describe_exceeded_limit(error) or error)
+        if has_page and not rank and os.path.exists(folder / "progress.csv"):
             error.add_note(f"a page about the run so far: {command()} report {shlex.quote(str(folder))}")
         raise
     finally:

@@ -3,14 +3,17 @@
 import contextlib
 import csv
 import io
+import itertools
 import json
 import math
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, BinaryIO
 
 from accel_rl.errors import RunError
 from accel_rl.rollout import Game
@@ -20,6 +23,7 @@ from accel_rl.training.log import goes_on_without
 from accel_rl.training.metrics import IntervalMetrics, means, shares
 
 NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, section 5)
+_numbers = itertools.count()  # of this process's files for TensorBoard, whose names must differ
 
 
 class Progress:
@@ -129,44 +133,59 @@ class Progress:
 
 
 class _Table:
-    """A CSV file; a new column rewrites it, as does the first row that the disk takes after it has refused some."""
+    """A CSV file; a new column rewrites it, as does the first row that the disk takes after it has refused some.
+
+    In memory are only rows that the disk has not taken yet, however long the run is."""
 
     def __init__(self, path: Path, steps: int):
         self._path = path
-        self._rows: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(newline="") as file:  # its last line may be half written
-                complete = [row for row in csv.DictReader(file) if None not in row.values()]
-            self._rows = [row for row in complete if float(row["time/total_timesteps"]) <= steps]
-        self._columns = list(self._rows[0]) if self._rows else []
-        self._is_whole, self._has_failed = True, False
-        if self._columns:
+        rows = [row for row in self._read(-1) if float(row["time/total_timesteps"]) <= steps]
+        self._columns = list(rows[0]) if rows else []
+        self._newest = {name: value for row in rows for name, value in row.items() if value}
+        self._waiting = rows  # for the disk
+        self._size = 0  # of the rows that it has taken, in bytes
+        self._is_whole = self._has_failed = False
+        if rows:
             self._store(is_appended=False)
 
     def write(self, row: dict[str, float]) -> None:
-        self._rows.append({name: str(value) for name, value in row.items()})
+        written = {name: str(value) for name, value in row.items()}
+        self._newest |= written
+        self._waiting.append(written)
         new = [name for name in row if name not in self._columns]
         self._columns += new
         self._store(is_appended=self._is_whole and not new)
 
     def last(self, name: str) -> float | None:
         """Returns the newest number in a column; None if there is none."""
-        return next((float(row[name]) for row in reversed(self._rows) if row.get(name)), None)
+        return float(self._newest[name]) if name in self._newest else None
+
+    def _read(self, size: int) -> list[dict[str, str]]:
+        """Returns the rows in the file's first bytes, -1 for all of them, but no line that is half written."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            text = io.StringIO(file.read(size).decode(), newline="")
+        return [row for row in csv.DictReader(text) if None not in row.values()]
 
     def _store(self, is_appended: bool) -> None:
-        """Writes the last row, or all of them in one go."""
+        """Writes the rows that wait, after those that the file has; else the whole file in one go."""
         self._is_whole = False
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
         try:
-            if is_appended:
-                writer.writerow(self._rows[-1])
-                with self._path.open("a", newline="") as file:
-                    file.write(text.getvalue())
-            else:
+            if not is_appended:
                 writer.writeheader()
-                writer.writerows(self._rows)
-                write_file(self._path, lambda file: file.write(text.getvalue().encode()), "table")
+                writer.writerows(self._read(self._size))
+            writer.writerows(self._waiting)
+            content = text.getvalue().encode()
+            if is_appended:
+                with self._path.open("ab") as file:
+                    file.write(content)
+            else:
+                write_file(self._path, lambda file: file.write(content), "table")
+            self._size = len(content) + (self._size if is_appended else 0)
+            self._waiting = []
             self._is_whole = True
         except (OSError, RunError) as error:
             if not self._has_failed:
@@ -175,29 +194,46 @@ class _Table:
 
 
 class _Events:
-    """TensorBoard's file, if it is installed, as long as the disk takes it."""
+    """TensorBoard's file, if it is installed, as long as the disk takes it.
+
+    TensorBoard's own writer has a thread, which on a full disk prints a traceback, and waits if the clock is set back.
+    """
 
     def __init__(self, folder: Path, steps: int):
-        self._writer: Any = None
+        self._file: BinaryIO | None = None
         with self._until_refused(), contextlib.suppress(ImportError):
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto import event_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
 
-            self._writer = SummaryWriter(str(folder), purge_step=steps or None)
+            self._event, self._records = event_pb2.Event, RecordWriter
+            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+            self._file = (folder / name).open("wb")
+            self._append(file_version="brain.Event:2")
+            if steps:  # what an earlier session has written beyond the checkpoint is not shown
+                self._append(step=steps, session_log={"status": "START"})
 
     def write(self, row: dict[str, float], steps: int) -> None:
         with self._until_refused():
-            for name, value in row.items() if self._writer else ():
-                self._writer.add_scalar(name, value, steps)
+            scalars = [{"tag": name, "simple_value": float(value)} for name, value in row.items()]
+            self._append(step=steps, summary={"value": scalars})
 
     def close(self) -> None:
         with self._until_refused():
-            if self._writer:
-                self._writer.close()
+            if self._file:
+                self._file.close()
+
+    def _append(self, **event: Any) -> None:
+        if self._file:
+            self._records(self._file).write(self._event(wall_time=time.time(), **event).SerializeToString())
+            self._file.flush()
 
     @contextlib.contextmanager
     def _until_refused(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self._writer = None
+            with contextlib.suppress(OSError):  # what it could not write, it tries again
+                if self._file:
+                    self._file.close()
+            self._file = None
             goes_on_without("TensorBoard's events", error)

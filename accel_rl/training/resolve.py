@@ -14,11 +14,12 @@ from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import game_name, make_options
 from accel_rl.envs.choice import check_simulator, check_wrappers, choose_simulator
-from accel_rl.envs.making import ENVPOOL, import_name
+from accel_rl.envs.making import ENVPOOL, import_name, is_vector
 from accel_rl.envs.pictures import LARGE, is_picture, is_small
 from accel_rl.envs.probe import probe_spec
 from accel_rl.envs.spaces import parts_of
 from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.envs.vector_batch import check_reset_mode
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
 from accel_rl.hardware.instructions import has_bf16
@@ -226,6 +227,8 @@ def _environment(
     env = _env_config(overlay(below, chosen), chosen, function)
     if spec is None:
         spec = probed_spec if env == probed and probed_spec else probe_spec(env, run.env_build_timeout_s)
+        if is_vector(env) and not spec.on_device:
+            check_reset_mode(str(overlay(below, chosen).get("reset_mode")), env.env_id)
     if probed and _blocks(spec) != blocks:
         kinds = [f"{kind} with Box actions" if is_box else kind for kind, is_box in (blocks, _blocks(spec))]
         raise UsageError(

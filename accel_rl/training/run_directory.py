@@ -1,11 +1,13 @@
 """A run's folder: created, cleared, and reopened to continue."""
 
 import contextlib
+import json
 import os
 import shlex
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +25,7 @@ from accel_rl.envs.functions import FUNCTION, MakeEnv, as_setting, missing_funct
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, finite_guard, policy_file, tracking
 from accel_rl.training.atomic import sync_folder, write_file
-from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS, REPLAYS
+from accel_rl.training.checkpoint import CHECKPOINT, PREVIOUS
 from accel_rl.training.resolve import Config, resolve
 
 # Settings that a resumed run may change: how far it goes, what it runs on, and who is told.
@@ -68,8 +70,9 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
     description = policy_file.describe(settings, config.spec)
     try:
         if (folder / "config.yaml").exists():
-            if not overwrite:
-                raise UsageError(f"{folder} already holds a run; use --resume {folder} to continue it, or --overwrite")
+            if not overwrite and not _has_ended_at_its_start(folder):
+                resume = f"--resume {folder} to continue it, or " if (folder / CHECKPOINT).exists() else ""
+                raise UsageError(f"{folder} already holds a run; use {resume}--overwrite")
             _clear(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for above in folder.absolute().parents:  # some of them may be new as well
@@ -83,16 +86,22 @@ def create(config: Config, folder: Path, overwrite: bool) -> None:
         raise UsageError(f"cannot write the run's folder {folder}: {error.strerror}") from None
 
 
+def _has_ended_at_its_start(folder: Path) -> bool:
+    """Returns whether the run in a folder has ended, by an error, before there was anything to continue from."""
+    has_results = any((folder / name).exists() for name in (CHECKPOINT, "progress.csv"))
+    return (folder / "command.txt").exists() and not has_results
+
+
 def _clear(folder: Path) -> None:
-    """Removes the files that a run writes; other files stay."""
-    names = (
-        "config.yaml",
+    """Removes the files that a run writes; other files stay.
+
+    What a run could be continued from goes first, for good, and its settings last: whatever ends this in between, no
+    checkpoint is left beside the settings of another run."""
+    results = [CHECKPOINT, PREVIOUS, "progress.csv"]
+    others = [
         "command.txt",
         JOB,
-        "progress.csv",
         "log.txt",
-        CHECKPOINT,
-        PREVIOUS,
         policy_file.DESCRIPTION,
         policy_file.LAST,
         policy_file.BEST,
@@ -102,12 +111,18 @@ def _clear(folder: Path) -> None:
         "learning_curve.png",
         "machine.json",
         "report.html",
-    )
-    unfinished = [f"{name}.tmp" for name in names]
-    matches = [path for pattern in ("events.out.tfevents.*", REPLAYS) for path in folder.glob(pattern)]
-    for path in [*(folder / name for name in (*names, *unfinished)), *matches]:
-        path.unlink(missing_ok=True)
+        "config.yaml",
+    ]
+    _unlink([*checkpoint.replay_files(folder), *(folder / name for name in results)])
+    sync_folder(folder)
+    unfinished = [f"{name}.tmp" for name in (*results, *others)]
+    _unlink([*folder.glob("events.out.tfevents.*"), *(folder / name for name in (*unfinished, *others))])
     tracking.clear(folder)
+
+
+def _unlink(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def reopen(
@@ -139,9 +154,17 @@ def reopen(
     if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
-    if wanted.run.steps <= state["steps"]:
+    if wanted.run.steps <= state["steps"] and _is_summarized(folder, state["steps"]):
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state
+
+
+def _is_summarized(folder: Path, steps: int) -> bool:
+    """Tells whether a run's summary is of so many steps; not if it was killed after its last checkpoint: then resuming
+    it writes the summary."""
+    with contextlib.suppress(OSError, ValueError):
+        return bool(json.loads((folder / "summary.json").read_text())["total_timesteps"] >= steps)
+    return False
 
 
 def _with_function(
@@ -188,7 +211,7 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     _write_settings(folder, settings)
     policy_file.write_description(folder, policy_file.describe(settings, config.spec))
     kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder, config.trust)]
-    for path in folder.glob(REPLAYS):  # of a checkpoint that was never completed
+    for path in checkpoint.replay_files(folder):  # of a checkpoint that was never completed
         if path.name not in kept:
             path.unlink()
 
@@ -210,8 +233,16 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 def launcher_id() -> str:
     """Returns what identifies the process that has started this one, among all machines and all times."""
-    parent = psutil.Process(os.getppid())
-    return f"{socket.gethostname()}:{parent.pid}:{parent.create_time():.0f}"
+    parent = os.getppid()
+    return f"{socket.gethostname()}:{parent}:{_start_of(parent)}"
+
+
+def _start_of(pid: int) -> str:
+    """Returns when a process has started. On Linux that is since the machine has: a clock may be set in the meantime,
+    and what is calculated from that changes by a second now and then."""
+    if sys.platform == "linux":
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{psutil.Process(pid).create_time():.0f}"
 
 
 @dataclass(frozen=True)

@@ -248,8 +248,9 @@ def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
         raise _unknown(name)
     for option, value in hyperparameters.items():
         is_decay = option in ("decay", "momentum", "beta1", "beta2")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (is_decay and value >= 1):
-            allowed = "a number, at least 0 and less than 1" if is_decay else "a number, at least 0"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and 0 <= value <= torch.finfo(torch.float32).max) or (is_decay and value >= 1):
+            allowed = "a number, at least 0 and less than 1" if is_decay else "a finite number, at least 0"
             raise ValueError(f"optimizer_options: {option}={value!r} must be {allowed}")
     known = [field.name for field in fields(OPTIMIZERS[name])]
     if unknown := sorted(hyperparameters.keys() - set(known)):

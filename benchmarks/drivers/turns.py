@@ -30,6 +30,7 @@ class Turns:
 
     def __init__(self, num_updates: Callable[[], int]):
         self._num_updates = num_updates
+        signal.signal(signal.SIGTERM, _end)  # comes if the benchmark is killed: what was started here ends, too
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._seconds = self._start = 0.0
@@ -63,9 +64,10 @@ class Turns:
         self._steps, self._updates_before, self._start = 0, self._num_updates(), time.perf_counter()
 
 
-def _end() -> None:
+def _end(*_: Any) -> None:
     """Terminates this process group, since the other end has closed.
 
     Frameworks would take long to end in good order. multiprocessing's resource tracker ignores the signal, removes what
     the other processes have left in shared memory, and then ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.killpg(0, signal.SIGTERM)

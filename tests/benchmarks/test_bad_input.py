@@ -9,6 +9,7 @@ import commands
 import defaults
 import environments
 import same_results
+import soak
 import vector_presets
 from accel_rl.errors import UsageError
 from compare_commits import CompareOptions
@@ -38,6 +39,7 @@ BAD = [
     (lambda: commands.run(0, NO_FILE), "rounds=0 must be at least 1"),
     (lambda: defaults.run(["dqm"], [1], NO_FILE), "unknown algorithm 'dqm'; did you mean dqn"),
     (lambda: environments.run(["taxi", "taxy"], NO_FILE), "unknown case 'taxy'; did you mean taxi"),
+    (lambda: soak.train_and_watch("a2c", 1, [], 0.0), "minutes=0 must be greater than 0"),
     (lambda: vector_presets.run(["pqo"], [1], NO_FILE), "unknown preset 'pqo'"),
 ]
 

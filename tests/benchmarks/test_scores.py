@@ -20,6 +20,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "FOLDER", tmp_path)
     monkeypatch.setattr(scores, "PUBLISHED", tmp_path / "published.yaml")
     monkeypatch.setattr(scores, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(scores, "TRIALS", tmp_path / "README.md")
     monkeypatch.setattr(scores, "FIGURE", tmp_path / "results.png")
     return tmp_path
 
@@ -69,12 +70,14 @@ def test_the_page_holds_what_is_kept(folder):
             }
         )
     )
-    for setting, last in (("small", (16, 20)), ("sb3", (10, 10))):
+    for setting, last in (("small", (16, 20)), ("sb3", (10, 10)), ("trial_x", (1,))):
         for seed, score in enumerate(last):
             scores.add([driver_file(folder, setting, seed, score, final=19.0)], "half", None, None)
-    scores.PAGE.write_text(f"before\n{scores.BEGIN}old\n{scores.END}after\n")
+    for page in (scores.PAGE, scores.TRIALS):
+        page.write_text(f"before\n{scores.BEGIN}old\n{scores.END}after\n")
     scores.page()
     text = scores.PAGE.read_text()
+    assert "`trial_x`" not in text and "| `trial_x` | pong | 0 | `python it" in scores.TRIALS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     cells = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0) | 13.5 (12.0 to 15.0) | 19.0 (19.0 to 19.0)"
     assert f"| pong | 2 | {cells} | -20.7; 14.6 | 21.0 |" in text
@@ -101,12 +104,13 @@ def test_other_files_are_refused(folder):
 
 def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
-    page = tmp_path / "results.md"
-    page.write_text(scores.PAGE.read_text())
-    monkeypatch.setattr(scores, "PAGE", page)
+    committed = {name: getattr(scores, name).read_text() for name in ("PAGE", "TRIALS")}
+    for name, text in committed.items():
+        monkeypatch.setattr(scores, name, tmp_path / name)
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr(scores, "FIGURE", tmp_path / "results.png")
     scores.page()
-    assert page.read_text() == Path("docs/results.md").read_text()
+    assert {name: (tmp_path / name).read_text() for name in committed} == committed
     assert all(file.stat().st_size < 100_000 * len(read_scores(file)) for file in scores.FOLDER.glob("*.json"))
 
 

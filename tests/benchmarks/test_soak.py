@@ -1,48 +1,122 @@
-"""The soak: it runs, counts what there is, and tells growth from none. And the benchmark of starting up."""
+"""The soak: it runs as a user's command does, tells growth from none, and names what grows. And starting up."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-import soak
+from soak import Soak, Watched, environments_of, judge
+
+ROOT = Path(__file__).parents[2]
+CONFIG = {"envs": 8, "env": "pong"}
+NAMES = ["command", "worker 0", "worker 1", "workers' fork server"]
 
 
-def samples(**last: float) -> list[dict[str, float]]:
-    """Returns a sample for every 30 s of 10 minutes: equal but for the first minute, and what the last one has more."""
-    found = []
-    for seconds in range(30, 601, 30):
-        sample = dict.fromkeys(soak.ALLOWED, 1000.0 if seconds > 60 else 0.0)
-        sample |= {name: 1000.0 + more for name, more in last.items() if seconds > 540}
-        found.append({"seconds": float(seconds), **sample})
-    return found
+def seen(**later: Any) -> Soak:
+    """Returns half an hour of looks at a run: its memory grows and its files come for ten minutes, and then nothing
+    happens but what `later` says of worker 1 and of the run, as a function of the minutes since the fifteenth."""
+    soak = Soak(processes={pid: Watched(name) for pid, name in enumerate(NAMES)})
+    soak.speeds = [(1000.0 * later.get("speed", lambda m: 1)(minute - 15), 50.0) for minute in range(1, 31)]
+    for look in range(181):
+        minute = look / 6
+        since = max(0.0, minute - 15)
+        soak.hours.append(minute / 60)
+        soak.files.append(min(minute, 10) + later.get("files", lambda m: 0)(since))
+        for process in soak.processes.values():
+            values = {"memory": 90 + min(minute, 10), "descriptors": 20.0, "threads": 1.0, "mappings": 300.0}
+            if process.name == "worker 1":
+                values = {what: value + later.get(what, lambda m: 0)(since) for what, value in values.items()}
+            process.add(minute / 60, values)
+    return soak
 
 
-def grown(**last: float) -> list[str]:
-    return soak.grown(soak.growth(samples(**last), 60.0))
+@pytest.mark.parametrize(
+    ("later", "found"),
+    [
+        ({}, []),
+        ({"memory": lambda m: 0.9 * m / 60}, []),
+        ({"memory": lambda m: 50 * (m > 5)}, []),
+        ({"memory": lambda m: -m}, []),
+        ({"memory": lambda m: 1.1 * m / 60}, ["worker 1, which steps STEPPED, grows by 1.1 MB an hour"]),
+        ({"descriptors": lambda m: m // 2}, ["worker 1, which steps STEPPED, grows by 30.* descriptors an hour"]),
+        (
+            {"threads": lambda m: m / 5, "mappings": lambda m: m},
+            ["worker 1.* grows by 60.0 mappings an hour", "worker 1.* grows by 12.0 threads an hour"],
+        ),
+        ({"files": lambda m: m}, ["temporary files grow by 60.0 an hour"]),
+        ({"speed": lambda m: 1 - 0.1 * (m > 7.5)}, ["the last quarter has 0.90 of the speed of the one before"]),
+        ({"speed": lambda m: 1 - 0.5 * (m < 0)}, []),
+    ],
+)
+def test_growth_differs_from_warm_up(later: Any, found: list[str]) -> None:
+    """Would catch a leak that goes unnoticed, and growth found where there was but a warm-up, or one jump."""
+    sentences = judge(seen(**later), CONFIG)
+    stepped = "environments 2 to 3 and 6 to 7 of pong"
+    assert len(sentences) == len(found)
+    for sentence, pattern in zip(sentences, found, strict=True):
+        assert re.fullmatch(pattern.replace("STEPPED", stepped), sentence), sentence
 
 
-def test_growth_differs_from_warm_up() -> None:
-    """Would catch a leak that goes unnoticed, and growth found where only the first minute differs."""
-    assert grown() == []
-    assert grown(uss_kb=499.0, rss_kb=499.0) == []
-    assert grown(uss_kb=501.0) == ["uss_kb"]
-    assert grown(fds=1.0, shm_files=1.0) == ["fds", "shm_files"]
-    assert grown(uss_kb=-9000.0) == []
+def test_processes_that_come_and_what_is_left_are_named() -> None:
+    """Would catch a worker that is replaced again and again, each one without growth, and what outlives a run."""
+    soak = seen()
+    soak.processes[9] = Watched("worker 2")
+    soak.processes[9].add(0.4, dict.fromkeys(("memory", "descriptors", "threads", "mappings"), 1.0))
+    soak.left = ["process 5"]
+    first, second = judge(soak, CONFIG)
+    assert first == "worker 2 (process 9) began or ended in the second half"
+    assert second == "after the end there was still process 5"
 
 
-def test_a_short_soak(run_program: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would catch a program that no longer runs, or counts nothing."""
+def test_environments_of_learners() -> None:
+    """Would catch a leak that is looked for in another learner's environments, or in all of them."""
+    of_two = ["command", "learner 0", "learner 0's worker 0", "learner 1", "learner 1's worker 0"]
+    of_two += ["learner 1's workers' fork server"]
+    assert environments_of("learner 1's worker 0", CONFIG, of_two) == "environments 4 to 5 and 6 to 7 of pong"
+    single = [f"worker {index}" for index in range(8)]
+    assert environments_of("worker 3", CONFIG, single) == "environment 3 of pong"
+
+
+def soak(tmp_path: Path, seconds: float, *flags: Any) -> tuple[str, dict[str, Any]]:
+    """Runs the program; returns what it has printed and its JSON."""
     file = tmp_path / "soak.json"
-    run_program("soak.py", "--seconds", 0.4, "--envs", 4, "--workers", 2, "--json", file)
-    assert capsys.readouterr().out.splitlines()[-1].startswith(("constant", "growing: "))
-    found = json.loads(file.read_text())
-    assert {"machine", "options", "growing", "means"} <= found.keys()
-    for sample in found["samples"]:
-        assert sample["steps_per_s"] > 0 and sample["rss_kb"] > sample["uss_kb"] > sample["server_uss_kb"] > 0
-        assert sample["processes"] >= 4  # server, launcher, two workers
-        assert sample["fds"] > sample["server_fds"] > 0
+    words = ["--run", "a2c", "--seconds", seconds, "--json", file, *flags, "--log-interval-steps", 200]
+    program = [sys.executable, str(ROOT / "benchmarks/soak.py"), *map(str, words)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_short_soak(tmp_path: Path) -> None:
+    """Would catch a program that no longer runs, or does not see the run's processes, evaluations and speed."""
+    flags = ["--env", "CartPole-v1", "--workers", 2, "--eval-interval-steps", 400, "--eval-steps", 160]
+    _, found = soak(tmp_path, 10, *flags)
+    assert [process["name"] for process in found["processes"]] == NAMES
+    assert all(memory > 1 for process in found["processes"] for memory in process["memory"])
+    assert found["evaluations"] > 0 and found["speeds"] and all(min(pair) > 0 for pair in found["speeds"])
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_an_environment_that_leaks_is_named(tmp_path: Path) -> None:
+    """Would catch a leak that is not found, or is looked for in another environment."""
+    env = "tests.helpers.toy_envs:Leaking"
+    seed = int(np.random.SeedSequence(1, spawn_key=(0, 2, 0, 0)).generate_state(1)[0] >> 1)  # of environment 2
+    flags = ["--env", env, "--env-options", f"{{leaking: {seed}}}", "--envs", 4, "--workers", 4]
+    printed, found = soak(tmp_path, 8, *flags, "--eval-interval-steps", 0)
+    pattern = rf"worker 2, which steps environment 2 of {env}, grows by ([\d,.]+) MB an hour"
+    match = re.fullmatch(pattern, found["not_constant"][0])
+    assert match and float(match[1].replace(",", "")) > 1000
+    assert found["not_constant"][0] in printed
+    growth = {process["name"]: process["per_hour"]["memory"] for process in found["processes"]}
+    assert all(growth["worker 2"] > 10 * mb for name, mb in growth.items() if name != "worker 2")
 
 
 def test_a_short_startup(run_program: Any, tmp_path: Path) -> None:

@@ -47,3 +47,34 @@ def test_what_is_no_mapping_is_answered_with_one(text: str, form: str) -> None:
         pick(RunSettings, {"env_options": text})
     assert str(refused.value).endswith(f" must be a mapping, as in --env-options '{form}'")
     assert pick(RunSettings, {"env_options": form}).env_options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("env_timeout_s", ".nan"),
+        ("env_timeout_s", float("inf")),
+        ("env_timeout_s", 10**400),
+        ("env_build_timeout_s", 1e15),
+        ("steps", 2**63),
+        ("seed", "0x" + "f" * 5000),
+        ("seed", "9" * 5000),
+        ("env_options", "2001-99-99"),
+        ("steps", "!!timestamp x"),
+    ],
+)
+def test_numbers_that_nothing_can_hold_are_refused(name: str, value: Any) -> None:
+    """Would catch values that tensors or system calls take for infinite, and errors of what reads or prints them."""
+    with pytest.raises(UsageError, match=f"^{name}=.{{0,300}} must be (at most|a finite|of type|a mapping).*$"):
+        pick(RunSettings, {name: value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["seed: " + "9" * 5000, "a: 2001-99-99", "a: !!bool x", "a: !!int ''", "a: !!timestamp x", "*a", "null: 1", "1: 2"],
+)
+def test_what_is_no_mapping_in_yaml_is_refused(text: str, tmp_path: Path) -> None:
+    """Would catch an error of a type that PyYAML does not promise, and names that are no text."""
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UsageError, match=r"run.yaml (is not YAML|must hold a mapping of settings)"):
+        read_yaml(tmp_path / "run.yaml", "settings")

@@ -1,5 +1,8 @@
 """The native simulator's guards: arrays, actions and states that do not fit."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -60,3 +63,18 @@ def test_a_damaged_state():
     damaged[-2] ^= 1
     with pytest.raises(UsageError, match="a state of the native simulator is damaged"):
         simulator.set_state(state | {"words": bytes(damaged)})
+
+
+@pytest.mark.parametrize("frame_shape", [(104, 80), (250, 200)])
+def test_a_batch_that_nobody_uses_is_freed_at_once(frame_shape):
+    """Catches one that refers to itself: a process that makes few objects, as a simulator's, would keep many."""
+    batch = NativeBatch("pong", make_options("stooke", {"noop_max": 0, "frame_shape": frame_shape}), SEED.spawn(2))
+    row = np.zeros(batch.spec.row_shape, np.uint8)
+    batch.simulators[1].reset(row)
+    freed = weakref.ref(batch)
+    gc.disable()
+    try:
+        del batch
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -51,7 +51,7 @@ def test_same_as_in_this_process(name, options):
     ("how", "timeout_s", "words"),
     [
         ("hang", 0.5, ["not built within 0.5 s", "--env-build-timeout-s"]),
-        ("kill", 60, ["status -9"]),
+        ("kill", 60, ["was killed by SIGKILL"]),
         ("raise", 60, ["failed while it was built", "Traceback", "broken on purpose"]),
     ],
 )

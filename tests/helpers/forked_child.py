@@ -2,6 +2,7 @@
 
 import os
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ class Findings(NamedTuple):
     openblas_threads: str | None
     noise: list[float]
     sum_with_two_threads: float
+    oom_score: int
 
 
 def main(fd: int) -> None:
@@ -24,7 +26,8 @@ def main(fd: int) -> None:
     torch.set_num_threads(2)
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     total = float(torch.ones(10**6).sum())
-    connection.send(Findings(fd, open_files(), num_threads, threads, np.random.rand(3).tolist(), total))
+    noise, score = np.random.rand(3).tolist(), int(Path("/proc/self/oom_score_adj").read_text())
+    connection.send(Findings(fd, open_files(), num_threads, threads, noise, total, score))
 
 
 def open_files() -> dict[int, str]:

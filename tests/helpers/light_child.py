@@ -16,11 +16,13 @@ def main(fd: int) -> None:
 
 
 def leave_behind(fd: int) -> None:
-    """Does the same, but leaves two processes behind, one of them in a session of its own; says which they are."""
+    """Does the same, but leaves three processes behind, one of them in a session of its own, one by a shell that has
+    ended; says which they are."""
     connection: Connection[Any, Any] = Connection(fd)
     connection.recv()
     started = [subprocess.Popen(["sleep", "3600"], start_new_session=apart) for apart in (False, True)]
-    connection.send([process.pid for process in started])
+    shell = subprocess.run(["sh", "-c", "sleep 3600 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True)
+    connection.send([*(process.pid for process in started), int(shell.stdout)])
     os._exit(connection.recv())
 
 

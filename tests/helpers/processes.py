@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,13 @@ TINY += ["--sampling-threads", 1, "--learning-threads", 1]  # the machine may be
 SIMULATORS = "accel_rl.envs.batch_simulator:prepare"  # what the process that starts simulators is told to prepare
 
 TIMEOUT_S = 60.0  # for whatever is waited for; nothing takes that long
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Returns the words of a process's command; none where it has ended, or is another user's."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 @dataclass
@@ -49,10 +57,14 @@ class Command:
         cwd: Path | None = None,
         script: Path | None = None,
         environment: dict[str, str] | None = None,
+        user: int | None = None,
+        preexec_fn: Callable[[], object] | None = None,
     ):
         self.unfinished.append(self)
         self._marker = uuid.uuid4().hex
         self._shm = _shm()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; commands would ignore it, too
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         command = [sys.executable, *([script] if script else ["-m", "accel_rl"]), *map(str, arguments)]
         self.process = subprocess.Popen(
@@ -63,6 +75,8 @@ class Command:
             cwd=cwd,
             env={**os.environ, **(environment or {}), MARKER: self._marker},
             process_group=0,
+            user=user,
+            preexec_fn=preexec_fn,
         )
 
     def descendants(self) -> list[psutil.Process]:
@@ -84,7 +98,7 @@ class Command:
 
     def _forked_by(self, word: str) -> list[psutil.Process]:
         """Returns the processes that have been forked by those with this word in their commands."""
-        found = [process for process in self.descendants() if word in process.cmdline()]
+        found = [process for process in self.descendants() if word in words_of(process)]
         return [process for process in found if process.ppid() in [launcher.pid for launcher in found]]
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> Any:
@@ -111,7 +125,8 @@ class Command:
         self.kill()
         assert not left, f"left behind: {left}"
         assert _shm() <= self._shm, f"left behind in /dev/shm: {_shm() - self._shm}"
-        return Result(status, self._text(self._out), self._text(self._err))
+        with self._out, self._err:
+            return Result(status, self._text(self._out), self._text(self._err))
 
     def _text(self, file: Any) -> str:
         file.seek(0)
@@ -134,4 +149,5 @@ def run(*arguments: Any, cwd: Path | None = None, script: Path | None = None, wi
 
 
 def _shm() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Returns the names of shared memory; a folder there is somebody's scratch."""
+    return {path.name for path in Path("/dev/shm").glob("*") if path.is_file()}

@@ -51,6 +51,27 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.full((16, 16, 3), self.steps % 256, np.uint8)
 
 
+class Leaking(Counting):
+    """Counting that keeps 20 KB of each step if its seed is `leaking`."""
+
+    def __init__(self, seed: int, leaking: int):
+        super().__init__()
+        self._leaks, self._kept = seed == leaking, list[bytes]()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._leaks:
+            self._kept.append(b"x" * 20_000)
+        return super().step(action)
+
+
+class Cyclic(Counting):
+    """Counting that refers to itself and to 4 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.me, self.large = self, b"x" * 2**22
+
+
 class Drawn(Counting):
     """Counting with noise, in games each of whose lengths the generator draws: environments do not end together."""
 
@@ -62,6 +83,21 @@ class Drawn(Counting):
         result = super().reset(seed=seed)
         self._lengths = (int(self.np_random.choice(self._drawn_from)),)
         return result
+
+
+class Held(Drawn):
+    """Drawn whose steps from the 1,000th on wait until the file exists that HELD_UNTIL names, if it names one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken = 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._taken += 1
+        file = os.environ.get("HELD_UNTIL")
+        while file and self._taken >= 1_000 and not os.path.exists(file):
+            time.sleep(0.01)
+        return super().step(action)
 
 
 class EndsTwice(Counting):

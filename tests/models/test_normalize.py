@@ -130,6 +130,12 @@ class TestObservationNorm:
         norm.update(torch.tensor([[0, 250], [10, 254]], dtype=torch.uint8), alone)
         assert norm(torch.tensor([[0, 254]], dtype=torch.uint8)).tolist() == [[-1, 1]]
 
+    def test_flags_are_numbers(self) -> None:
+        """Would catch a Box of bool, which has no difference from a mean, that ends in an error of torch."""
+        norm = ObservationNorm(spec(gymnasium.spaces.Box(0, 1, (2,), np.bool_)))
+        norm.update(torch.tensor([[False, True], [True, True]]), alone)
+        assert norm(torch.tensor([[False, True]])).tolist() == [[-1, 0]]
+
 
 class TestPixelNorm:
     FRAMES = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)

@@ -63,6 +63,11 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
+def test_a_single_number_is_a_vector_of_one() -> None:
+    """Would catch observations of shape () that have no features."""
+    assert make_trunk(EnvSpec(Box(0, 1, ()), Discrete(2)))(torch.zeros(5)).shape == (5, 64)
+
+
 @pytest.mark.parametrize("dueling", [False, True])
 def test_layers_are_normalized_before_their_relu(dueling: bool) -> None:
     """Would catch a norm over positions or samples in place of channels, one behind the ReLU, and a hidden layer or a

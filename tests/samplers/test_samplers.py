@@ -62,6 +62,18 @@ def test_alternating_equals_serial(env: EnvConfig, reset_mode: str, num_envs: in
         assert_equal(serial.collect(), alternating.collect(), "after an evaluation")
 
 
+def test_evaluations_leave_nothing_in_workers() -> None:
+    """Would catch a worker that grows with each evaluation, by environments that only the search for cycles frees."""
+    sampler = make(AlternatingSampler, EnvConfig(f"{TOYS}:Cyclic"), SamplerConfig(2, 5, 1))
+    with closing(sampler):
+        memory = []
+        for index in range(4):
+            sampler.evaluate(GamesToPlay(2), index, False)
+            (worker,) = sampler.pool.processes
+            memory.append(psutil.Process(worker.pid).memory_full_info().uss)
+        assert memory[-1] - memory[0] < 2**22
+
+
 @pytest.mark.parametrize(("num_envs", "num_evaluation_envs"), [(4, 2), (2, 4)])
 def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_evaluation_envs: int) -> None:
     """Would catch a worker that waits for the wrong turn of a group that it did not serve for a while."""

@@ -1,29 +1,32 @@
 """Disks that refuse: a run goes on without what it can do without, and else leaves its last good checkpoint."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import accel_rl
+from accel_rl import cli
 from accel_rl.errors import RunError
-from accel_rl.training import checkpoint
+from accel_rl.training import checkpoint, run_directory
 from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.progress import _Events
+from accel_rl.training.progress import _Events, _Table
 from accel_rl.training.run_directory import reopen
-from tests.helpers.processes import TINY, Command
-from tests.helpers.runs import TINY_SERIAL_RUN, rows
+from tests.helpers import processes
+from tests.helpers.processes import Command
+from tests.helpers.runs import TINY, TINY_RUN, TINY_SERIAL_RUN, rows
 
 RUN: dict[str, Any] = {**TINY_SERIAL_RUN, "algo": "dqn", "warmup_steps": 40, "batch_size": 8, "replay_size": 100}
 RUN |= {"training_intensity": 2, "checkpoint_interval_steps": 40, "log_interval_steps": 20, "schedule_steps": 200}
 
-pytestmark = [
-    pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),  # of TensorBoard's thread
-]
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
 
 
 def fill(path: Path) -> None:
@@ -31,39 +34,82 @@ def fill(path: Path) -> None:
     path.symlink_to("/dev/full")
 
 
-def test_a_run_goes_on_without_what_it_can_do_without(tmp_path: Path, capfd: Any) -> None:
+def test_a_run_goes_on_without_what_it_can_do_without(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Would catch a run that ends, or prints a traceback, for a line of its log; and rows of progress.csv that stay
-    lost once the disk has room again."""
+    lost once the disk has room again, or one that is in it twice because the disk fails after it has taken it."""
+    table, open_file = tmp_path / "progress.csv", Path.open
+
+    @contextlib.contextmanager
+    def append_and_fail(path: Path) -> Iterator[Any]:
+        with open_file(path, "ab") as file:
+            yield file
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
+        is_append = path == table and mode == "ab"
+        return append_and_fail(path) if is_append else open_file(path, mode, **options)
 
     def fill_table(row: dict[str, float]) -> None:
         if row["time/total_timesteps"] == 80:
-            (tmp_path / "progress.csv").unlink()
-            fill(tmp_path / "progress.csv")
+            monkeypatch.setattr(Path, "open", open_full)
+            fill(tmp_path / "progress.csv.tmp")
+        elif row["time/total_timesteps"] == 120:
+            monkeypatch.undo()
 
     for name in ("log.txt", "machine.json"):
         fill(tmp_path / name)
-    accel_rl.train(**RUN, steps=140, out=tmp_path, show=True, callbacks=[fill_table])
+    accel_rl.train(**RUN, steps=180, out=tmp_path, show=True, callbacks=[fill_table])
     err = capfd.readouterr().err
     for name in ("log.txt", "machine.json", "rows of progress.csv"):
         message = f"the run goes on without {name}, which cannot be written: No space left on device\n"
         assert err.count(message) == 1, err
     assert "Traceback" not in err
-    assert not (tmp_path / "progress.csv").is_symlink()
-    assert [row["time/total_timesteps"] for row in rows(tmp_path)] == [str(steps) for steps in range(20, 160, 20)]
+    assert [row["time/total_timesteps"] for row in rows(tmp_path)] == [str(steps) for steps in range(20, 200, 20)]
 
 
-def test_tensorboard_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Would catch a run that is over, and fails when its last events are written."""
+def test_a_table_takes_no_memory(tmp_path: Path) -> None:
+    """Would catch a run of days that keeps all its rows: they take megabytes an hour."""
+    table, row = _Table(tmp_path / "progress.csv", 0), {f"train/{index}": index / 3 for index in range(20)}
+    tracemalloc.start()
+    try:
+        for step in range(500):
+            table.write({"time/total_timesteps": step, **row})
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert table.last("train/1") == 1 / 3 and table.last("train/20") is None
+    assert len(rows(tmp_path)) == 500
+
+
+def test_tensorboard_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
+    """Would catch a run that ends for its last events, a traceback, and a file that is tried again and again."""
     pytest.importorskip("tensorboard")
     events = _Events(tmp_path, 0)
-    (file,) = tmp_path.glob("events.*")
-    file.unlink()
-    fill(file)
-    events.write({"train/loss": 1.0}, 20)
+    assert events._file
+    events._file.close()
+    events._file = open("/dev/full", "wb")  # noqa: SIM115
+    for steps in (20, 40):
+        events.write({"train/loss": 1.0}, steps)
     events.close()
+    assert capfd.readouterr().err == ""
     assert caplog.messages == [
         "the run goes on without TensorBoard's events, which cannot be written: No space left on device"
     ]
+
+
+def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
+    """Would catch a file that it does not understand, or shows what a resumed run has not kept."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for first, written in ((0, (20, 40, 60)), (40, (50,))):  # the second session continues from step 40
+        events = _Events(tmp_path, first)
+        for steps in written:
+            events.write({"train/loss": steps / 4, "time/total_timesteps": steps}, steps)
+        events.close()
+    found = accumulator.EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(20, 5.0), (50, 12.5)]
 
 
 def full_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +131,13 @@ def broken(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", fsync)
 
 
+def over_quota(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(source: Path, name: Path) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "replace", replace)
+
+
 def renamed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run.rename(run.with_name("elsewhere"))
 
@@ -96,6 +149,7 @@ def renamed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (full_replay, "checkpoint", "No space left on device", 40),
         (full_policy, "policy", "No space left on device; the previous one is intact", 80),
         (broken, "checkpoint", "Input/output error", 40),
+        (over_quota, "checkpoint", "Disk quota exceeded", 40),
         (renamed, "checkpoint", "No such file or directory", 40),
     ],
 )
@@ -122,6 +176,36 @@ def test_the_last_good_checkpoint_stays(
     assert reopen(run, {}, None, None)[0].run.steps == 200
 
 
+def test_a_users_own_files_are_left_alone(tmp_path: Path) -> None:
+    """Would catch a checkpoint that fails at a file whose name begins as a replay's, and a file that is removed."""
+    own = {"replay-x.pt", "replay-40-best.pt", "replay-notes.txt"}
+    for name in {*own, "replay-40.pt", "replay-40-1.pt", "replay-80.pt.tmp"}:
+        (tmp_path / name).touch()
+    checkpoint.remove_older_replays(tmp_path, ["replay-80.pt", "replay-40-1.pt"])
+    assert {path.name for path in tmp_path.iterdir()} == own | {"replay-40-1.pt", "replay-80.pt.tmp"}
+    run_directory._clear(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == own
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("settings", [TINY_RUN, {**TINY, "algo": "ga3c", "predictors": 1, "trainers": 1}])
+def test_a_slow_disk(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch workers that are taken for hung since they have waited while the run waited for the disk."""
+    waited = list[int]()
+
+    def fsync(descriptor: int) -> None:
+        waited.append(descriptor)
+        time.sleep(4.0 if len(waited) == 1 else 0.0)
+
+    def slow_down(row: dict[str, float]) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    intervals = {"steps": 200, "log_interval_steps": 20, "checkpoint_interval_steps": 60, "env_timeout_s": 3.0}
+    accel_rl.train(**settings, **intervals, out=tmp_path, callbacks=[slow_down])
+    assert len(waited) > 4 and int(rows(tmp_path)[-1]["time/total_timesteps"]) >= 200
+
+
 def test_a_full_disk_does_not_take_the_settings(tmp_path: Path) -> None:
     """Would catch a run whose config.yaml is emptied when it is resumed, and that is none after that."""
     run = accel_rl.train(**TINY_SERIAL_RUN, steps=20, out=tmp_path / "run")
@@ -135,10 +219,35 @@ def test_a_full_disk_does_not_take_the_settings(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 def test_two_runs_that_start_at_once_do_not_share_a_folder(tmp_path: Path) -> None:
     """Would catch two runs that both find the folder empty, and mix their files."""
-    words = ["train", "--env", "CartPole-v1", *TINY, "--steps", 400, "--out", tmp_path / "run"]
+    words = ["train", "--env", "CartPole-v1", *processes.TINY, "--steps", 400, "--out", tmp_path / "run"]
     first, second = [command.finish() for command in [Command(*words), Command(*words)]]
     done, refused = (first, second) if first.status == 0 else (second, first)
     assert done.status == 0
     refused.assert_one_line(2)
     assert "is writing to the run's folder" in refused.err or "already holds a run" in refused.err
     assert (tmp_path / "run" / "command.txt").read_text().count("--out") == 1 and rows(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["disk", "terminal"])
+def test_a_run_goes_on_without_its_console(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a run of days that ends since `2> file` is on a full disk, or since its terminal is gone."""
+    ours, theirs = os.openpty()
+    path = "/dev/full" if kind == "disk" else os.ttyname(theirs)
+    monkeypatch.setenv("TERM", "xterm")
+    with open(path, "w", buffering=1) as stderr, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        assert stderr.isatty() == (kind == "terminal")
+        os.close(theirs)
+
+        def hang_up(row: dict[str, float]) -> None:
+            if row["time/total_timesteps"] == 20:
+                os.close(ours)
+
+        settings = {**TINY_SERIAL_RUN, "log_interval_steps": 20, "steps": 60, "out": tmp_path / "run"}
+        accel_rl.train(**settings, show=True, callbacks=[hang_up])
+        with pytest.raises(OSError, match=r"No space left|Input/output error"):
+            print("so nothing can be written", file=stderr)
+        assert cli.main(["train", "--out", str(tmp_path / "run")]) == 2  # as there is a run in it
+        with contextlib.suppress(OSError):
+            stderr.close()
+    assert rows(tmp_path / "run")[-1]["time/total_timesteps"] == "60"

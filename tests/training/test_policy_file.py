@@ -280,7 +280,7 @@ DESCRIPTIONS: list[tuple[Callable[[str], str], str]] = [
     (lambda text: text.replace('"spec"', '"spaces"'), "it needs settings and spec"),
     (lambda text: text.replace('"seed"', '"sed"'), "unknown setting 'sed'; did you mean seed"),
     (lambda text: text.replace('"envs": 4', '"envs": "many"'), "envs='many' must be of type int"),
-    (lambda text: text.replace('"seed": 0', f'"seed": {10**30}'), "describes no policy"),
+    (lambda text: text.replace('"seed": 0', f'"seed": {10**30}'), f"seed={10**30} must be a finite number"),
     (lambda text: text.replace('"preset": null', '"preset": "../../other"'), "unknown preset"),
     (
         lambda text: text.replace('"core": "none"', '"core": "lstm"').replace(

@@ -34,10 +34,14 @@ class Disk:
         self._synced: Names = {}
         self._changes: list[tuple[str, int | None]] = []  # a name, and what it names since then
         self._contents: dict[int, bytes] = {}
-        self._held: list[Any] = []
+        self._held: list[int] = []
         self.moments: list[list[Files]] = []  # what a power cut could have left after each call
         for name in ("fsync", "replace", "link", "unlink"):
             monkeypatch.setattr(os, name, self._recorded(getattr(os, name), getattr(self, f"_{name}")))
+
+    def close(self) -> None:
+        for descriptor in self._held:
+            os.close(descriptor)
 
     def _recorded(self, call: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
         def recorded(*arguments: Any) -> None:
@@ -50,7 +54,7 @@ class Disk:
     def _fsync(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
-            self._held.append(os.fdopen(os.dup(descriptor)))  # or another file could have its inode's number later
+            self._held.append(os.dup(descriptor))  # or another file could have its inode's number later
             self._contents[status.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
         elif os.path.samestat(status, self.folder.stat()):
             self._synced = self._names(self._changes)
@@ -88,6 +92,7 @@ def test_a_power_cut_at_any_write_leaves_a_run(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         disk = Disk(out, patch)
         accel_rl.train(**RUN, steps=120, out=out)
+    disk.close()
     found, read = [], dict[frozenset[Any], int]()
     for moment in disk.moments:
         steps = []

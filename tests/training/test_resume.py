@@ -1,5 +1,6 @@
 """A run that was stopped, killed, or simply too short continues as if nothing had happened."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,7 +13,7 @@ from accel_rl.errors import UsageError
 from accel_rl.samplers import SerialSampler
 from accel_rl.training import checkpoint
 from tests.helpers.processes import Command
-from tests.helpers.runs import TINY_RUN, assert_same, assert_same_policy, assert_same_run, rows
+from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same, assert_same_policy, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 
 STEPS = 4000
@@ -244,3 +245,39 @@ def test_lost_environments_stay_counted(tmp_path: Path) -> None:
     os.unlink(tmp_path / "once")
     accel_rl.train(resume=run, steps=200)
     assert [row["rollout/env_restarts"] for row in rows(run)] == ["1", "1"]
+
+
+def test_a_run_that_was_killed_before_its_summary(tmp_path: Path) -> None:
+    """Would catch a complete run that can neither be resumed nor taken for complete: its summary is not there."""
+    accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").unlink()
+    accel_rl.train(resume=tmp_path)
+    again = json.loads((tmp_path / "summary.json").read_text())
+    assert (again["total_timesteps"], again["ep_rew_mean"]) == (40, summary["ep_rew_mean"])
+    with pytest.raises(UsageError, match="has 40 steps already"):
+        accel_rl.train(resume=tmp_path)
+
+
+def test_an_interrupted_overwrite_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a checkpoint beside the settings of another run, which --resume would take for its own."""
+    unlink, run = Path.unlink, tmp_path / "run"
+    accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=run)
+    removed: list[str] = []
+
+    def remove(path: Path, missing_ok: bool = False) -> None:
+        if path.exists():
+            removed.append(path.name)
+            if len(removed) == 2:
+                raise KeyboardInterrupt
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", remove)
+    while (run / checkpoint.CHECKPOINT).exists():
+        removed.clear()
+        with pytest.raises(KeyboardInterrupt):
+            accel_rl.train(**TINY_SERIAL_RUN, steps=60, out=run, overwrite=True)
+        assert (run / "config.yaml").exists()
+    monkeypatch.undo()
+    accel_rl.train(**TINY_SERIAL_RUN, steps=60, out=run, overwrite=True)
+    assert checkpoint.load(run / checkpoint.CHECKPOINT)["steps"] == 60

@@ -1,0 +1,385 @@
+"""Trains while faults come at random times, and says what was reported, how long that took, and what was lost.
+
+    python benchmarks/chaos.py [--minutes 60] [--seed N] [--json FILE]
+
+Runs follow each other, each of two learners with workers and a replay, until the time is over; each is struck for a
+quarter of it at most. Every second one is exact: only faults that end it come, it is resumed each time, and its policy
+at the end has to be the one of a run that nothing happened to, bit for bit. In the others environments and workers
+fail, too, which are replaced (--on-env-error restart). After each fault no process may be left that the run has
+started, the error is one line, and the last checkpoint loads; a damaged one is mended by the command that the error
+names."""
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import psutil
+import torch
+
+from accel_rl.bench.output import write_json
+from accel_rl.errors import RunError
+from accel_rl.hardware.description import describe_machine, format_machine
+from accel_rl.processes.child import stop_with_parent
+from accel_rl.training import checkpoint
+from command_line import add_json, make_parser, run_program
+from run_processes import name_processes, processes_of
+
+LIMIT_S, LEARNER_LIMIT_S = 5, 20  # the run's own time limits, for environments and for learners
+WITHIN_S = 30.0  # and within these it has ended, or reported, on a busy machine
+BETWEEN_S = (2.0, 12.0)  # from one fault to the next
+STEPS = 12_000
+FAULT = "ACCEL_RL_CHAOS_FAULT"  # names the file in which an environment finds what to do
+
+
+class Unruly(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole until the file that FAULT names says what goes wrong; the first environment that sees it does it."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+
+    def step(self, action: Any) -> Any:
+        with contextlib.suppress(OSError):
+            order = Path(os.environ[FAULT])
+            what = order.read_text()
+            order.unlink()
+            if what == "raises":
+                raise ValueError("on purpose")
+            if what == "exits":
+                os._exit(7)
+            if what == "hangs":
+                time.sleep(3600)
+            return self.env.observation_space.sample() * float("nan"), 0.0, False, False, {}
+        return self.env.step(action)
+
+
+@dataclass
+class Report:
+    """What is known of a kind of fault. seconds: until the run had ended or the loss was in its log; steps: that had to
+    be done again; says: the last message."""
+
+    times: int = 0
+    seconds: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    says: str = ""
+    lost: list[str] = field(default_factory=list)
+
+
+class Run:
+    """A run in a folder, which is started, struck, and resumed until its steps are done."""
+
+    def __init__(self, folder: Path, exact: bool):
+        self.folder, self.exact, self.order = folder / "run", exact, folder / "order"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "output"
+        self.is_complete = False
+        self.first_steps = 0  # as far as the table went when the run was begun or resumed
+
+    def begin(self) -> None:
+        """Starts the run, or resumes it from its last checkpoint."""
+        self.first_steps = self.steps_done()
+        words = ["--resume", self.folder] if (self.folder / checkpoint.CHECKPOINT).exists() else self.words()
+        environment = {**os.environ, FAULT: str(self.order), "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "accel_rl", "train", *map(str, words)]
+        self.order.unlink(missing_ok=True)
+        with self.log.open("w") as log:
+            stop = partial(stop_with_parent, os.getpid())
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, process_group=0, preexec_fn=stop
+            )
+
+    def words(self) -> list[Any]:
+        settings = "--algo dqn --env chaos:Unruly --devices cpu,cpu --sampler alternating --envs 8 --workers 2"
+        settings += f" --horizon 8 --steps {STEPS} --seed 1 --warmup-steps 256 --replay-size 8192 --batch-size 16"
+        settings += " --training-intensity 1 --log-interval-steps 256 --checkpoint-interval-steps 512"
+        settings += " --eval-interval-steps 4000 --eval-episodes 4 --sampling-threads 1 --learning-threads 1"
+        settings += f" --no-tensorboard --no-report --env-timeout-s {LIMIT_S} --learner-timeout-s {LEARNER_LIMIT_S}"
+        how = "fail" if self.exact else "restart"
+        overwrite = ["--overwrite"] if self.folder.exists() else []
+        return [*settings.split(), "--on-env-error", how, "--out", self.folder, *overwrite]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def pick(self, kind: str, draw: random.Random) -> int | None:
+        """Returns the number of one of the run's processes of a kind; None if there is none now."""
+        assert self.process
+        names = name_processes(self.process.pid, processes_of(self.process.pid))
+        pids = [pid for pid, name in names.items() if re.search(kind, name)]
+        return draw.choice(pids) if pids else None
+
+    def steps_done(self) -> int:
+        """Returns the steps of the last row of progress.csv."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            lines = (self.folder / "progress.csv").read_text().splitlines()
+            return int(lines[-1].split(",")[lines[0].split(",").index("time/total_timesteps")])
+        return 0
+
+    def replaced(self) -> int:
+        """Returns how many losses of environments and workers the log tells of."""
+        with contextlib.suppress(OSError):
+            text = (self.folder / "log.txt").read_text()
+            return len(re.findall("a new process takes over|new environment takes its place", text))
+        return 0
+
+    def said(self) -> str:
+        lines = [line for line in self.log.read_text().splitlines() if line.startswith("accel-rl: ")]
+        return lines[-1].removeprefix("accel-rl: ").replace(str(self.folder), "RUN") if lines else ""
+
+
+# ---- faults ----
+
+Fault = Callable[[Run, random.Random], bool]  # strikes; returns False if what it strikes is not there
+
+
+def signals(kind: str, number: signal.Signals) -> Fault:
+    def strike(run: Run, draw: random.Random) -> bool:
+        pid = run.pick(kind, draw)
+        with contextlib.suppress(ProcessLookupError):
+            if pid is not None:
+                os.kill(pid, number)
+                return True
+        return False
+
+    return strike
+
+
+def orders(what: str) -> Fault:
+    def strike(run: Run, _: random.Random) -> bool:
+        run.order.write_text(what)
+        return True
+
+    return strike
+
+
+def full_disk(run: Run, draw: random.Random) -> bool:
+    """Lets a learner write no file beyond a few bytes: its next checkpoint or replay fails as on a full disk."""
+    pid = run.pick("^learner 0$", draw)
+    if pid is None or not (run.folder / checkpoint.CHECKPOINT).exists():
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
+        return True
+    return False
+
+
+def damage(run: Run, draw: random.Random) -> bool:
+    """Kills the run, and flips a bit of its checkpoint."""
+    path = run.folder / checkpoint.CHECKPOINT
+    if not path.with_name(checkpoint.PREVIOUS).exists() or not signals("^command$", signal.SIGKILL)(run, draw):
+        return False
+    assert run.process
+    run.process.wait()
+    wait_for_the_end_of(run)
+    with path.open("r+b") as file:
+        position = draw.randrange(path.stat().st_size)
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << draw.randrange(8)]))
+    return True
+
+
+ENDING: dict[str, Fault] = {
+    "the command gets SIGTERM": signals("^command$", signal.SIGTERM),
+    "the command gets SIGINT": signals("^command$", signal.SIGINT),
+    "the command is killed": signals("^command$", signal.SIGKILL),
+    "a learner is killed": signals(r"^learner \d+$", signal.SIGKILL),
+    "a learner is stopped": signals(r"^learner \d+$", signal.SIGSTOP),
+    "what forks the learners is killed": signals("learners' fork server", signal.SIGKILL),
+    "what forks the workers is killed": signals("workers' fork server", signal.SIGKILL),
+    "the disk is full": full_disk,
+    "a bit of the checkpoint flips": damage,
+}
+IN_EXACT = ENDING | {"a worker is killed": signals(r"worker \d+$", signal.SIGKILL)}
+GOING_ON: dict[str, Fault] = {  # strike a run that has begun: before, its environments are not replaced
+    "a worker is killed (replaced)": signals(r"worker \d+$", signal.SIGKILL),
+    "a worker is stopped (replaced)": signals(r"worker \d+$", signal.SIGSTOP),
+    "an environment raises (replaced)": orders("raises"),
+    "an environment ends its process (replaced)": orders("exits"),
+    "an environment hangs (replaced)": orders("hangs"),
+    "an environment observes nan (replaced)": orders("observes nan"),
+}
+
+
+# ---- what becomes of the run ----
+
+
+def wait_for_the_end_of(run: Run) -> None:
+    """Waits until none of the run's processes is left. Raises RunError if one is."""
+    deadline = time.monotonic() + WITHIN_S
+    while left := [process for process in psutil.process_iter() if is_of(process, run)]:
+        if time.monotonic() > deadline:
+            raise RunError(f"left behind: {left}")
+        time.sleep(0.05)
+
+
+def is_of(process: psutil.Process, run: Run) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get(FAULT) == str(run.order) and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def wait_until_it_ends(run: Run) -> None:
+    assert run.process
+    try:
+        run.process.wait(LEARNER_LIMIT_S + WITHIN_S)
+    except subprocess.TimeoutExpired:
+        raise RunError("the run has not ended") from None
+    wait_for_the_end_of(run)
+
+
+def wait_until_it_is_told(run: Run, before: int) -> None:
+    """Waits until the run's log tells of one loss more, or the run is complete without what was lost."""
+    deadline = time.monotonic() + LIMIT_S + WITHIN_S
+    while run.replaced() == before and not (run.process and run.process.poll() == 0):
+        if not run.is_alive or time.monotonic() > deadline:
+            raise RunError(f"no loss was reported: {run.said()}")
+        time.sleep(0.05)
+
+
+def resume(run: Run) -> int:
+    """Resumes the run that has ended; returns from which step. A damaged checkpoint is replaced as the error says."""
+    path = run.folder / checkpoint.CHECKPOINT
+    if not path.exists():
+        run.begin()
+        return 0
+    try:
+        steps = int(checkpoint.load(path)["steps"])
+    except checkpoint.DamagedError as error:
+        command = shlex.split(str(error).partition("to continue from there, ")[2])
+        if not command:
+            raise RunError(f"no way out is named: {error}") from None
+        subprocess.run(command, check=True)
+        steps = int(checkpoint.load(path)["steps"])
+    run.is_complete = steps >= STEPS  # the fault came after its last checkpoint
+    if not run.is_complete:
+        run.begin()
+    return steps
+
+
+def strike(run: Run, name: str, fault: Fault, goes_on: bool, draw: random.Random, report: Report) -> None:
+    """Strikes, waits for what becomes of it, and resumes the run if it has ended."""
+    before, steps, start = run.replaced(), run.steps_done(), time.monotonic()
+    if not run.is_alive or (goes_on and steps <= run.first_steps) or not fault(run, draw):
+        return
+    report.times += 1
+    try:
+        if goes_on:
+            wait_until_it_is_told(run, before)
+        else:
+            wait_until_it_ends(run)
+        report.seconds.append(round(time.monotonic() - start, 2))
+        if not run.is_alive:
+            text = run.log.read_text()
+            if text.count("Traceback") > text.count("ValueError: on purpose"):
+                raise RunError(f"a traceback: {text[text.index('Traceback') :][-4000:]}")
+            report.says = run.said() or report.says
+            report.steps.append(max(0, max(steps, run.steps_done()) - resume(run)))
+    except (RunError, subprocess.CalledProcessError) as error:
+        report.lost.append(f"{name}: {error}")
+        if run.process:
+            run.process.kill()
+        for process in psutil.process_iter():
+            if is_of(process, run):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        wait_for_the_end_of(run)
+        resume(run)
+
+
+def policy_of(run: Run) -> dict[str, Any]:
+    return dict(checkpoint.load(run.folder / checkpoint.CHECKPOINT)["policy"])
+
+
+def train(exact: bool, draw: random.Random, reports: dict[str, Report], until: float, folder: Path) -> Run:
+    """Trains a run to its end. Faults come until a time, but at least one among all runs; until=0: none."""
+    run = Run(folder, exact)
+    run.begin()
+    faults = IN_EXACT if exact else ENDING | GOING_ON
+    while not run.is_complete:
+        pause = draw.uniform(*BETWEEN_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert run.process
+            if (status := run.process.wait(pause)) == 0:
+                return run
+            raise RunError(f"the run has ended by itself with status {status}: {run.log.read_text()[-2000:]}")
+        if time.monotonic() < until or (until and not any(report.times for report in reports.values())):
+            name = draw.choice(sorted(faults))
+            strike(run, name, faults[name], name in GOING_ON, draw, reports.setdefault(name, Report()))
+    return run
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long faults come (60)")
+    parser.add_argument("--seed", type=int, help="of the faults and their times (a random one, which is printed)")
+    add_json(parser)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else runs ignore it as a shell's background does
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    draw, reports, runs, wrong = random.Random(seed), dict[str, Report](), [0, 0], list[str]()
+    print(format_machine(describe_machine()))
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        reference = train(True, draw, {}, 0.0, _made(scratch, "reference"))
+        until = time.monotonic() + 60 * options.minutes
+        for number in itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(1)):
+            exact = number % 2 == 1
+            quarter = time.monotonic() + 60 * options.minutes / 4  # so that runs of both kinds are struck
+            try:
+                run = train(exact, draw, reports, min(until, quarter), _made(scratch, f"run{number}"))
+            except RunError as error:
+                wrong.append(f"run {number}: {error}")
+                continue
+            runs[exact] += 1
+            same = all(torch.equal(value, policy_of(run)[name]) for name, value in policy_of(reference).items())
+            if exact and not same:
+                wrong.append(f"run {number} has another policy than one that nothing happened to")
+            print(f"run {number} is complete" + (f", the same policy: {same}" if exact else ""), flush=True)
+    wrong += [text for report in reports.values() for text in report.lost]
+    print(table(reports))
+    print("\n".join(wrong) or f"nothing was lost: {runs[1]} runs are bit for bit as without faults, {runs[0]} complete")
+    found = {name: vars(report) for name, report in sorted(reports.items())}
+    about = {"seed": seed, "minutes": options.minutes, "machine": describe_machine()}
+    write_json(options.json, {**about, "exact_runs": runs[1], "other_runs": runs[0], "wrong": wrong, "faults": found})
+    if wrong:
+        raise RunError(f"{len(wrong)} faults were not survived")
+
+
+def _made(scratch: str, name: str) -> Path:
+    folder = Path(scratch) / name
+    folder.mkdir()
+    return folder
+
+
+def table(reports: dict[str, Report]) -> str:
+    lines = [
+        "| fault | times | seconds until told, median and most | steps done again, most | lost |",
+        "|---|---|---|---|---|",
+    ]
+    for name, report in sorted(reports.items()):
+        seconds = f"{statistics.median(report.seconds):.1f}, {max(report.seconds):.1f}" if report.seconds else ""
+        again = f"{max(report.steps):,}" if report.steps else ""
+        lines.append(f"| {name} | {report.times} | {seconds} | {again} | {len(report.lost) or 'nothing'} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

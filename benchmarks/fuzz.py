@@ -1,0 +1,271 @@
+"""Draws settings of `accel-rl train` by chance, and says which of them neither train nor are refused in one line.
+
+python benchmarks/fuzz.py [--resolve 10000] [--train 1000] [--texts 2000] [--seed 1] [--json FILE]
+
+--resolve: so many runs are resolved and checked, as before anything is written: all algorithms, spaces, samplers,
+learners, and whatever else can be set. --train: so many are drawn for one learner in this process, and trained until
+they have learned from three rollouts; all results must be finite. --texts: so many YAML files, experiments and command
+lines, most of them nonsense, are given to `accel-rl`. Whatever is refused must be refused by a UsageError of one line,
+before the run's folder exists. Failures are listed with the settings that repeat them, as few as do; exit status 1.
+
+Part after part is drawn from the seed, and --json is written after each.
+"""
+
+import itertools
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+import fuzz_settings
+import fuzz_texts
+from accel_rl.bench.output import describe_run, write_json
+from accel_rl.distributed.launch import trained
+from accel_rl.distributed.run_request import RunRequest
+from accel_rl.envs.probe import find_spec, probe_spec
+from accel_rl.envs.spec import EnvConfig, EnvSpec
+from accel_rl.errors import UsageError
+from accel_rl.training import checkpoint, resolve
+from command_line import add_json, make_parser
+
+PART = 100  # examples that one seed draws
+LIMIT_S = 60.0  # of one example
+LIMIT_BYTES = 8 << 30  # of addresses, besides those in use at the start: what asks for more fails at once
+SCRATCH = next((folder for folder in ("/dev/shm",) if os.access(folder, os.W_OK)), None)  # where to sync costs nothing
+
+Try = Callable[[Any, Path], None]
+
+
+class TooSlow(BaseException):
+    """An example has not ended in time."""
+
+
+@dataclass
+class Found:
+    """What became of the examples of one kind. refused, failures: by the function that has raised; with a message, and
+    failures with what repeats one, in Python. smallest: these examples themselves."""
+
+    passed: int = 0
+    refused: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    smallest: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, example: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.passed += 1
+            return
+        place, is_refusal = where(error), isinstance(error, UsageError)
+        entry = (self.refused if is_refusal else self.failures).setdefault(place, {"count": 0})
+        entry["count"] += 1
+        if is_refusal:
+            entry.setdefault("message", str(error)[:300])
+        elif place not in self.smallest or len(repr(example)) < len(repr(self.smallest[place])):
+            self.set_example(place, example, error)
+
+    def set_example(self, place: str, example: Any, error: BaseException) -> None:
+        self.smallest[place] = example
+        self.failures[place] |= {"message": f"{type(error).__name__}: {error}"[:600], "example": repr(example)}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "num_refused": self.num_refused,
+            "refused": self.refused,
+            "failures": self.failures,
+        }
+
+    @property
+    def num_refused(self) -> int:
+        return sum(int(entry["count"]) for entry in self.refused.values())
+
+    @property
+    def num_examples(self) -> int:
+        return self.passed + self.num_refused + sum(int(entry["count"]) for entry in self.failures.values())
+
+    @property
+    def summary(self) -> str:
+        return f"{self.passed} passed, {self.num_refused} refused, {len(self.failures)} ways to fail"
+
+
+@dataclass(frozen=True)
+class Options:
+    resolve: int
+    train: int
+    texts: int
+    seed: int
+    json: Path | None
+
+
+def attempt(trial: Try, example: Any, limit_s: float = 0) -> BaseException | None:
+    """Tries an example with a folder that does not exist; returns what is raised, an AssertionError if that is no
+    refusal as it should be. limit_s: after which it is too slow, if that is not 0."""
+    with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch, time_limit(limit_s) if limit_s else nullcontext():
+        folder = Path(scratch) / "run"
+        try:
+            trial(example, folder)
+        except UsageError as error:
+            if folder.exists():
+                return AssertionError(f"refused after its folder was written: {error}").with_traceback(
+                    error.__traceback__
+                )
+            if len(str(error).splitlines()) != 1:
+                return AssertionError(f"refused in several lines: {error}").with_traceback(error.__traceback__)
+            return error
+        except (Exception, TooSlow) as error:
+            return error
+    return None
+
+
+def resolve_run(run: dict[str, Any], folder: Path) -> None:
+    RunRequest(run, out=folder).resolve()
+
+
+def train_run(run: dict[str, Any], folder: Path) -> None:
+    """Trains a run. Raises AssertionError if it took fewer steps than it was to, or left what is not finite."""
+    with trained(RunRequest(run, out=folder), show=False):
+        state = checkpoint.load(folder / checkpoint.CHECKPOINT)
+    assert state["steps"] >= int(run["steps"]), "the run has ended early"
+    assert all(tensor.isfinite().all() for tensor in state["policy"].values()), "parameters are not finite"
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TooSlow in what takes longer."""
+
+    def stop(*_: Any) -> None:
+        raise TooSlow(f"takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def where(error: BaseException) -> str:
+    """Returns the file and the function of this package that an error came from, the innermost one."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "accel_rl" in Path(frame.filename).parts]
+    if not frames:
+        message = re.sub(r"\S*/\S*", "FILE", str(error).removeprefix("accel-rl: "))
+        return re.split(r"[\d'=:]", message)[0].strip()[:60]  # of a command, which has left only its message
+    parts = Path(frames[-1].filename).parts
+    last = len(parts) - 1 - parts[::-1].index("accel_rl")
+    return f"{'/'.join(parts[last:])}: {frames[-1].name}"
+
+
+def shorten(trial: Try, found: Found, place: str) -> None:
+    """Leaves out of a failing run whatever it fails without, too, in the same way."""
+    first = attempt(trial, found.smallest[place], LIMIT_S)
+    for name in [*found.smallest[place]]:
+        fewer = {key: value for key, value in found.smallest[place].items() if key != name}
+        error = attempt(trial, fewer, LIMIT_S)
+        if error and type(error) is type(first) and where(error) == place:
+            found.set_example(place, fewer, error)
+
+
+def draw(strategy: st.SearchStrategy[Any], count: int, seed: int, use: Callable[[Any], None]) -> None:
+    """Calls a function with `count` examples."""
+
+    @seeded(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[*HealthCheck],
+    )
+    @given(strategy)
+    def each(example: Any) -> None:
+        use(example)
+
+    each()
+
+
+def probe_quickly() -> None:
+    """Finds out the spaces of this program's environments in this process, and those of others once."""
+    specs: dict[str, EnvSpec] = {}
+
+    def probe(env: EnvConfig, timeout_s: float = 60.0) -> EnvSpec:
+        if env.env_id.startswith("fuzz_env:"):
+            return find_spec(env)
+        name = repr(env)
+        if name not in specs:
+            specs[name] = probe_spec(env, timeout_s)
+        return specs[name]
+
+    vars(resolve)["probe_spec"] = probe
+
+
+def fuzz(options: Options) -> bool:
+    """Runs all kinds, and returns whether nothing has failed."""
+    resource.setrlimit(resource.RLIMIT_AS, (addresses_in_use() + LIMIT_BYTES, resource.RLIM_INFINITY))
+    sys.path.insert(0, str(Path(__file__).parent))  # where environments are found
+    probe_quickly()
+    kinds: dict[str, tuple[int, Any, Try]] = {
+        "resolve": (options.resolve, fuzz_settings.runs(), resolve_run),
+        "train": (options.train, fuzz_settings.runs(in_process=True), train_run),
+        "texts": (options.texts, fuzz_texts.commands(), fuzz_texts.run_command),
+    }
+    found = {name: Found() for name in kinds}
+    result = describe_run("fuzz", 1, options)
+    start = time.monotonic()
+
+    def write() -> None:
+        seconds = round(time.monotonic() - start)
+        write_json(options.json, result | {"seconds": seconds} | {name: each.as_dict() for name, each in found.items()})
+
+    for index, (name, (count, strategy, trial)) in enumerate(kinds.items()):
+        for seed in itertools.count((options.seed * len(kinds) + index) * 10**6):
+            # Runs that are refused do not count among those to be trained.
+            if (found[name].passed if name == "train" else found[name].num_examples) >= count:
+                break
+            draw(strategy, min(PART, count), seed, partial(try_example, found[name], trial))
+            write()
+            print(f"{name:8} {found[name].summary}", flush=True)
+    for name, (_, _, trial) in kinds.items():
+        for place, failure in found[name].failures.items():
+            if name != "texts":
+                shorten(trial, found[name], place)
+            print(f"\n{name}: {place}, {failure['count']} times: {failure['message']}\n    {failure['example']}")
+    write()
+    return not any(each.failures for each in found.values())
+
+
+def try_example(found: Found, trial: Try, example: Any) -> None:
+    found.add(example, attempt(trial, example, LIMIT_S))
+
+
+def addresses_in_use() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--resolve", type=int, default=10_000, metavar="N", help="runs to resolve (10000)")
+    parser.add_argument("--train", type=int, default=1000, metavar="N", help="runs to train (1000)")
+    parser.add_argument("--texts", type=int, default=2000, metavar="N", help="files and command lines (2000)")
+    parser.add_argument("--seed", type=int, default=1, help="decides what is drawn (1)")
+    add_json(parser)
+    torch.set_num_threads(1)
+    return 0 if fuzz(Options(**vars(parser.parse_args()))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

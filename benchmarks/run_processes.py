@@ -1,0 +1,55 @@
+"""Which processes a run consists of, by what they do."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+
+import psutil
+
+FORK_SERVER, PROBE = "accel_rl.processes.fork_server", "accel_rl.envs.probe"
+
+
+def processes_of(command: int) -> list[psutil.Process]:
+    """Returns the processes of a run, whose `accel-rl train` has this number, and of whatever it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(command)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def name_processes(command: int, processes: Sequence[psutil.Process]) -> dict[int, str]:
+    """Returns what each of these processes of a run is, by its number.
+
+    "command"; "worker 0", and "workers' fork server", which forks them. Where there are several learners: "learner 0",
+    "learners' fork server", and "learner 0's worker 0" and so on. "probe 0" finds out an environment's spaces; what
+    else there is, an environment's own processes for example, is "other process 0". Processes that end are left out."""
+    children: dict[int, list[psutil.Process]] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            children.setdefault(process.ppid(), []).append(process)
+    names: dict[int, str] = {}
+
+    def add(pid: int, name: str, owner: str = "") -> None:
+        names[pid] = name
+        numbers: Counter[str] = Counter()
+        for child in sorted(children.get(pid, []), key=lambda child: child.pid):
+            with contextlib.suppress(psutil.Error):
+                kind = _kind(child.cmdline(), is_forked=name.endswith("fork server"))
+                number = "" if kind.endswith("fork server") else f" {numbers[kind]}"
+                numbers[kind] += 1
+                label = f"{owner}{kind}{number}"
+                add(child.pid, label, f"{label}'s " if kind == "learner" else owner)
+
+    add(command, "command")
+    return names
+
+
+def _kind(words: list[str], is_forked: bool) -> str:
+    """Returns what a process with these words in its command is; is_forked: by a fork server, whose words it has."""
+    if PROBE in words:
+        return "probe"
+    if FORK_SERVER not in words:
+        return "other process"
+    program = words[words.index(FORK_SERVER) + 3]
+    forked = program.partition(":")[0].rpartition(".")[2].removesuffix("_process")
+    return forked if is_forked else f"{forked}s' fork server"

@@ -1,0 +1,37 @@
+"""A sample of the kill matrix, and whether its committed result is complete and of these cells."""
+
+import json
+import random
+import sys
+from typing import Any
+
+import pytest
+
+from tests.kills.matrix import LEARNER_LIMIT_S, RESULTS, WITHIN_S, Cell, cells, make_references, run_in_folder
+
+SAMPLE = random.Random(0).sample(cells(), 30)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in the way of Linux")
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return make_references(tmp_path_factory.mktemp("references"))
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("cell", SAMPLE, ids=str)
+def test_a_run_survives_or_ends_as_promised(cell: Cell, references: dict[str, Any]) -> None:
+    """Would catch a run that hangs, leaves something behind, says nothing of use, or goes on as another one."""
+    assert "failure" not in run_in_folder(cell, references)[1]
+
+
+def test_the_result_is_of_all_cells() -> None:
+    """Would catch a cell that is new and not run, a failure that is committed, and an end that took long."""
+    found = json.loads(RESULTS.read_text())["cells"]
+    assert list(found) == [str(cell) for cell in cells()]
+    assert not [name for name, result in found.items() if "failure" in result]
+    ended = {name: result["seconds"] for name, result in found.items() if result["status"] != 0}
+    waited_s = {name: LEARNER_LIMIT_S if name.endswith("SIGSTOP") else 0.0 for name in ended}
+    assert not [name for name, seconds in ended.items() if seconds > waited_s[name] + WITHIN_S]

@@ -1,0 +1,58 @@
+"""Environments that misbehave: the run goes on, or ends with one message; nothing is left in either case."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import TINY, Command
+from tests.helpers.runs import rows
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="watches processes in the way of Linux"),
+    pytest.mark.multiprocess,
+    pytest.mark.slow,
+]
+
+WORKER = r"worker [01] \(process \d+\), in environment [0-3] \(.+\) at action [01],"
+RAISED = r"worker [01]: environment [0-3] \(.+\) failed at action [01]:\nTraceback (.|\n)*"
+DEEDS = {
+    "alias": None,
+    "threads": None,
+    "flood": None,
+    "closed streams": None,
+    "moves out": None,
+    "signals": None,
+    "forks": None,
+    "one CPU": None,
+    "close fails": None,
+    "input": RAISED + "EOFError: ",
+    "recursion": RAISED + "RecursionError: ",
+    "addresses": RAISED + "MemoryError",
+    "words": RAISED + r"broken on purpose: \\udcff",
+    "close exits": r"worker [01] \(process \d+\), in environment [0-3] \([^)]+\), exited with status 7",
+    "exit": f"{WORKER} exited with status 7",
+    "interrupt": f"{WORKER} was killed by SIGINT",
+    "all closed": f"{WORKER} exited with status 1",
+    "crash": f"{WORKER} was killed by SIGSEGV",
+    "stop": rf"{WORKER} has not answered for 3 s \(--env-timeout-s\)",
+    "the group": "the process that starts the workers was killed by SIGKILL",
+    "forks, and goes on": r"out of step|has not answered|exited|killed|failed|middle of a rollout",
+}
+
+
+@pytest.mark.parametrize(("deed", "message"), DEEDS.items(), ids=DEEDS)
+def test_what_an_environment_should_not_do(deed: str, message: str | None, tmp_path: Path) -> None:
+    """Would catch a hang, a traceback of ours, a message without its cause, and what an environment leaves behind."""
+    words = ["train", "--env", "tests.helpers.misbehaving_envs:Misbehaving", "--env-options", f"{{deed: {deed!r}}}"]
+    words += [*TINY, "--steps", 400, "--decorrelation-steps", 0, "--env-timeout-s", 3, "--out", tmp_path / "run"]
+    if "close" in deed:
+        words += ["--eval-interval-steps", 100, "--eval-steps", 24]
+    result = Command(*words).finish()
+    if message is None:
+        assert result.status == 0 and rows(tmp_path / "run")[-1]["time/total_timesteps"] == "400", result.err
+        return
+    assert result.status == 1, result.err
+    assert len(re.findall(f"^accel-rl: .*(?:{message})", result.err, re.MULTILINE)) == 1, result.err
+    assert re.search(message, (tmp_path / "run" / "log.txt").read_text())
