@@ -1,6 +1,7 @@
-"""The command line: `accel-rl train | launch | eval | record | export | plot | report | watch | ...`."""
+"""The command line: `accel-rl train | launch | sweep | eval | record | export | plot | report | watch | ...`."""
 
 import argparse
+import errno
 import itertools
 import os
 import signal
@@ -11,10 +12,11 @@ from accel_rl.analysis.command import add_eval, add_export, add_plot, add_record
 from accel_rl.bench.command import add_bench
 from accel_rl.doctor.command import add_doctor
 from accel_rl.errors import RunError, UsageError
-from accel_rl.experiments.command import add_launch, add_train
-from accel_rl.hardware.host_memory import describe_exceeded_limit
+from accel_rl.experiments.command import add_launch, add_sweep, add_train
+from accel_rl.hardware.limits import describe_exceeded_limit
 from accel_rl.report.command import add_report
 from accel_rl.training.command import add_list
+from accel_rl.training.log import print_line
 from accel_rl.tune.command import add_tune
 from accel_rl.version import __version__
 from accel_rl.watch.command import add_watch
@@ -25,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Raises SystemExit with status 143 after SIGTERM."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_closed_streams()
     try:
         if os.getcwd() not in sys.path:  # the user's modules; a console script has only its own folder there
             sys.path.insert(0, os.getcwd())
@@ -45,13 +48,22 @@ def main(arguments: list[str] | None = None) -> int:
         reason = describe_exceeded_limit(error)
         if reason is None and not isinstance(error, RunError | OSError):
             raise
-        return _print_error("\n".join([reason or str(error), *getattr(error, "__notes__", ())]), 1)
+        is_usage = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG  # files of ours have short names
+        return _print_error("\n".join([reason or str(error), *getattr(error, "__notes__", ())]), 2 if is_usage else 1)
     return 0
 
 
 def _print_error(message: str, status: int) -> int:
-    print(f"accel-rl: {message}", file=sys.stderr)
+    print_line(f"accel-rl: {message}")
     return status
+
+
+def _open_closed_streams() -> None:
+    """Gives a command that was started without stdin, stdout or stderr (`2>&-`) the empty device in its place: else the
+    next file that it opens would take what is written there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,6 +78,7 @@ def _parser(arguments: list[str]) -> argparse.ArgumentParser:
 
     add_train(commands, arguments)
     add_launch(commands, arguments)
+    add_sweep(commands)
     add_tune(commands, arguments)
     add_eval(commands)
     add_record(commands)

@@ -101,7 +101,8 @@ def is_environment(value: Any) -> bool:
     """Returns whether an example's name is an environment of its own, or a factory of batches."""
     if inspect.isfunction(value):
         return "num_envs" in inspect.signature(value).parameters
-    return isinstance(value, type) and issubclass(value, gymnasium.Env) and value.__module__ == "__main__"
+    is_env = isinstance(value, type) and issubclass(value, gymnasium.Env) and not issubclass(value, gymnasium.Wrapper)
+    return is_env and value.__module__ == "__main__"
 
 
 def test_other_examples_are_parts() -> None:

@@ -43,12 +43,13 @@ def add_export(commands: Any) -> None:
         "export",
         help="write a trained agent's policy to a file that acts without accel-rl",
         description="Writes a policy as ONNX or TorchScript: observations in, greedy actions out, on any batch. Checks "
-        "that the file acts as the policy does.",
+        "that the file acts as the policy does. Or writes a folder to share it by: the policy, a model card with its "
+        "scores, ONNX, and a video.",
     )
     _add_run_dir(command)
-    command.add_argument("--format", required=True, metavar="FORMAT", help="onnx or torchscript")
+    command.add_argument("--format", required=True, metavar="FORMAT", help="onnx, torchscript, or card")
     command.add_argument(
-        "--out", type=Path, metavar="FILE", help="the file to write (default: in RUN_DIR, policy.onnx or the like)"
+        "--out", type=Path, metavar="FILE", help="what to write (default: in RUN_DIR, policy.onnx or the like)"
     )
     command.set_defaults(run=_export)
 
@@ -105,6 +106,15 @@ def _export(options: argparse.Namespace) -> None:
     from accel_rl.analysis.export import SUFFIXES, check_format, export
     from accel_rl.analysis.trained_policy import load
 
+    if options.format == "card":
+        from accel_rl.analysis.card import EPISODES, write_card
+
+        if options.out is None:
+            raise UsageError("a card is a folder of its own; name it with --out FOLDER")
+        mean = write_card(options.run_dir, options.out, options.best, options.trust)
+        interval = f"{mean.low:.1f} to {mean.high:.1f}"
+        print(f"{options.out}: score {mean.value:.1f} ({interval}) in {EPISODES} games")
+        return
     check_format(options.format)
     name = ("best" if options.best else "policy") + SUFFIXES[options.format]
     agent = load(options.run_dir, options.best, options.trust)

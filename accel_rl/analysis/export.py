@@ -85,7 +85,7 @@ def export(agent: TrainedPolicy, path: str | Path, format: str) -> ExportedFile:
 def check_format(format: str) -> None:
     """Raises UsageError if there is no such format, or if the package that it takes is missing."""
     if format not in SUFFIXES:
-        raise unknown("format", format, SUFFIXES, "(there are onnx, torchscript)")
+        raise unknown("format", format, (*SUFFIXES, "card"), "(there are onnx, torchscript, card)")
     if format == "onnx":
         try:
             import onnx  # noqa: F401

@@ -59,11 +59,6 @@ class ScoredRun:
             return None
         return float(np.interp(value, reached, self.curve[:, 2]))
 
-    def minutes_to(self, score: float) -> float | None:
-        """Returns the minutes after which the training score was first this high; None if it never was."""
-        reached = np.flatnonzero(self.curve[:, 2] >= score)
-        return float(self.curve[reached[0], 1]) if len(reached) else None
-
 
 # ---- statistics ----
 

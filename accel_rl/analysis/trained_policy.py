@@ -20,7 +20,7 @@ from accel_rl.envs.spaces import to_env_action, to_policy_rows
 from accel_rl.envs.spec import Array
 from accel_rl.errors import RunError, UsageError
 from accel_rl.models.memory_limit import MemoryLimit
-from accel_rl.rollout import RecurrentInputs
+from accel_rl.rollout import Game, RecurrentInputs
 from accel_rl.samplers.base import GamesToPlay
 from accel_rl.training import policy_file
 from accel_rl.training.build import build_algo, build_sampler
@@ -154,9 +154,13 @@ class TrainedPolicy:
         return RecurrentInputs(*(torch.as_tensor(rows, device=device) for rows in inputs))
 
     def evaluate(self, episodes: int, seed: int | None = None, greedy: bool | None = None) -> Evaluation:
-        """Evaluates the policy over whole games, in simulator processes.
+        """Evaluates the policy over whole games; takes and raises what play does."""
+        return Evaluation.of(self.play(episodes, seed, greedy))
 
-        greedy: it plays the likeliest actions instead of sampled ones; None: as the run was evaluated.
+    def play(self, episodes: int, seed: int | None = None, greedy: bool | None = None) -> list[Game]:
+        """Plays whole games in simulator processes; returns their raw scores and lengths.
+
+        greedy: with the likeliest actions instead of sampled ones; None: as the run was evaluated.
         Raises UsageError if the environment needs trust, RunError if no game ends."""
         config = self.config
         self._check_env()
@@ -173,7 +177,7 @@ class TrainedPolicy:
             sampler.close()
         if not games:
             raise RunError(f"no game of {config.run.env} has ended within its step limit")
-        return Evaluation.of(games)
+        return games
 
     def make_env(self) -> gymnasium.Env[Any, Any]:
         """Makes the environment that the policy was trained in, with rendering. Raises UsageError if it needs trust."""

@@ -39,6 +39,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {  # the modules of each extra of setup.cfg
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "threed": ("vizdoom",),
     "envpool": ("envpool",),
+    "slurm": ("submitit",),
+    "ray": ("ray",),
+    "sweep": ("optuna",),
     "bench": ("envpool", "matplotlib"),
 }
 

@@ -1,14 +1,20 @@
-"""The commands `accel-rl train` and `accel-rl launch`: one run, on one or all GPUs, or all runs of an experiment.
+"""The commands `accel-rl train`, `launch` and `sweep`: one run, all runs of an experiment, or a search for settings.
 
 The command line imports this module for every command: it stays light."""
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel_rl.errors import UsageError
 from accel_rl.training.command import add_settings, given_settings, settings_of_file
+
+if TYPE_CHECKING:
+    from accel_rl.experiments.tasks import Executor
+
+    MakeExecutor = Callable[[Path, bool], Executor]  # of a folder, and whether learners may share logical CPUs
 
 RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # of `train` that are no settings
 
@@ -29,8 +35,8 @@ def add_launch(commands: Any, arguments: list[str]) -> None:
     command = commands.add_parser(
         "launch",
         help="train on all GPUs, or run an experiment on them",
-        usage="accel-rl launch [--gpus 0-3 | --devices cpu,cpu] [--experiment FILE [--summary]] [--out DIR] "
-        "[any other setting]",
+        usage="accel-rl launch [--gpus 0-3 | --devices cpu,cpu] [--experiment FILE [--executor slurm] [--summary]] "
+        "[--out DIR] [any other setting]",
         description="Trains one agent on all GPUs, with a learner on each. With --experiment: trains every run of a "
         "grid of settings and seeds on these GPUs, continues where it was interrupted, and prints the results next to "
         "those of the paper.",
@@ -38,17 +44,49 @@ def add_launch(commands: Any, arguments: list[str]) -> None:
     )
     group = command.add_argument_group("devices and experiments")
     group.add_argument(
-        "--gpus", metavar="LIST", help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu"
-    )
-    group.add_argument(
         "--experiment",
         type=Path,
         metavar="FILE",
         help="a YAML file; its runs are written to --out (default: results/experiments/<file's name>)",
     )
+    _add_executor(group)
     group.add_argument("--summary", action="store_true", help="only print and draw the results so far; train nothing")
     _add_train_arguments(command, arguments)
     command.set_defaults(run=_launch)
+
+
+def add_sweep(commands: Any) -> None:
+    command = commands.add_parser(
+        "sweep",
+        help="search for settings",
+        description="Trains trials whose settings Optuna proposes, the better ones for longer; continues where it was "
+        "interrupted, and writes the best settings to best.yaml, for `accel-rl train --config`.",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="a YAML file: what is trained, and what may vary")
+    command.add_argument("--out", type=Path, metavar="DIR", help="its folder (default: results/sweeps/<file's name>)")
+    command.add_argument("--devices", metavar="LIST", help="devices of this machine, as in cpu,cpu (default: all GPUs)")
+    command.add_argument("--cpus", metavar="LIST", help="logical CPUs of this machine, as in 0-7 (default: all)")
+    _add_executor(command)
+    command.set_defaults(run=_sweep)
+
+
+def _add_executor(group: Any) -> None:
+    """Adds the flags that say where the runs of an experiment or a sweep are trained."""
+    group.add_argument(
+        "--gpus", metavar="LIST", help="which GPUs, as in 0-3 (default: all); without GPUs, use --devices cpu,cpu"
+    )
+    group.add_argument(
+        "--executor",
+        choices=("local", "slurm", "ray"),
+        default="local",
+        help="where an experiment's runs are trained: on this machine (default), or each as a job of a cluster",
+    )
+    group.add_argument(
+        "--job",
+        metavar="{K: V}",
+        help="what a job is given: cpus and gpus for each learner, and whatever submitit or Ray takes, as in "
+        "'{cpus: 8, mem_gb: 16}'",
+    )
 
 
 def _add_train_arguments(command: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -84,39 +122,77 @@ def _train_with(given: dict[str, Any]) -> None:
 
 
 def _launch(options: argparse.Namespace) -> None:
-    from accel_rl.config.fields import build
-    from accel_rl.config.learners import LearnerSettings
+    given = given_settings(options)
+    file, only_report = given.pop("experiment", None), given.pop("summary")
+    _take_gpus(given)
+    if file is None:
+        executor, _ = given.pop("executor"), given.pop("job", None)
+        if only_report or executor != "local":
+            flag = "--summary" if only_report else "--executor"
+            raise UsageError(f"{flag} needs an experiment; name its file with --experiment FILE")
+        if "device" not in given and not settings_of_file(options).get("devices"):
+            given.setdefault("devices", "all")
+        return _train_with(given)
+    for name in ("config", "resume", "overwrite", "show_affinity", "device"):
+        if given.pop(name, None):
+            raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")
+    folder = given.pop("out", None)
+    make_executor = _take_executor(given)
     from accel_rl.experiments.scheduler import run_experiment
 
+    run_experiment(file, given, Path(folder) if folder else None, None if only_report else make_executor)
+
+
+def _sweep(options: argparse.Namespace) -> None:
     given = given_settings(options)
-    file, only_report, gpus = given.pop("experiment", None), given.pop("summary"), given.pop("gpus", None)
+    _take_gpus(given)
+    make_executor = _take_executor(given)
+    from accel_rl.experiments.sweep import run_sweep
+
+    run_sweep(options.file, options.out, make_executor)
+
+
+def _take_gpus(given: dict[str, Any]) -> None:
+    """Makes --gpus the devices."""
+    gpus = given.pop("gpus", None)
     if gpus is not None:
         if "devices" in given:
             raise UsageError(f"devices={given['devices']} and gpus={gpus} both name devices; omit one of them")
         given["devices"] = gpus
-    if file is None:
-        if only_report:
-            raise UsageError("--summary needs an experiment; name its file with --experiment FILE")
-        if "device" not in given and not settings_of_file(options).get("devices"):
-            given.setdefault("devices", "all")
-        return _train_with(given)
-    trust = given.pop("trust")
-    for name in ("config", "resume", "overwrite", "show_affinity", "device"):
-        if given.pop(name, None):
-            raise UsageError(f"--{name.replace('_', '-')} is for a single run; omit it with --experiment")
-    own = ("devices", "learners_per_gpu")
-    learners = build(LearnerSettings, {name: given.pop(name) for name in own if name in given})
-    folder, cpus = given.pop("out", None), given.pop("cpus", "all")
-    run_experiment(
-        file,
-        given,
-        Path(folder) if folder else None,
-        learners.devices or "all",
-        learners.learners_per_gpu,
-        cpus,
-        only_report,
-        trust,
-    )
+
+
+def _take_executor(given: dict[str, Any]) -> "MakeExecutor":
+    """Takes what says where runs are trained out of the arguments; returns what makes the executor."""
+    name, job = given.pop("executor"), given.pop("job", None)
+    if name == "local" and job is not None:
+        raise UsageError("--job is for a cluster; name it with --executor slurm or ray")
+    places: dict[str, Any] = {key: given.pop(key) for key in ("devices", "learners_per_gpu", "cpus") if key in given}
+    trust = given.pop("trust", False)
+    if name != "local":
+        from accel_rl.experiments.clusters import JobOptions, RayExecutor, SlurmExecutor
+
+        for place in places:
+            flag, hint = f"--{place.replace('_', '-')}", "say what a job is given with --job '{cpus: 8, gpus: 1}'"
+            raise UsageError(f"{flag} is for this machine; with --executor {name}, {hint}")
+        options = JobOptions.read(job or "{}")
+        if name == "slurm":
+            return lambda folder, share: SlurmExecutor(folder, options, trust)
+        return lambda folder, share: RayExecutor(options, trust)
+    from accel_rl.config.fields import build
+    from accel_rl.config.learners import LearnerSettings
+    from accel_rl.experiments.local import LocalExecutor, make_slots
+    from accel_rl.hardware.devices import find_devices
+    from accel_rl.hardware.topology import read_topology
+
+    cpus = places.pop("cpus", "all")
+    learners = build(LearnerSettings, places)
+
+    def make(folder: Path, share: bool) -> "Executor":
+        per_gpu = learners.learners_per_gpu
+        found = find_devices(learners.devices or "all", per_gpu)[::per_gpu]
+        return LocalExecutor(make_slots(found, read_topology(cpus), share), per_gpu, trust)
+
+    return make
 
 
 def _show_affinity(given: dict[str, Any]) -> None:

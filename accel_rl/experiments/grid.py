@@ -119,9 +119,9 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
         for name in given or {}:
             if any(name in block for block in blocks):
                 raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
-        settings = {**_mapping("settings", values.get("settings")), **(given or {})}
+        settings = {**mapping("settings", values.get("settings")), **(given or {})}
         combinations = tuple(combination for block in blocks for combination in _combinations(settings, block))
-        seeds = tuple(_count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
+        seeds = tuple(count("seeds", seed, least=0) for seed in _list_of(int, "seeds", values.get("seeds", [0])))
         experiment = Experiment(
             str(values.get("title", path.stem)), combinations, seeds, _paper(values.get("paper"), combinations)
         )
@@ -151,18 +151,18 @@ def _combinations(settings: dict[str, Any], block: dict[str, Any]) -> list[Combi
 def _combination(settings: dict[str, Any], block: dict[str, Any], chosen: tuple[Any, ...]) -> Combination:
     own = dict(zip(block, chosen, strict=True))
     values = {**settings, **own}
-    learners = _count("learners", values.get("learners", 1))
+    learners = count("learners", values.get("learners", 1))
     for_train = {name: value for name, value in values.items() if name not in ("learners", "envs_per_learner")}
     if "envs_per_learner" in values:
         if "envs" in values:
             raise UsageError("envs and envs_per_learner contradict each other; omit one of them")
-        for_train["envs"] = learners * _count("envs_per_learner", values["envs_per_learner"])
+        for_train["envs"] = learners * count("envs_per_learner", values["envs_per_learner"])
     varied = {name: value for name, value in own.items() if isinstance(block[name], list)}
     return Combination(values, varied, for_train)
 
 
 def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
-    parts = _mapping("paper", value)
+    parts = mapping("paper", value)
     for part in parts:
         if part not in ("source", "steps", "rows"):
             raise unknown("part of paper", str(part), ("source", "steps", "rows"))
@@ -175,7 +175,7 @@ def _paper(value: Any, combinations: tuple[Combination, ...]) -> Paper:
             raise UsageError(f"paper's row {row} must have at least one number: {', '.join(MEASURES)}")
         if not any(_matches(row, combination) for combination in combinations):
             raise UsageError(f"paper's row {row} matches no combination of the grid")
-    steps = _count("paper's steps", parts["steps"]) if "steps" in parts else None
+    steps = count("paper's steps", parts["steps"]) if "steps" in parts else None
     if steps is None and any("hours" in row for row in rows):
         raise UsageError("paper's hours need the number of steps that they are for; set `steps`")
     return Paper(str(parts.get("source", "")), steps, tuple(rows))
@@ -186,7 +186,8 @@ def _matches(row: dict[str, Any], combination: Combination) -> bool:
     return all(name in values and values[name] == value for name, value in row.items() if name not in MEASURES)
 
 
-def _mapping(name: str, value: Any) -> dict[str, Any]:
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """Returns a part of a file that is a mapping, {} if it is not there. Raises UsageError."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -205,7 +206,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _count(name: str, value: Any, least: int = 1) -> int:
+def count(name: str, value: Any, least: int = 1) -> int:
+    """Returns a part of a file that is an integer of at least this much. Raises UsageError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name}={value!r} must be an integer of at least {least}")
     return value

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 EXTRAPOLATED = "*"
 
 
-def report(experiment: Experiment, folder: Path, machine: dict[str, Any]) -> None:
-    """Prints the table; writes summary.md, summary.json and summary.png to folder. machine: that of the runs."""
-    result = {"title": experiment.title, "machine": machine, **summarize(experiment, folder)}
+def report(experiment: Experiment, folder: Path) -> None:
+    """Prints the table; writes summary.md, summary.json and summary.png to folder."""
+    result = {
+        "title": experiment.title,
+        "machines": _machines(experiment, folder),
+        **summarize(experiment, folder),
+    }
     text = as_markdown(experiment, result)
     (folder / "summary.json").write_text(json.dumps(result, indent=2) + "\n")
     (folder / "summary.md").write_text(text)
@@ -87,6 +91,16 @@ def _row(experiment: Experiment, combination: Combination, folder: Path) -> dict
     }
 
 
+def _machines(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
+    """Returns the machines that the runs were made on, as their folders name them, each once."""
+    found: list[dict[str, Any]] = []
+    for run in experiment.runs:
+        with contextlib.suppress(OSError, ValueError):
+            machine = json.loads((folder / run.name / "machine.json").read_text())
+            found += [] if machine in found else [machine]
+    return found
+
+
 def _ratio(value: float | None, reference: float | None) -> float | None:
     return value / reference if value is not None and reference else None
 
@@ -101,7 +115,7 @@ def _speed_up_in_paper(paper: dict[str, Any], one_learner: dict[str, Any]) -> fl
 
 def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
     """Formats the results as a table in Markdown, with notes below it."""
-    rows, machine = result["rows"], result["machine"]
+    rows, machines = result["rows"], result["machines"]
     varied = list(dict.fromkeys(name for combination in experiment.combinations for name in combination.varied))
     values = [{**row["settings"], **c.varied} for row, c in zip(rows, experiment.combinations, strict=True)]
     columns = {name: [str(value.get(name, "")) for value in values] for name in varied}
@@ -132,7 +146,7 @@ def as_markdown(experiment: Experiment, result: dict[str, Any]) -> str:
         notes.append(f"{EXTRAPOLATED}: extrapolated from the speed of runs of {shortest:,} steps or more.")
     if result["source"]:
         notes.append(f"Paper: {result['source']}.")
-    notes.append(f"Machine: {format_machine(machine)}.")
+    notes += [f"Machine: {format_machine(machine)}." for machine in machines]
     return "\n".join([f"# {result['title']}", "", *_table(columns), "", *(f"{note}  " for note in notes)]) + "\n"
 
 

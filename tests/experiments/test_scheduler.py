@@ -18,9 +18,11 @@ import pytest
 import yaml
 
 from accel_rl.errors import UsageError
-from accel_rl.experiments import report, scheduler
+from accel_rl.experiments import local, report
 from accel_rl.experiments.grid import Experiment, read_experiment
-from accel_rl.experiments.scheduler import Slot, assign, inspect_run, make_slots, num_slots, placement, resolve_all
+from accel_rl.experiments.local import LocalExecutor, Slot, make_slots, num_slots, placement
+from accel_rl.experiments.scheduler import resolve_all
+from accel_rl.experiments.tasks import Task, inspect_run, run_tasks
 from accel_rl.hardware.topology import CpuTopology
 from accel_rl.training import checkpoint
 from accel_rl.training.folder_lock import locked
@@ -104,7 +106,7 @@ def test_the_papers_numbers_belong_to_their_runs() -> None:
 def test_shipped_files_can_be_run(name: str, num_runs: int) -> None:
     """Would catch a setting that does not exist or fit, in a file that few machines can run."""
     experiment = read_experiment(SHIPPED / f"{name}.yaml", {"share_processors": True})
-    assert len(resolve_all(experiment, [Slot("cpu", None)] * 8)) == num_runs
+    assert len(resolve_all(experiment, LocalExecutor([Slot("cpu", None)] * 8))) == num_runs
 
 
 PONG = {"env": "pong"}
@@ -173,12 +175,25 @@ def test_bad_flags_are_refused(words: str, message: str, tmp_path: Path, capfd: 
 # ---- slots ----
 
 
-def test_runs_start_in_order_when_their_slots_are_free() -> None:
-    """Would catch a run on all devices that waits for ever behind smaller ones, or devices that stay idle."""
-    assert assign([1, 2, 1], range(4)) == [(0,), (1, 2), (3,)]
-    assert assign([2, 4, 1], {3, 1, 0}) == [(0, 1)]  # slot 3 is kept for the second
-    assert assign([4, 1], {0, 1, 2}) == []
-    assert assign([], {0}) == []
+class Process:
+    """A run's process, which ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def poll(self) -> int | None:
+        return self.status
+
+
+def test_runs_start_when_their_slots_are_free(tmp_path: Path, monkeypatch: Any) -> None:
+    """Would catch two runs on a device, a device that stays idle, and one that is not given back."""
+    monkeypatch.setattr(Task, "start", lambda task, where, trust: Process())
+    executor = LocalExecutor([Slot(f"cuda:{index}", None) for index in range(4)])
+    one, two = (Task(f"{learners}", tmp_path / "run", {}, {}, 100, learners) for learners in (1, 2))
+    jobs = [executor.start(task) for task in (one, two, two, one, one)]
+    assert [job and job.slots for job in jobs] == [(0,), (1, 2), None, (3,), None]
+    jobs[1].process.status = 0  # type: ignore[union-attr]
+    assert [job and job.slots for job in (executor.start(two), executor.start(one))] == [(1, 2), None]
 
 
 def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
@@ -186,7 +201,7 @@ def test_slots_share_out_the_logical_cpus(monkeypatch: Any) -> None:
     cores = tuple((core, core + 4) for core in (0, 2, 1, 3))
     machine = CpuTopology(cores, nodes=(0, 1, 0, 1), num_online=8)
     devices = ["cuda:0", "cuda:1"]
-    monkeypatch.setattr(scheduler, "gpu_node", {"cuda:0": 1, "cuda:1": 0, "cpu": None}.get)
+    monkeypatch.setattr(local, "gpu_node", {"cuda:0": 1, "cuda:1": 0, "cpu": None}.get)
     slots = make_slots(devices, machine)
     assert slots == [Slot("cuda:0", (2, 3, 6, 7)), Slot("cuda:1", (0, 1, 4, 5))]
     assert placement(slots, 2) == {"devices": "cuda:0,cuda:1", "cpus": "0-7"}
@@ -278,18 +293,17 @@ def wait_for(condition: Callable[[], Any]) -> None:
 def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path, capfd: Any) -> None:
     """Would catch runs that outlive their scheduler or are lost with it, or go on with other settings."""
     file = write(tmp_path / "x.yaml", settings={**SMALL, "steps": 1_000_000}, grid=[{"algo": "a2c"}], seeds=[1, 2])
-    out, slots = tmp_path / "out", [Slot("cpu", None)]
+    out, executor = tmp_path / "out", LocalExecutor([Slot("cpu", None)])
     first, second = out / "a2c-s1", out / "a2c-s2"
-    resolved = resolve_all(read_experiment(file), slots)
+    resolved = resolve_all(read_experiment(file), executor)
     out.mkdir()
 
     def steps_logged() -> int:
         table = rows(first) if (first / "progress.csv").exists() else []
         return int(table[-1]["time/total_timesteps"]) if table else 0
 
-    tasks = [inspect_run(run, out / run.name, config) for run, config in resolved]
-    arguments = (tasks, slots, 1, False)
-    process = multiprocessing.get_context("fork").Process(target=scheduler._run, args=arguments, daemon=True)
+    tasks = [inspect_run(run.name, out / run.name, run.settings, config, config.run.steps) for run, config in resolved]
+    process = multiprocessing.get_context("fork").Process(target=run_tasks, args=(tasks, executor), daemon=True)
     process.start()
     wait_for(steps_logged)
     (run_process,) = psutil.Process(process.pid).children()
@@ -318,15 +332,33 @@ def test_an_experiment_continues_after_a_kill_and_an_interruption(tmp_path: Path
     assert checkpoint.load(first / "checkpoint.pt")["steps"] > steps
     assert (first / "log.txt").read_text().count("resumed at step") == 1
 
-    run, config = resolved[0]
+
+def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
+    """Would catch a run that goes on with other settings, or is refused for what its machine has decided."""
+    settings = {**SMALL, "algo": "a2c", "steps": 1000, "seed": 1}
+    config, run = resolve({**settings, "device": "cpu"}), tmp_path / "run"
+
+    def inspect(config: Any, steps: int = 1000, **given: Any) -> Task:
+        return inspect_run("a2c-s1", run, {**settings, **given}, config, steps)
+
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(config.as_dict()))
+    (run / "summary.json").write_text('{"total_timesteps": 500}')
     for changed, message in (
         ({"learning_rate": 1e-5}, r"a2c-s1 was started with learning_rate=0.001 \(now 1e-05\)"),
         ({"steps": 3000}, "to change the steps, set schedule_steps to its old value"),
     ):
         with pytest.raises(UsageError, match=message):
-            inspect_run(run, first, resolve({**run.settings, "device": "cpu", **changed}, spec=config.spec))
-    fewer = resolve({**run.settings, "device": "cpu", "steps": 100, "schedule_steps": 1_000_000}, spec=config.spec)
-    assert inspect_run(run, first, fewer).finished and not inspect_run(run, first, config).finished
+            inspect(resolve({**settings, "device": "cpu", **changed}, spec=config.spec))
+    elsewhere = replace(config, run=replace(config.run, bf16=not config.run.bf16))  # a CPU of another kind
+    assert not inspect(elsewhere).finished and inspect(elsewhere, steps=500).finished
+    with pytest.raises(UsageError, match="a2c-s1 was started with bf16="):
+        inspect(elsewhere, bf16=elsewhere.run.bf16)
+    (run / "config.yaml").write_text(yaml.safe_dump(config.as_dict()).replace("track:", "tracked:"))
+    with pytest.raises(
+        UsageError, match=r"a2c-s1 is of another version of accel_rl \(track, tracked\); finish it with"
+    ):
+        inspect(config)
 
 
 def test_launch_without_an_experiment_trains_one_run(tmp_path: Path, capfd: Any) -> None:
@@ -371,6 +403,7 @@ def known(tmp_path: Path) -> tuple[Experiment, Path]:
         run = tmp_path / name
         run.mkdir()
         (run / "config.yaml").write_text("algo: a2c\nsteps: 9000\n")
+        (run / "machine.json").write_text(json.dumps(MACHINE))
         values = {"total_timesteps": steps, "time_elapsed": seconds, "fps": 1.0, "ep_rew_mean": score}
         (run / "summary.json").write_text(json.dumps(values))
         table = [f"{steps * i // 4},{seconds * i / 4},{'' if score is None else score * i / 4}" for i in range(1, 5)]
@@ -384,7 +417,7 @@ def test_the_table_has_the_right_numbers(known: Any, capsys: Any) -> None:
     """Would catch steps/s of the last session alone, a spread of something else, hours for another number of steps, an
     inverted ratio, a speed-up over another algorithm, or an extrapolation that is not marked."""
     experiment, folder = known
-    report.report(experiment, folder, MACHINE)
+    report.report(experiment, folder)
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in [table[0], *table[2:]]] == [
         [
@@ -401,7 +434,7 @@ def test_the_table_has_the_right_numbers(known: Any, capsys: Any) -> None:
     assert "*: extrapolated from the speed of runs of 4,500 steps or more." in text
     assert "Paper: a paper." in text and "Machine: a processor, cores: 2, no GPU" in text
     saved = json.loads((folder / "summary.json").read_text())
-    assert saved["machine"] == MACHINE and saved["title"] == "Known"
+    assert saved["machines"] == [MACHINE] and saved["title"] == "Known"
     row = saved["rows"][1]
     assert (row["settings"]["envs"], row["total_timesteps"]) == (8, [9000, 9000])
     assert (row["steps_per_second"], row["speed_up"], row["hours"], row["hours_over_paper"]) == (2500, 2, 0.4, 0.8)
@@ -410,7 +443,7 @@ def test_the_table_has_the_right_numbers(known: Any, capsys: Any) -> None:
 def test_the_figure_shows_the_right_curves(known: Any) -> None:
     """Would catch an empty figure, a curve of another run, or the paper's hours at the wrong number of learners."""
     experiment, folder = known
-    report.report(experiment, folder, MACHINE)
+    report.report(experiment, folder)
     picture = cv2.imread(str(folder / "summary.png"))
     assert picture.shape == (500, 1800, 3) and picture.std() > 10
     result = json.loads((folder / "summary.json").read_text())
@@ -432,7 +465,7 @@ def test_there_is_a_table_before_any_game_has_finished(tmp_path: Path, capfd: An
     words = ["--experiment", file, "--summary", "--out"]
     call(capfd, "launch", *words, tmp_path / "none").assert_one_line(2)
     assert not (tmp_path / "none").exists()
-    (tmp_path / "machine.json").write_text(json.dumps(MACHINE))
+    (tmp_path / f"{read_experiment(file).runs[0].name}.yaml").touch()
     result = call(capfd, "launch", *words, tmp_path)
     assert (result.status, result.err) == (0, "")
     assert "minutes" in result.out and "hours" not in result.out

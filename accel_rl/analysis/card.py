@@ -1,0 +1,151 @@
+"""A folder to share a policy by: its files, and a model card in the form that model hubs show."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import yaml
+
+from accel_rl.analysis.export import export
+from accel_rl.analysis.scores import Interval, interval, mean_of_means
+from accel_rl.analysis.summary import FINAL_SEED
+from accel_rl.analysis.trained_policy import TrainedPolicy, load
+from accel_rl.analysis.video import record_video
+from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.description import format_machine
+from accel_rl.training import policy_file
+from accel_rl.version import __version__
+
+EPISODES = 20
+LIBRARY = "accel-rl"
+VIDEO = "replay.mp4"  # the name that hubs look for
+
+
+def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False) -> Interval:
+    """Writes README.md, policy.json, policy.safetensors, and, where they can be made, policy.onnx and a video.
+
+    Plays EPISODES games with a seed that training has not used; returns their mean score with its 95 % bootstrap
+    interval. best, trust: as for load. A folder that this function has written is written anew. Raises UsageError if
+    out is something else, or the policy cannot be loaded or played; RunError if the disk refuses."""
+    readme = out / "README.md"
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or _is_card(readme))):
+        raise UsageError(f"{out} is there already and is no model card's folder; give the card another --out")
+    agent = load(run_dir, best, trust)
+    seed = agent.config.run.seed + FINAL_SEED
+    scores = [game.score for game in agent.play(EPISODES, seed)]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        folder = Path(scratch)
+        shutil.copyfile(run_dir / policy_file.DESCRIPTION, folder / policy_file.DESCRIPTION)
+        shutil.copyfile(policy_file.find_weights(run_dir, best), folder / "policy.safetensors")
+        missing = _make_video(agent, folder / VIDEO, seed) + _make_onnx(agent, folder / "policy.onnx")
+        origin = _origin(run_dir, folder / "policy.safetensors", agent.config.run.seed)
+        (folder / "README.md").write_text(_card(agent, scores, missing, origin, out.name))
+        try:
+            out.mkdir(exist_ok=True)
+            for file in (VIDEO, "policy.onnx"):
+                (out / file).unlink(missing_ok=True)
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == "README.md"):  # the card comes last
+                os.replace(path, out / path.name)
+        except OSError as error:
+            raise RunError(f"could not write the card's folder {out}: {error.strerror}") from error
+    return _mean(scores)
+
+
+def _is_card(readme: Path) -> bool:
+    return readme.is_file() and f"library_name: {LIBRARY}" in readme.read_text(errors="replace")
+
+
+def _make_video(agent: TrainedPolicy, path: Path, seed: int) -> list[str]:
+    """Records a game; returns why there is no video, if there is none."""
+    try:
+        env = agent.make_env()
+        record_video(env, agent.player(env), path, seed=seed)
+    except (RunError, UsageError) as error:
+        return [f"No video: {error}"]
+    return []
+
+
+def _make_onnx(agent: TrainedPolicy, path: Path) -> list[str]:
+    try:
+        export(agent, path, "onnx")
+    except (RunError, UsageError) as error:
+        return [f"No ONNX file: {error}"]
+    return []
+
+
+def _mean(scores: list[float]) -> Interval:
+    return interval({"": np.asarray(scores)}, mean_of_means)
+
+
+def _origin(run_dir: Path, weights: Path, seed: int) -> str:
+    """Returns how the policy was trained, as far as its files know."""
+    with safetensors.safe_open(weights, "pt") as file:
+        steps = (file.metadata() or {}).get("steps")
+    trained = f"in {int(steps):,} agent steps, seed {seed}" if steps else f"with seed {seed}"
+    machine = run_dir / "machine.json"
+    return trained + (f", on {format_machine(json.loads(machine.read_text()))}" if machine.exists() else "")
+
+
+def _card(agent: TrainedPolicy, scores: list[float], missing: list[str], origin: str, name: str) -> str:
+    run = agent.config.run
+    settings = agent.config.as_dict()
+    algo, actions = str(settings["algo"]), "the likeliest" if run.eval_greedy else "sampled"
+    mean, std = _mean(scores), float(np.std(scores))
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean.value:.2f} +/- {std:.2f}"}
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"type": run.env, "name": run.env},
+        "metrics": [{**metric, "verified": False}],
+    }
+    front: dict[str, Any] = {
+        "library_name": LIBRARY,
+        "pipeline_tag": "reinforcement-learning",
+        "tags": [run.env, algo, "deep-reinforcement-learning", "reinforcement-learning", LIBRARY],
+        "model-index": [{"name": algo, "results": [result]}],
+    }
+    text = f"""---
+{yaml.safe_dump(front, sort_keys=False).strip()}
+---
+
+# {algo} on {run.env}
+
+A policy trained {origin}. Exported by accel_rl {__version__}.
+
+| mean score | 95 % interval | standard deviation | least, most | games |
+|---|---|---|---|---|
+| {mean.value:.2f} | {mean.low:.2f} to {mean.high:.2f} | {std:.2f} | {min(scores):g}, {max(scores):g} | {len(scores)} |
+
+Raw scores of whole games that training has not seen, with {actions} actions.
+The interval is that of a bootstrap over the games.
+
+## Use it
+
+```
+accel-rl eval {name} --episodes {EPISODES}
+accel-rl record {name} --out game.mp4
+```
+
+```python
+import accel_rl
+
+model = accel_rl.load("{name}")
+env = model.make_env()
+observation, _ = env.reset()
+action, _ = model.predict(observation, deterministic={run.eval_greedy})
+```
+
+`{name}` is this folder. None of its files holds code; `policy.onnx` acts without accel_rl.
+
+## Settings
+
+```yaml
+{yaml.safe_dump(settings, sort_keys=False).strip()}
+```
+"""
+    return text if not missing else text + "\n" + "\n\n".join(missing) + "\n"

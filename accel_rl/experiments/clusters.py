@@ -1,0 +1,304 @@
+"""Runs as jobs of a cluster: of Slurm's by submitit, or of Ray's.
+
+A job is a run's own process, on whatever machine it is given; the folder is on a disk that all machines share. If a job
+is preempted, or its machine is lost, it is queued again and continues from its checkpoint.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from accel_rl.config.fields import parse_mapping
+from accel_rl.errors import UsageError
+from accel_rl.experiments.tasks import NO_RESULT, Task, print_start
+from accel_rl.processes.spawning import child_environment
+
+POLL_S = 0.2
+ASK_AGAIN_S = 5.0  # whether a stopped job has ended
+SUBMIT_AGAIN_S = 60.0  # where Slurm takes no more jobs for now
+PATIENCE_S = 600.0  # with Slurm, which has ended a run, until it says what becomes of the job
+RETRIES = 100  # by Ray, after machines that were lost
+DAY_MIN = 24 * 60
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What a job is given. cpus, gpus: logical CPUs and GPUs (0 or 1) for each of a run's learners; cluster: submitit's
+    name for it; passed_on: what submitit or Ray take besides."""
+
+    cpus: int = 4
+    gpus: int = 1
+    cluster: str = "slurm"
+    passed_on: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> "JobOptions":
+        """Reads a mapping in YAML. Raises UsageError."""
+        values = dict(parse_mapping("job", text) or {})
+        own = {name: values.pop(name) for name in ("cpus", "gpus", "cluster") if name in values}
+        options = cls(**own, passed_on=values)
+        if type(options.cpus) is not int or options.cpus < 1:
+            raise UsageError(f"job: cpus={options.cpus!r} must be an integer of at least 1, for each learner")
+        if type(options.gpus) is not int or options.gpus not in (0, 1):
+            raise UsageError(f"job: gpus={options.gpus!r} must be 0 or 1, for each learner")
+        return options
+
+    def resources(self, learners: int) -> tuple[int, int]:
+        """Returns a run's logical CPUs and GPUs."""
+        return self.cpus * learners, self.gpus * learners
+
+
+@dataclass
+class Work:
+    """What a job does: trains a task in a process of its own. Is pickled before it begins.
+
+    placement: the run's settings for its machine; cwd: where its relative paths begin; patience_s: how long to wait for
+    what becomes of the job after somebody else has stopped the run."""
+
+    task: Task
+    placement: dict[str, Any]
+    trust: bool
+    cwd: str
+    patience_s: float = 0.0
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def __call__(self) -> int:
+        """Returns the run's exit status; 0 if it was complete already."""
+        if self.task.finished:
+            return 0
+        try:
+            cwd = self.cwd if os.path.isdir(self.cwd) else None
+            self.process = self.task.start(self.placement, self.trust, cwd)
+            while (status := self.process.poll()) is None:
+                time.sleep(POLL_S)
+            if status in (-signal.SIGTERM, 128 + signal.SIGTERM):
+                time.sleep(self.patience_s)  # a job that returns counts as done; Slurm kills or requeues it
+        except BaseException:
+            self.stop()
+            raise
+        return status
+
+    def checkpoint(self) -> Any:
+        """Stops the run, which is preempted, with a checkpoint; returns what continues it. submitit calls this in the
+        handler of a signal."""
+        import submitit
+
+        self.stop()
+        return submitit.helpers.DelayedSubmission(replace(self, process=None))
+
+    def stop(self) -> None:
+        if self.process:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.process.pid, signal.SIGTERM)
+                os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # Popen.wait could meet its own lock
+
+
+class ClusterExecutor:
+    """What Slurm's and Ray's executors share: a run's resources and its settings for them."""
+
+    poll_s = POLL_S
+
+    def __init__(self, options: JobOptions, trust: bool, description: str):
+        self.options, self.trust, self.description = options, trust, description
+
+    def check_settings(self, learners: int) -> dict[str, Any]:
+        on_cpus = {"device": "cpu"} if learners == 1 else {"devices": ",".join(["cpu"] * learners)}
+        return {**on_cpus, "share_processors": True}  # this machine's logical CPUs say nothing about the cluster's
+
+    def work(self, task: Task, patience_s: float = 0.0) -> Work:
+        if task.learners == 1:
+            placement = {"device": "cuda:0" if self.options.gpus else "cpu"}
+        else:
+            placement = {"devices": "all" if self.options.gpus else ",".join(["cpu"] * task.learners)}
+        return Work(task, placement, self.trust, os.getcwd(), patience_s)
+
+
+# ---- Slurm ----
+
+
+class SlurmExecutor(ClusterExecutor):
+    """Submits each run as a job by submitit, whose files are in FOLDER/jobs.
+
+    Raises UsageError without submitit or Slurm, and for options that submitit does not know."""
+
+    def __init__(self, folder: Path, options: JobOptions, trust: bool = False):
+        super().__init__(options, trust, f"{options.cluster}, by submitit")
+        try:
+            import submitit  # noqa: F401
+        except ImportError:
+            raise UsageError("--executor slurm needs submitit: pip install 'accel-rl[slurm]'") from None
+        self._folder = folder.absolute() / "jobs"
+        self._submitit: Any = None
+        self._has_submitted, self._next_at = False, 0.0
+        with tempfile.TemporaryDirectory() as scratch:
+            self._make(Path(scratch))
+
+    def start(self, task: Task) -> "SlurmJob | None":
+        if time.monotonic() < self._next_at:
+            return None
+        self._submitit = self._submitit or self._make(self._folder)
+        cpus, gpus = self.options.resources(task.learners)
+        self._submitit.update_parameters(
+            name=task.name, nodes=1, tasks_per_node=1, cpus_per_task=cpus, gpus_per_node=gpus, stderr_to_stdout=True
+        )
+        try:
+            job = self._submitit.submit(self.work(task, PATIENCE_S))
+        except RuntimeError as error:  # what sbatch has said
+            if not self._has_submitted:
+                raise UsageError(f"submitit: {' '.join(str(error).split())}") from None
+            self._next_at = time.monotonic() + SUBMIT_AGAIN_S  # no more jobs at a time
+            return None
+        self._has_submitted = True
+        print_start(task, f"job {job.job_id}")
+        return SlurmJob(task, job)
+
+    def _make(self, folder: Path) -> Any:
+        """Returns submitit's executor, whose files are in a folder, which is created."""
+        import submitit
+
+        retries = {"slurm_max_num_timeout": RETRIES} if self.options.cluster == "slurm" else {}
+        try:
+            made = submitit.AutoExecutor(folder, cluster=self.options.cluster, **retries)
+            made.update_parameters(**{"timeout_min": DAY_MIN, **self.options.passed_on})
+        except (RuntimeError, ValueError, NameError, TypeError, AssertionError) as error:
+            raise UsageError(f"submitit: {str(error).splitlines()[0]}") from None
+        return made
+
+
+@dataclass
+class SlurmJob:
+    """A task as a job of submitit's."""
+
+    task: Task
+    job: Any
+    is_stopped: bool = False
+    ask_at: float = 0.0
+
+    def poll(self) -> int | None:
+        if self.is_stopped:  # submitit itself asks Slurm every ten minutes, and waits for a result that may not come
+            if time.monotonic() < self.ask_at:
+                return None
+            self.ask_at = time.monotonic() + ASK_AGAIN_S
+            return NO_RESULT if self.job.done(force_check=True) else None
+        if not self.job.done():
+            return None
+        try:
+            return int(self.job.result())
+        except Exception as error:  # submitit's many: cancelled, out of memory, no result
+            return _lost(self.task, error)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.job.cancel(check=False)
+
+    kill = stop
+
+
+# ---- Ray ----
+
+
+class RayExecutor(ClusterExecutor):
+    """Gives each run to a Ray cluster as a task, that of RAY_ADDRESS or this machine's.
+
+    Raises UsageError without Ray or a cluster."""
+
+    def __init__(self, options: JobOptions, trust: bool = False):
+        super().__init__(options, trust, "Ray")
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("--executor ray needs Ray: pip install 'accel-rl[ray]'") from None
+        environment = {"env_vars": {"PYTHONPATH": child_environment()["PYTHONPATH"]}}
+        try:
+            if not ray.is_initialized():
+                ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+        except ConnectionError:
+            raise UsageError("no Ray cluster: begin one with `ray start --head`, or name it in RAY_ADDRESS") from None
+        try:
+            self._remote = ray.remote(**{"max_retries": RETRIES, **options.passed_on})(_work_on_some_cpus)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"Ray: {str(error).splitlines()[0]}") from None
+
+    def start(self, task: Task) -> "RayJob":
+        import ray
+
+        cpus, gpus = self.options.resources(task.learners)
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        has = [node["Resources"] for node in nodes if node["Alive"]]
+        fits = any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in has)
+        waits = "" if fits else "; waits for a machine that has as many: none of the cluster's has"
+        print_start(task, f"Ray ({cpus} logical CPUs, {gpus} GPUs{waits})")
+        remote = self._remote.options(num_cpus=cpus, num_gpus=gpus, name=task.name)
+        return RayJob(task, remote.remote(self.work(task), cpus))
+
+
+@dataclass(frozen=True)
+class RayJob:
+    """A task as one of Ray's."""
+
+    task: Task
+    result: Any
+
+    def poll(self) -> int | None:
+        import ray
+
+        if not ray.wait([self.result], timeout=0)[0]:
+            return None
+        try:
+            return int(ray.get(self.result))
+        except Exception as error:  # Ray's many: cancelled, out of memory, too many machines lost
+            return _lost(self.task, error)
+
+    def stop(self) -> None:
+        import ray
+
+        ray.cancel(self.result)
+
+    kill = stop
+
+
+def _work_on_some_cpus(work: Work, num_cpus: int) -> int:
+    """Does the work on so many logical CPUs of this machine, which no other job of Ray's has."""
+    with _claimed(num_cpus):
+        return work()
+
+
+@contextlib.contextmanager
+def _claimed(num_cpus: int) -> Iterator[None]:
+    """Binds this process to logical CPUs that no other one has claimed so; to all where too few are left.
+
+    Ray counts logical CPUs but assigns none, and each run would bind its workers to the first ones."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    with contextlib.ExitStack() as files:
+        cpus: set[int] = set()
+        for cpu in sorted(before):
+            lock = files.enter_context(open(Path(tempfile.gettempdir()) / f"accel_rl_cpu_{os.getuid()}_{cpu}", "w"))
+            with contextlib.suppress(BlockingIOError):
+                if len(cpus) < num_cpus:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    cpus.add(cpu)
+        if len(cpus) == num_cpus:
+            os.sched_setaffinity(0, cpus)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+def _lost(task: Task, error: Exception) -> int:
+    """Adds what the cluster says of a job without a result to the run's output; returns its status."""
+    with task.console.open("a") as console:
+        console.write(f"the job has ended without a result: {type(error).__name__}: {str(error).strip()}\n")
+    return NO_RESULT

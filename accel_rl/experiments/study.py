@@ -1,0 +1,104 @@
+"""Optuna's side of a sweep: what is proposed, and the database of the trials that have ended."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from accel_rl.errors import RunError, UsageError
+from accel_rl.experiments.sweep_file import Sweep
+
+
+@dataclass
+class Trial:
+    """A proposal and what has become of it. values: by the steps of the rungs that it has reached."""
+
+    number: int
+    params: dict[str, Any]
+    values: dict[int, float] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of its folder."""
+        return f"trial-{self.number}"
+
+
+class Study:
+    """The trials that have ended, in a database, and what is proposed because of them.
+
+    Raises UsageError without Optuna, RunError for a database that cannot be used."""
+
+    def __init__(self, sweep: Sweep, path: Path):
+        try:
+            import optuna
+        except ImportError:
+            raise UsageError("a sweep needs Optuna: pip install 'accel-rl[sweep]'") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna, self._sweep, self._path = optuna, sweep, path
+        self._spaces = {name: self._distribution(space) for name, space in sweep.search.items()}
+        with self._using_database():
+            storage = f"sqlite:///{path.absolute()}"
+            self._study = optuna.create_study(
+                storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
+            )
+
+    def propose(self, generation: int) -> list[Trial]:
+        """Returns a generation's trials, by the seed and by the trials of those before it."""
+        first = generation * self._sweep.generation
+        with self._using_database():
+            before = self._study.trials[:first]
+        seed = np.random.SeedSequence([self._sweep.seed, generation]).generate_state(1)[0]
+        study = self._optuna.create_study(
+            sampler=self._optuna.samplers.TPESampler(n_startup_trials=self._sweep.generation, seed=int(seed)),
+            direction="maximize",
+        )
+        study.add_trials(before)
+        numbers = range(first, min(first + self._sweep.generation, self._sweep.trials))
+        return [Trial(number, dict(study.ask(self._spaces).params)) for number in numbers]
+
+    def add(self, trials: Sequence[Trial]) -> None:
+        """Notes trials that have ended, except those that are noted already."""
+        states, last = self._optuna.trial.TrialState, self._sweep.rungs[-1]
+        with self._using_database():
+            for trial in trials[max(0, len(self._study.trials) - trials[0].number) :]:
+                complete = last in trial.values
+                self._study.add_trial(
+                    self._optuna.trial.create_trial(
+                        state=states.COMPLETE if complete else states.PRUNED,
+                        value=trial.values[last] if complete else None,
+                        params=trial.params,
+                        distributions=self._spaces,
+                        intermediate_values={} if trial.failed else trial.values,  # none: the worst
+                        user_attrs={"failed": trial.failed} if trial.failed else {},
+                    )
+                )
+
+    def trials(self) -> list[Trial]:
+        """Returns the trials that are noted."""
+        with self._using_database():
+            return [
+                Trial(trial.number, trial.params, trial.intermediate_values, trial.user_attrs.get("failed", ""))
+                for trial in self._study.trials
+            ]
+
+    def _distribution(self, space: Any) -> Any:
+        kinds = self._optuna.distributions
+        if isinstance(space, list):
+            return kinds.CategoricalDistribution(space)
+        return (kinds.IntDistribution if isinstance(space["low"], int) else kinds.FloatDistribution)(**space)
+
+    @contextlib.contextmanager
+    def _using_database(self) -> Iterator[None]:
+        try:
+            if hasattr(self, "_study") and not self._path.exists():  # SQLite would go on writing to what was removed
+                raise FileNotFoundError("it is gone")
+            yield
+        except Exception as error:  # Optuna's, SQLAlchemy's and SQLite's
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+            raise RunError(
+                f"cannot use the database {self._path} ({reason}); without it, the same command makes it anew"
+            ) from None

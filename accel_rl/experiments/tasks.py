@@ -1,0 +1,230 @@
+"""Brings runs to their ends, each in a process of its own, wherever an executor starts it."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import yaml
+
+from accel_rl.config.sources import read_settings
+from accel_rl.errors import UsageError
+from accel_rl.hardware.signals import StopSignal
+from accel_rl.processes.child import stop_with_parent
+from accel_rl.processes.spawning import spawn
+from accel_rl.training import finite_guard
+from accel_rl.training.checkpoint import CHECKPOINT
+from accel_rl.training.folder_lock import is_being_written
+from accel_rl.training.resolve import Config
+from accel_rl.training.run_directory import SEEN_WITHIN_S, changed_settings
+
+TAIL_LINES = 10  # of a failed run's console output
+LAST_WRITER_S = 60.0
+NO_RESULT = 255  # the status of a run of which a cluster knows no result
+LEFT_TO_THE_MACHINE = ("bf16", "max_agents")  # settings that it decides unless they are given
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run in its folder, which is to have so many steps.
+
+    settings: of a new run, without its devices; resume_settings: those that a run with a checkpoint goes on with."""
+
+    name: str
+    folder: Path
+    settings: dict[str, Any]
+    resume_settings: dict[str, Any]
+    steps: int
+    learners: int = 1
+
+    @property
+    def steps_done(self) -> int:
+        """What the folder's summary says, which a run writes when it ends."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.summary()["total_timesteps"])
+        return 0
+
+    @property
+    def finished(self) -> bool:
+        return self.steps_done >= self.steps
+
+    @property
+    def console(self) -> Path:
+        """The file that its output is added to."""
+        return self.folder.with_name(f"{self.folder.name}.txt")
+
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "summary.json").read_text()))
+
+    def score(self) -> float | None:
+        """Returns the mean score of the last 100 games when the run had its steps; None if no game had ended.
+
+        It may have gone on since then."""
+        with (self.folder / "progress.csv").open() as file:
+            rows = (row for row in csv.DictReader(file) if float(row["time/total_timesteps"]) >= self.steps)
+            score = next(rows, {}).get("rollout/ep_rew_mean")  # no column before the first game has ended
+        return float(score) if score else None
+
+    def start(
+        self, placement: dict[str, Any], trust: bool = False, cwd: str | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Starts or resumes the run in a process that ends with this one.
+
+        placement: its settings for this machine; cwd: the folder that its relative paths begin in (this process's).
+
+        A process that still writes a checkpoint there, because what had started it was killed, is waited for."""
+        deadline = time.monotonic() + LAST_WRITER_S
+        while is_being_written(self.folder) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if (self.folder / CHECKPOINT).exists():
+            arguments = ["--resume", str(self.folder), *(["--trust"] if trust else [])]
+            settings = {**self.resume_settings, **placement}
+        else:
+            file = self.folder.with_name(f"{self.folder.name}.yaml")
+            file.write_text(yaml.safe_dump(self.settings, sort_keys=False))
+            arguments = ["--config", str(file), "--out", str(self.folder), "--overwrite"]
+            settings = placement
+        arguments += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        with self.console.open("ab") as console:
+            begin = partial(_begin, os.getpid())
+            return spawn(
+                "accel_rl", "train", *arguments, stdout=console, stderr=subprocess.STDOUT, preexec_fn=begin, cwd=cwd
+            )
+
+
+def _begin(parent: int) -> None:
+    stop_with_parent(parent)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning to all of a job; submitit heeds it
+
+
+def inspect_run(
+    name: str, folder: Path, settings: dict[str, Any], config: Config, steps: int, learners: int = 1
+) -> Task:
+    """Returns what is to be done for a run up to so many steps. config: what its settings are resolved to.
+
+    Raises UsageError if its folder holds a run of other settings, or of another version."""
+    resume_settings: dict[str, Any] = {"steps": steps}
+    if (folder / "config.yaml").exists():
+        saved, values = read_settings(folder), config.as_dict()
+        if saved.get("algo") == values["algo"] and (others := saved.keys() ^ values.keys()):
+            ways_out = f"finish it with that, use another --out or remove {folder}"
+            raise UsageError(f"{name} is of another version of accel_rl ({', '.join(sorted(others))}); {ways_out}")
+        # What the machine decides was decided where the run began.
+        values |= {each: saved[each] for each in LEFT_TO_THE_MACHINE if settings.get(each) is None and each in saved}
+        if changed := changed_settings(folder, saved, values):
+            differences = ", ".join(f"{each}={saved.get(each)!r} (now {values[each]!r})" for each in changed)
+            hint = "to change the steps, set schedule_steps to its old value; " if "schedule_steps" in changed else ""
+            way_out = f"to start it anew, use another --out or remove {folder}"
+            raise UsageError(f"{name} was started with {differences}; {hint}{way_out}")
+        resume_settings |= {each: values[each] for each in finite_guard.CHANGEABLE if values[each] != saved.get(each)}
+    return Task(name, folder, settings, resume_settings, steps, learners)
+
+
+class Job(Protocol):
+    """A task that an executor has started."""
+
+    def poll(self) -> int | None:
+        """Returns the exit status, None before the end, NO_RESULT if nothing is known of it."""
+
+    def stop(self) -> None:
+        """Asks the run to write a checkpoint and to end."""
+
+    def kill(self) -> None:
+        """Ends the run at once, if that is up to this process."""
+
+
+class Executor(Protocol):
+    """Where runs are trained. description: in words; poll_s: how often to ask for their ends, in seconds."""
+
+    description: str
+    poll_s: float
+
+    def check_settings(self, learners: int) -> dict[str, Any]:
+        """Returns the settings under which a run with so many learners is checked before anything starts.
+
+        Raises UsageError if there is no place for one."""
+
+    def start(self, task: Task) -> Job | None:
+        """Starts or resumes a task; None as long as there is no room for it."""
+
+
+class Failure(NamedTuple):
+    """A task that has failed, and its exit status."""
+
+    task: Task
+    status: int
+
+
+def run_tasks(tasks: Sequence[Task], executor: Executor) -> list[Failure]:
+    """Trains what is not finished, in order; returns what has failed.
+
+    One that has to wait for room holds back all behind it: else a run that takes all devices would never find them
+    free. Raises KeyboardInterrupt or SystemExit after a signal, once all runs have written their checkpoints."""
+    waiting = [task for task in tasks if not task.finished]
+    active: list[tuple[Task, Job]] = []
+    failed: list[Failure] = []
+    asked = False
+    _print(f"runs: {len(tasks)}, already finished: {len(tasks) - len(waiting)}; on {executor.description}")
+    with StopSignal() as stop:
+        stop.ready()
+        try:
+            while active or (waiting and not stop):
+                while waiting and not stop and (job := executor.start(waiting[0])):
+                    active.append((waiting.pop(0), job))
+                if stop and not asked:
+                    asked = True
+                    for _, job in active:
+                        job.stop()
+                for task, job in [*active]:
+                    if (status := job.poll()) is not None:
+                        active.remove((task, job))
+                        if not _succeeded(task, status, bool(stop)):
+                            failed.append(Failure(task, status))
+                time.sleep(executor.poll_s)
+        finally:
+            for _, job in active:
+                job.kill()
+    if stop:
+        _print("stopped; the same command continues from here")
+        stop.leave()
+    return failed
+
+
+def _succeeded(task: Task, status: int, stopped: bool) -> bool:
+    """Prints how a run has ended; returns whether well. A run that was asked to stop counts as such."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while status == 0 and not task.finished and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if status == 0 and task.finished:
+        summary = task.summary()
+        score = "no game finished" if summary["ep_rew_mean"] is None else f"score {summary['ep_rew_mean']:.1f}"
+        _print(f"{task.name} has finished: {score}, {summary['fps']:,.0f} steps/s")
+        return True
+    _print(f"{task.name} {'has stopped' if stopped else f'has failed with status {status}'}")
+    return stopped
+
+
+def print_failures(failed: Sequence[Failure]) -> None:
+    """Prints the last lines of each failed run's output."""
+    for task, _ in failed:
+        print(f"\n{task.name} has failed; {task.console} ends with:", file=sys.stderr)
+        lines = task.console.read_text(errors="replace").splitlines() if task.console.exists() else []
+        print("".join(f"    {line}\n" for line in lines[-TAIL_LINES:]), end="", file=sys.stderr)
+
+
+def print_start(task: Task, where: str) -> None:
+    """Prints that a run starts or resumes there."""
+    _print(f"{task.name} {'resumes' if (task.folder / CHECKPOINT).exists() else 'starts'} on {where}")
+
+
+def _print(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)

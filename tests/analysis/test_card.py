@@ -1,0 +1,85 @@
+"""Model cards: the folder to share a policy by, and what hubs read in it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import accel_rl
+from accel_rl.analysis import card
+from accel_rl.analysis.card import write_card
+from accel_rl.errors import UsageError
+from tests.helpers.runs import TINY_SERIAL_RUN
+from tests.test_cli import call
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("card") / "run"
+    accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_card_is_enough(run: Path, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    """Would catch a folder that does not work by itself, scores of other games, and files that are missing."""
+    monkeypatch.setattr(card, "EPISODES", 4)
+    out = tmp_path / "cards" / "cartpole"
+    result = call(capfd, "export", run, "--format", "card", "--out", out)
+    assert result.status == 0, result.err
+    hidden = run.rename(run.with_name("elsewhere"))
+    try:
+        found = {path.name for path in out.iterdir()}
+        assert found >= {"README.md", "policy.json", "policy.safetensors", "replay.mp4"}
+        text = (out / "README.md").read_text()
+        assert ("No ONNX file: " in text) != ("policy.onnx" in found)
+        played = accel_rl.load(out).evaluate(4, seed=TINY_SERIAL_RUN.get("seed", 0) + card.FINAL_SEED)
+        assert f"| {played.mean_reward:.2f} | " in text and 'accel_rl.load("cartpole")' in text
+        assert call(capfd, "eval", out, "--episodes", 1).status == 0
+    finally:
+        hidden.rename(run)
+
+
+def test_a_card_is_what_hubs_read_and_replaces_only_a_card(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Would catch files of the user's that are mixed with a card or lost, and a picture of an older policy."""
+    monkeypatch.setattr(card, "EPISODES", 1)
+    monkeypatch.setattr(card, "_make_onnx", lambda agent, path: ["No ONNX file: none"])
+    monkeypatch.setattr(card, "_make_video", lambda agent, path, seed: ["No video: none"])
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(UsageError, match="is there already and is no model card's folder"):
+        write_card(run, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    mean = write_card(run, tmp_path / "card").value
+    (tmp_path / "card" / card.VIDEO).write_text("old")
+    write_card(run, tmp_path / "card")
+    assert sorted(path.name for path in (tmp_path / "card").iterdir()) == [
+        "README.md", "policy.json", "policy.safetensors"
+    ]  # fmt: skip
+    text = (tmp_path / "card/README.md").read_text()
+    assert "No video: none" in text and "A policy trained in 40 agent steps, seed" in text
+    (run / "machine.json").rename(run / "moved")
+    write_card(run, tmp_path / "card")
+    (run / "moved").rename(run / "machine.json")
+    assert re.search(
+        r"A policy trained in 40 agent steps, seed \d+\. Exported", (tmp_path / "card/README.md").read_text()
+    )
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert front["library_name"] == "accel-rl" and front["pipeline_tag"] == "reinforcement-learning"
+    (entry,) = front["model-index"]
+    assert entry["results"] == [
+        {
+            "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+            "dataset": {"type": "CartPole-v1", "name": "CartPole-v1"},
+            "metrics": [
+                {
+                    "type": "mean_reward",
+                    "name": "mean_reward",
+                    "value": f"{mean:.2f} +/- 0.00",
+                    "verified": False,
+                }
+            ],
+        }
+    ]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
