@@ -4,8 +4,9 @@
 # make test-all   runs all of them
 # make test-gpu   runs those of the GPU code, on real GPUs
 # make lint       checks style and types
-# make docs       checks that links in the documentation lead somewhere and that its examples import
-# make dist       builds the package in dist/ and checks what is in it
+# make docs       checks the documentation's links and examples, and builds it as a site in site/
+# make dist       builds the package in dist/, checks what is in it, and trains with it in an empty environment, of
+#                 other Pythons with PYTHONS="python3.12 python3.13"
 # Each sets up what it needs in .venv, with the versions that the tests have seen (constraints.txt).
 
 PYTHON ?= python3
@@ -39,11 +40,15 @@ lint: .venv/ready
 
 docs: .venv/ready
 	$(BIN)/python .ci/check_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 dist: .venv/ready
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python .ci/check_dist.py dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/python .ci/test_wheel.py dist $(PYTHONS)
 
 .venv/ready: setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -53,4 +58,4 @@ dist: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info

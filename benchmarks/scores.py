@@ -6,7 +6,8 @@ python benchmarks/scores.py page
 `add` puts runs into benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game; a run of a seed
 that it holds already replaces that one. --how says what its minutes mean: it had the machine for itself (alone), one
 logical CPU of two, another run the other one (half), or shared the machine with other programs, so that its minutes say
-nothing (shared). `page` writes the tables between the marks in docs/results.md, and docs/results.png.
+nothing (shared). `page` writes the tables between the marks in docs/results.md and, of trials, in
+benchmarks/results/scores/README.md, and docs/results.png.
 """
 
 import json
@@ -39,6 +40,7 @@ from command_line import make_parser, run_program
 FOLDER = Path("benchmarks/results/scores")
 PUBLISHED = FOLDER / "published.yaml"
 PAGE, FIGURE = Path("docs/results.md"), Path("docs/results.png")
+TRIALS = FOLDER / "README.md"
 BEGIN, END = "<!-- by benchmarks/scores.py page -->\n", "<!-- end -->\n"
 GAMES = ("pong", "breakout", "beam_rider", "seaquest", "space_invaders", "qbert", "enduro")
 MOST_POINTS = 300  # of a curve that is kept
@@ -105,7 +107,7 @@ def _command(path: Path) -> str:
 
 
 def page() -> None:
-    """Writes tables and figure."""
+    """Writes the tables of both pages, and the figure."""
     published: Values = yaml.safe_load(PUBLISHED.read_text())
     files = sorted(FOLDER.glob("*.json"))
     kept = {(runs[0].setting, runs[0].game): runs for runs in map(read_scores, files)}
@@ -118,8 +120,6 @@ def page() -> None:
         solved_table(about.get((chosen, "pong"), [])),
         "## Pong, algorithm by algorithm\n",
         settings_table({key: runs for key, runs in kept.items() if key[1] == "pong" and not is_trial(key[0])}),
-        "## Trials for the settings of a small machine\n",
-        settings_table({key: runs for key, runs in kept.items() if is_trial(key[0])}),
         "## Against the reference, with equal settings\n",
         reference_table(kept, published["reference"]),
         "## All games together\n",
@@ -132,10 +132,20 @@ def page() -> None:
         ]
     )
     parts += [format_table(comparisons) + "\n" if comparisons else "No runs yet.\n"]
-    parts += ["## Every row's command\n", commands_table(about)]
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + rest.split(END)[1])
+    parts += [
+        "## Every row's command\n",
+        commands_table({key: of for key, of in about.items() if not is_trial(key[0])}),
+    ]
+    write_between(PAGE, parts)
+    tried = {key: runs for key, runs in kept.items() if is_trial(key[0])}
+    write_between(TRIALS, [settings_table(tried), commands_table({key: about[key] for key in tried})])
     save(figure(chosen, kept, published), FIGURE)
+
+
+def write_between(page: Path, parts: Sequence[str]) -> None:
+    """Writes parts of a page between its marks."""
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(before + BEGIN + "\n" + "\n".join(parts) + "\n" + END + rest.split(END)[1])
 
 
 def _cell(values: Sequence[float | None]) -> str:
@@ -229,7 +239,7 @@ def solved_table(runs: Sequence[Values]) -> str:
 
 
 def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequence[Values]) -> str:
-    """Returns the difference of ours and the reference's scores at some step, for each pair of settings."""
+    """Returns the difference of ours and the reference's scores at some step, for pairs of settings that were run."""
     rows = []
     for pair in pairs:
         game, steps = pair["game"], pair["steps"]
@@ -237,12 +247,12 @@ def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequenc
             [score for run in kept.get((pair[side], game), []) if (score := _at(run, steps=steps)) is not None]
             for side in ("ours", "theirs")
         ]
-        found = "not run"
         if all(both):
             mean, low, high = difference(*both)
-            found = f"{mean:.1f} ({low:.1f} to {high:.1f})"
-        scores = [", ".join(f"{score:.1f}" for score in side) for side in both]
-        rows.append([pair["name"], game, f"{steps:,}", *scores, found])
+            scores = [", ".join(f"{score:.1f}" for score in side) for side in both]
+            rows.append([pair["name"], game, f"{steps:,}", *scores, f"{mean:.1f} ({low:.1f} to {high:.1f})"])
+    if not rows:
+        return "No pair has been run yet.\n"
     return _table(["algorithm", "game", "agent steps", "ours, by seed", "the reference, by seed", "difference"], rows)
 
 
