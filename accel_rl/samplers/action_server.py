@@ -13,6 +13,7 @@ from torch import Tensor
 from accel_rl.envs.batch_simulator import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, TerminalFrames
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.stacks import blank
 
 logger = logging.getLogger("accel_rl")
@@ -26,9 +27,9 @@ class ActionServer:
     with the environments. With an odd B, group 0 has one more; with B = 1, or if num_groups is 1, there is one group.
 
     Noise is drawn for all environments of a rollout at once, so it does not matter which group is served first. The
-    rollout is the shared memory itself. window: rows in front of the rollout's, which keep the last steps of earlier
-    rollouts for `recent`; `arrays` has them, self.arrays does not. num_learners: of the run, each with B environments;
-    steps are counted over all of them. terminal_frames: complete rollouts hold them, those of `recent` never do.
+    rollout is the shared memory itself. The rows of config.window in front of the rollout's keep the last steps of
+    earlier rollouts for `recent`; `arrays` has them, self.arrays does not. Steps are counted over all of
+    config.num_learners, each with B environments. Rollouts of `recent` never hold config.terminal_frames.
     """
 
     device = torch.device("cpu")
@@ -38,16 +39,14 @@ class ActionServer:
         spec: EnvSpec,
         arrays: dict[str, Array],
         generator: torch.Generator,
-        window: int = 0,
-        num_learners: int = 1,
-        terminal_frames: bool = False,
+        config: SamplerConfig,
         num_groups: int = 2,
     ):
-        self.spec, self.generator, self.window = spec, generator, window
-        self._keeps_terminal_frames = terminal_frames
-        self.arrays = select_envs(arrays, slice(None), window)
+        self.spec, self.generator, self.window = spec, generator, config.window
+        self._keeps_terminal_frames = config.terminal_frames
+        self.arrays = select_envs(arrays, slice(None), config.window)
         self.horizon, self.num_envs = self.arrays["reward"].shape
-        self._steps_per_row = self.num_envs * num_learners  # of the run
+        self._steps_per_row = self.num_envs * config.num_learners  # of the run
         half = (self.num_envs + 1) // 2
         halves = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
         self.groups = halves if num_groups == 2 else [slice(0, self.num_envs)]

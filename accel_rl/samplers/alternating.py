@@ -15,7 +15,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import EVALUATION_HORIZON, NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
+from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.env_arrays import EnvArrays
 from accel_rl.samplers.gpu_action_server import make_server
 from accel_rl.samplers.worker_pool import WorkerPool
@@ -41,39 +41,21 @@ class AlternatingSampler:
         batch = replace(batch, terminal_frames=config.terminal_frames)
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
-        layout = rollout_layout(spec, config.horizon, config.num_envs, config.window)
-        train = EnvArrays(layout, config.num_workers, config.window)
-        evaluation = EnvArrays(rollout_layout(spec, EVALUATION_HORIZON, config.evaluation_envs), config.num_workers)
+        train, evaluation = (
+            EnvArrays(rollout_layout(spec, each.horizon, each.num_envs, each.window), each.num_workers, each.window)
+            for each in (config, config.for_evaluation())
+        )
         self._evaluation = evaluation
-        self._server = self._make_server(train, noise_generator(batch, self.device), config.terminal_frames)
+        self._server = self._make_server(train, noise_generator(batch, self.device), config)
         self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         if self.device.type == "cuda":
             self.seconds["gpu"] = 0.0
-        self.pool = WorkerPool(
-            config.num_workers,
-            batch,
-            train,
-            evaluation,
-            config.env_timeout_s,
-            config.env_build_timeout_s,
-            config.worker_cpus,
-            config.spin,
-        )
+        self.pool = WorkerPool(config, batch, train, evaluation)
 
-    def _make_server(self, stage: EnvArrays, generator: torch.Generator, terminal_frames: bool = False) -> ActionServer:
-        return make_server(
-            self.spec,
-            stage.arrays,
-            generator,
-            self.device,
-            stage.window,
-            stage.memory,
-            self.config.cuda_graphs,
-            self.config.num_learners,
-            terminal_frames,
-        )
+    def _make_server(self, stage: EnvArrays, generator: torch.Generator, config: SamplerConfig) -> ActionServer:
+        return make_server(self.spec, stage.arrays, generator, config, self.device, stage.memory)
 
     @property
     def bytes_moved(self) -> int:
@@ -134,7 +116,8 @@ class AlternatingSampler:
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
-        server = self._make_server(self._evaluation, noise_generator(self.batch, self.device, role))
+        generator = noise_generator(self.batch, self.device, role)
+        server = self._make_server(self._evaluation, generator, self.config.for_evaluation())
         try:
             self.pool.open_evaluation(role)
             played = games.play(lambda: self._collect(server, policy or self.policy, greedy), server.num_envs)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -86,6 +86,10 @@ class SamplerConfig:
     @property
     def evaluation_envs(self) -> int:
         return self.num_evaluation_envs or self.num_envs
+
+    def for_evaluation(self) -> "SamplerConfig":
+        """Returns what the rollouts of an evaluation are collected with."""
+        return replace(self, num_envs=self.evaluation_envs, horizon=EVALUATION_HORIZON, window=0, terminal_frames=False)
 
 
 def _check_division(name: str, num_envs: int, num_workers: int) -> None:

@@ -43,18 +43,16 @@ class DeviceSampler(SerialSampler):
         """The user's objects, by whether they are for evaluations."""
         return {}
 
-    def _make_arrays(self, horizon: int, num_envs: int, window: int = 0) -> dict[str, Any]:
-        layout = rollout_layout(self.spec, horizon, num_envs, window)
+    def _make_arrays(self, config: SamplerConfig) -> dict[str, Any]:
+        layout = rollout_layout(self.spec, config.horizon, config.num_envs, config.window)
         arrays = {
             name: torch.zeros(shape, dtype=_torch_dtype(dtype), device=self.device)
             for name, (shape, dtype) in layout.items()
         }
-        return {**arrays, "restarts": np.zeros(num_envs, np.int64)}  # there never are any
+        return {**arrays, "restarts": np.zeros(config.num_envs, np.int64)}  # there never are any
 
-    def _make_server(
-        self, arrays: dict[str, Any], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
-    ) -> ActionServer:
-        return DeviceServer(self.spec, arrays, generator, self.device, self.config, window, terminal_frames)
+    def _make_server(self, arrays: dict[str, Any], generator: torch.Generator, config: SamplerConfig) -> ActionServer:
+        return DeviceServer(self.spec, arrays, generator, config, self.device)
 
     def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> "DeviceBatch":
         is_evaluation = batch.role > 0
@@ -81,12 +79,10 @@ class DeviceServer(ActionServer):
         spec: EnvSpec,
         arrays: dict[str, Any],
         generator: torch.Generator,
-        device: torch.device,
         config: SamplerConfig,
-        window: int = 0,
-        terminal_frames: bool = False,
+        device: torch.device,
     ):
-        super().__init__(spec, arrays, generator, window, config.num_learners, terminal_frames, num_groups=1)
+        super().__init__(spec, arrays, generator, config, num_groups=1)
         self.device = device
         self._graphs = CudaGraphs(device) if config.cuda_graphs and device.type == "cuda" else None
 

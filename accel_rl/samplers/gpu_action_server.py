@@ -28,6 +28,7 @@ from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.hardware.timers import DeviceTimer
 from accel_rl.rollout import Policy, RecurrentInputs, Rollout
 from accel_rl.samplers.action_server import ActionServer
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.stacks import blank
 
 logger = logging.getLogger("accel_rl")
@@ -63,7 +64,7 @@ class _Group:
 
 
 class GpuActionServer(ActionServer):
-    """Acts and stores on `device`; graphs=False: operation by operation, without CUDA graphs.
+    """Acts and stores on `device`; without config.cuda_graphs, operation by operation.
 
     shared_memory: the memory that holds the arrays, which gets pinned. On the CPU, where tests use this class, there
     are neither graphs nor streams; everything else is the same.
@@ -74,21 +75,18 @@ class GpuActionServer(ActionServer):
         spec: EnvSpec,
         arrays: dict[str, Array],
         generator: torch.Generator,
+        config: SamplerConfig,
         device: torch.device,
-        window: int = 0,
         shared_memory: SharedArrays | None = None,
-        graphs: bool = True,
-        num_learners: int = 1,
-        terminal_frames: bool = False,
     ):
-        super().__init__(spec, arrays, generator, window, num_learners, terminal_frames)
+        super().__init__(spec, arrays, generator, config)
         self.device = device
         self._pinned = pin(shared_memory) if shared_memory and device.type == "cuda" else None
-        self._use_graphs = graphs and device.type == "cuda"
+        self._use_graphs = config.cuda_graphs and device.type == "cuda"
         # The rollout's rows on the device, like those of self._rows on the host.
         self._kept = {name: torch.zeros_like(self._rows[name], device=device) for name in ("observation", "action")}
         self._pack(arrays)
-        self._here = {name: rows[window:] for name, rows in self._kept.items()}
+        self._here = {name: rows[self.window :] for name, rows in self._kept.items()}
         self._history_rows = torch.arange(self.history + 1, device=device)
         self._noise_here: Tensor | None = None
         self._on_device = [_Group(columns, device) for columns in self.groups]
@@ -312,16 +310,11 @@ def make_server(
     spec: EnvSpec,
     arrays: dict[str, Array],
     generator: torch.Generator,
+    config: SamplerConfig,
     device: torch.device,
-    window: int = 0,
     shared_memory: SharedArrays | None = None,
-    graphs: bool = True,
-    num_learners: int = 1,
-    terminal_frames: bool = False,
 ) -> ActionServer:
     """Returns the action server for this device."""
     if device.type == "cpu":
-        return ActionServer(spec, arrays, generator, window, num_learners, terminal_frames)
-    return GpuActionServer(
-        spec, arrays, generator, device, window, shared_memory, graphs, num_learners, terminal_frames
-    )
+        return ActionServer(spec, arrays, generator, config)
+    return GpuActionServer(spec, arrays, generator, config, device, shared_memory)

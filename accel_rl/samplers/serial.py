@@ -12,7 +12,7 @@ from accel_rl.envs.spec import EnvSpec
 from accel_rl.envs.vector_batch import make_batch
 from accel_rl.rollout import Game, Policy, Rollout
 from accel_rl.samplers.action_server import ActionServer
-from accel_rl.samplers.base import EVALUATION_HORIZON, NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
+from accel_rl.samplers.base import NO_HOOK, GamesToPlay, SamplerConfig, StepHook, noise_generator
 from accel_rl.samplers.gpu_action_server import make_server
 
 
@@ -30,33 +30,21 @@ class SerialSampler:
         batch = replace(batch, terminal_frames=config.terminal_frames)
         self.spec, self.batch, self.policy, self.config = spec, batch, policy, config
         self.device = torch.device(device)
-        arrays = self._make_arrays(config.horizon, config.num_envs, config.window)
-        generator = noise_generator(batch, self.device)
-        self._server = self._make_server(arrays, generator, config.window, config.terminal_frames)
+        arrays = self._make_arrays(config)
+        self._server = self._make_server(arrays, noise_generator(batch, self.device), config)
         self._envs = self._make_envs(batch, select_envs(arrays, slice(None), config.window))
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
 
-    def _make_arrays(self, horizon: int, num_envs: int, window: int = 0) -> dict[str, Any]:
-        layout = rollout_layout(self.spec, horizon, num_envs, window)
+    def _make_arrays(self, config: SamplerConfig) -> dict[str, Any]:
+        layout = rollout_layout(self.spec, config.horizon, config.num_envs, config.window)
         return {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
 
     def _make_envs(self, batch: BatchConfig, arrays: dict[str, Any]) -> Any:
         return make_batch(batch, arrays, first_env=0)
 
-    def _make_server(
-        self, arrays: dict[str, Any], generator: torch.Generator, window: int = 0, terminal_frames: bool = False
-    ) -> ActionServer:
-        return make_server(
-            self.spec,
-            arrays,
-            generator,
-            self.device,
-            window,
-            graphs=self.config.cuda_graphs,
-            num_learners=self.config.num_learners,
-            terminal_frames=terminal_frames,
-        )
+    def _make_server(self, arrays: dict[str, Any], generator: torch.Generator, config: SamplerConfig) -> ActionServer:
+        return make_server(self.spec, arrays, generator, config, self.device)
 
     @property
     def bytes_moved(self) -> int:
@@ -115,9 +103,9 @@ class SerialSampler:
         self.seconds["inference"] += time.perf_counter() - start
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
-        role = index + 1
-        arrays = self._make_arrays(EVALUATION_HORIZON, self.config.evaluation_envs)
-        server = self._make_server(arrays, noise_generator(self.batch, self.device, role))
+        role, config = index + 1, self.config.for_evaluation()
+        arrays = self._make_arrays(config)
+        server = self._make_server(arrays, noise_generator(self.batch, self.device, role), config)
         envs = self._make_envs(self.batch.for_evaluation(role), arrays)
         envs.start()
         try:

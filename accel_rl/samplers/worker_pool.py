@@ -20,6 +20,7 @@ from accel_rl.hardware.shared_memory import make_poller
 from accel_rl.processes.fork_server import EXIT_PATIENCE_S, Child, ForkServer
 from accel_rl.processes.pool import Message, ProcessPool
 from accel_rl.processes.spawning import describe_exit
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.env_arrays import NUM_GROUPS, EnvArrays
 from accel_rl.samplers.worker import GroupSemaphores, WorkerSetup
 from accel_rl.samplers.worker_status import WorkerStatus
@@ -29,30 +30,23 @@ DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # reques
 
 
 class WorkerPool:
-    """Holds num_workers simulator processes, whose environments are built when the constructor returns.
+    """Holds config.num_workers simulator processes, whose environments are built when the constructor returns.
 
-    timeout_s: longest time without a sign of life in a rollout; build_timeout_s: elsewhere. cpus: the logical CPU that
-    each process is pinned to; None: the default placement. spin: waits do not sleep.
+    config.env_timeout_s: longest time without a sign of life in a rollout; env_build_timeout_s: elsewhere.
     Raises UsageError or RunError if an environment cannot be built."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        batch: BatchConfig,
-        train: EnvArrays,
-        evaluation: EnvArrays,
-        timeout_s: float = 20.0,
-        build_timeout_s: float = 60.0,
-        cpus: tuple[int | None, ...] | None = None,
-        spin: bool = False,
-    ):
-        self._timeout_s, self._build_timeout_s, self._spin = timeout_s, build_timeout_s, spin
+    def __init__(self, config: SamplerConfig, batch: BatchConfig, train: EnvArrays, evaluation: EnvArrays):
+        self._timeout_s, self._build_timeout_s, self._spin = (
+            config.env_timeout_s,
+            config.env_build_timeout_s,
+            config.spin,
+        )
         self._batch, self.train, self._evaluation = batch, train, evaluation
         self._active = train
         self._members = train.members()  # of each group, without those lost in this rollout
         self._lost: dict[int, WorkerSetup] = {}
         self._evaluation_role: int | None = None
-        self.status = WorkerStatus(num_workers)
+        self.status = WorkerStatus(config.num_workers)
         self._semaphores = semaphores = (GroupSemaphores.create(), GroupSemaphores.create())
         self._turn = [0] * NUM_GROUPS  # which of its two actions_ready semaphores each group waits for
         self._ready = [False] * NUM_GROUPS  # a row has been announced that has not been read
@@ -66,7 +60,8 @@ class WorkerPool:
         server = simulator_server("accel_rl.samplers.worker:main", batch, fds)
         self._pool = ProcessPool("worker", server, self._place)
         try:
-            for worker, cpu in enumerate(default_worker_cpus(num_workers) if cpus is None else cpus):
+            cpus = default_worker_cpus(config.num_workers) if config.worker_cpus is None else config.worker_cpus
+            for worker, cpu in enumerate(cpus):
                 setup = WorkerSetup(
                     index=worker,
                     cpu=cpu,

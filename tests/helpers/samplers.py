@@ -94,11 +94,9 @@ def use_gpu_server(sampler: Any, device: torch.device | str = "cpu", graphs: boo
         sampler.spec,
         sampler.pool.train.arrays if shares else sampler._server.arrays,
         sampler._server.generator,
+        replace(sampler.config, cuda_graphs=graphs),
         torch.device(device),
-        sampler.config.window,
         sampler.pool.train.memory if shares else None,
-        graphs,
-        terminal_frames=sampler.config.terminal_frames,
     )
     return sampler
 

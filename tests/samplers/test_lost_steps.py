@@ -134,8 +134,8 @@ def test_lost_steps_are_the_same_on_a_gpu(horizon: int, window: int, monkeypatch
     """Would catch a last frame, or an end of an episode, that only the host's rows have."""
     config = SamplerConfig(4, horizon, 0, window=window)
 
-    def make_server(spec: Any, arrays: Any, generator: Any, _: Any, window: int = 0, **options: Any) -> GpuActionServer:
-        return GpuActionServer(spec, arrays, generator, torch.device("cuda:0"), window)
+    def make_server(spec: Any, arrays: Any, generator: Any, config: Any, _: Any) -> GpuActionServer:
+        return GpuActionServer(spec, arrays, generator, config, torch.device("cuda:0"))
 
     def sampler() -> Any:
         return make(SerialSampler, PONG, config, SameNoise(6), restart_on_error=True, decorrelation_steps=5)
