@@ -16,6 +16,7 @@ from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.processes.fork_server import EXIT_PATIENCE_S, Child
 from accel_rl.processes.pool import Message, ProcessPool, SignsOfLife
+from accel_rl.samplers.base import SamplerConfig
 from accel_rl.samplers.queued.agent import AgentSetup
 from accel_rl.samplers.queued.agent_replay import predicted_tasks
 from accel_rl.samplers.queued.slots import IndexQueue, SlotState, Status, free_slots, slots_of
@@ -27,8 +28,8 @@ POLL_S = 0.1  # between two looks at whether an answer can still come
 class AgentPool:
     """Holds agents with numbers from 0 on, whose environments are built when the constructor returns.
 
-    layout: of the shared arrays, for max_agents agents. timeout_s: longest time without a sign of life while playing;
-    build_timeout_s: elsewhere. replay: that each agent keeps for auxiliary tasks.
+    layout: of the shared arrays, for max_agents agents. config.env_timeout_s: longest time without a sign of life while
+    playing; env_build_timeout_s: elsewhere. replay: that each agent keeps for auxiliary tasks.
     Raises UsageError or RunError if an environment cannot be built."""
 
     def __init__(
@@ -36,14 +37,12 @@ class AgentPool:
         spec: EnvSpec,
         batch: BatchConfig,
         layout: Layout,
-        num_agents: int,
+        config: SamplerConfig,
         slots_per_agent: int,
-        timeout_s: float,
-        build_timeout_s: float,
         replay: AgentReplayConfig | None = None,
     ):
         self._spec, self._batch, self._layout, self._replay = spec, batch, layout, replay
-        self._timeout_s, self._build_timeout_s = timeout_s, build_timeout_s
+        self._timeout_s, self._build_timeout_s = config.env_timeout_s, config.env_build_timeout_s
         self.slots_per_agent = slots_per_agent
         self.memory = SharedArrays(layout)
         self.arrays = self.memory.arrays
@@ -56,7 +55,7 @@ class AgentPool:
         for free in self.free:
             free.release(slots_per_agent)
         self.starting: set[int] = set()  # launched, and does not play yet
-        self.num_wanted = num_agents
+        self.num_wanted = config.num_envs
         self._signs = SignsOfLife(self.arrays["status"][:, Status.HEARTBEAT])
         self._waited_s, self._waited_ns = 0.0, 0  # so far, and the sum over agents that this accounts for
         queues = (self.predictions, self.trainings, *self.auxiliary.values())
@@ -65,7 +64,7 @@ class AgentPool:
         server = simulator_server("accel_rl.samplers.queued.agent:main", batch, sorted({*fds}))
         self._pool = ProcessPool("agent", server, self._place)
         try:
-            self.set_members(range(num_agents))
+            self.set_members(range(config.num_envs))
         except BaseException:
             self.close()
             raise

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import chain
 
 import torch
 
@@ -56,11 +55,11 @@ class Crew:
 
     def set_numbers(self, num_predictors: int, num_trainers: int) -> None:
         """Starts or ends predictors (of each kind) and trainers until there are so many."""
-        gone = _resize(self._predictors, num_predictors, "predictor", self._predict, self._fail)
+        gone = self._resize(self._predictors, num_predictors, "predictor", self._predict)
         for task, loops in self._auxiliary_predictors.items():
             work = partial(self._predict_auxiliary, task)
-            gone += _resize(loops, num_predictors, f"{task} predictor", work, self._fail)
-        gone += _resize(self._trainers, num_trainers, "trainer", self._train, self._fail)
+            gone += self._resize(loops, num_predictors, f"{task} predictor", work)
+        gone += self._resize(self._trainers, num_trainers, "trainer", self._train)
         for loop in gone:
             loop.stop()
         for loop in gone:
@@ -90,11 +89,15 @@ class Crew:
     def close(self) -> None:
         """Ends all threads."""
         self._fail(RuntimeError("the sampler is closed"))
-        loops = [*self._predictors, *self._trainers, *chain(*self._auxiliary_predictors.values())]
-        for loop in loops:
-            loop.stop()
-        for loop in loops:
-            loop.join()
+        self.set_numbers(0, 0)
+
+    def _resize(self, loops: list[Loop], number: int, name: str, work: Callable[[], None]) -> list[Loop]:
+        """Starts loops until there are so many; returns those that are too many, which it takes out."""
+        while len(loops) < number:
+            loops.append(Loop(name, work, self._fail))
+        gone = loops[number:]
+        del loops[number:]
+        return gone
 
     def _fail(self, error: BaseException) -> None:
         """Hands a thread's exception to the learner."""
@@ -227,14 +230,3 @@ class Crew:
         self.complete.extend(complete)
         self._open.extendleft(reversed(partly_filled))
         self._num_batches += len(complete) + len(partly_filled)
-
-
-def _resize(
-    loops: list[Loop], number: int, name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]
-) -> list[Loop]:
-    """Starts loops until there are so many; returns those that are too many, which it takes out."""
-    while len(loops) < number:
-        loops.append(Loop(name, work, on_error))
-    gone = loops[number:]
-    del loops[number:]
-    return gone

@@ -7,7 +7,8 @@ policy whose parameters the learner has published in one piece, so never with ha
 import logging
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -75,15 +76,17 @@ class PolicyCopies:
             self._others.append(self._newest)
             self._newest = copy
 
-    def acquire(self) -> Published:
-        """Returns the newest copy, which stays as it is until `release`."""
+    @contextmanager
+    def newest(self) -> Iterator[Published]:
+        """Gives the newest copy, which stays as it is until the block ends."""
         with self._lock:
-            self._newest.num_users += 1
-            return self._newest
-
-    def release(self, copy: Published) -> None:
-        with self._lock:
-            copy.num_users -= 1
+            copy = self._newest
+            copy.num_users += 1
+        try:
+            yield copy
+        finally:
+            with self._lock:
+                copy.num_users -= 1
 
 
 @dataclass
@@ -141,12 +144,8 @@ class PredictionServer:
     def serve(self, agents: list[int]) -> None:
         """Answers the requests of these agents, as one batch."""
         start = time.perf_counter()
-        copy = self.copies.acquire()
-        try:
-            with self._own_stream():
-                self._predict(agents, copy)
-        finally:
-            self.copies.release(copy)
+        with self.copies.newest() as copy, self._own_stream():
+            self._predict(agents, copy)
         for agent in agents:
             self.replies[agent].release()
         with self._lock:
@@ -159,13 +158,9 @@ class PredictionServer:
         """Answers these agents' requests to predict what follows the sequences they have drawn, as one batch."""
         slots = self.arrays["status"][agents, Status.DRAWN_INTO].tolist()
         observation = torch.from_numpy(last_observations(self.spec, self.arrays, task, slots))
-        copy = self.copies.acquire()
-        try:
-            with self._own_stream():
-                value = copy.policy.predict_auxiliary(task, observation.to(self.device))
-                self.arrays[f"{task}/bootstrap"][slots] = value.cpu().numpy()
-        finally:
-            self.copies.release(copy)
+        with self.copies.newest() as copy, self._own_stream():
+            value = copy.policy.predict_auxiliary(task, observation.to(self.device))
+            self.arrays[f"{task}/bootstrap"][slots] = value.cpu().numpy()
         for agent in agents:
             self.replies[agent].release()
 

@@ -88,16 +88,7 @@ class QueuedSampler:
         slots_per_agent = max(slots_per_agent, 3 if queues.deterministic else 2)
         drawn = auxiliary_layout(spec, replay) if replay else None
         layout = shared_layout(spec, config.horizon, max_agents * slots_per_agent, max_agents, drawn)
-        self.pool = AgentPool(
-            spec,
-            self.batch,
-            layout,
-            config.num_envs,
-            slots_per_agent,
-            config.env_timeout_s,
-            config.env_build_timeout_s,
-            replay,
-        )
+        self.pool = AgentPool(spec, self.batch, layout, config, slots_per_agent, replay)
         try:
             generator = noise_generator(batch, self.device)
             arrays, replies = self.pool.arrays, self.pool.replies

@@ -91,13 +91,12 @@ def test_actors_never_see_half_an_update() -> None:
         last = 0
         try:
             while not stops.is_set():
-                copy = copies.acquire()
-                number = int(copy.policy.act(observation, noise)[1]["number"])
-                again = int(copy.policy.act(observation, noise)[1]["number"])
-                assert number == again == copy.version >= last
-                last = copy.version
-                seen[last] += 1
-                copies.release(copy)
+                with copies.newest() as copy:
+                    number = int(copy.policy.act(observation, noise)[1]["number"])
+                    again = int(copy.policy.act(observation, noise)[1]["number"])
+                    assert number == again == copy.version >= last
+                    last = copy.version
+                    seen[last] += 1
         except BaseException as error:
             errors.append(error)
 
