@@ -250,7 +250,8 @@ def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequenc
         if all(both):
             mean, low, high = difference(*both)
             scores = [", ".join(f"{score:.1f}" for score in side) for side in both]
-            rows.append([pair["name"], game, f"{steps:,}", *scores, f"{mean:.1f} ({low:.1f} to {high:.1f})"])
+            seeds = f"{low:.1f} to {high:.1f}" if min(map(len, both)) > 1 else "a seed alone has no interval"
+            rows.append([pair["name"], game, f"{steps:,}", *scores, f"{mean:.1f} ({seeds})"])
     if not rows:
         return "No pair has been run yet.\n"
     return _table(["algorithm", "game", "agent steps", "ours, by seed", "the reference, by seed", "difference"], rows)

@@ -61,6 +61,6 @@ def test_it_is_compiled_once_and_not_against_the_clock(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ["--steps", 200, "--envs", 4, "--decorrelation-steps", 0, "--eval-interval-steps", 0]
     flags += ["--devices", "cpu,cpu", "--env-build-timeout-s", 6, "--out", tmp_path / "run"]
-    result = run("train", "--simulator", "native", *flags)
+    result = run("train", "--simulator", "native", *flags, within_s=240)  # a busy machine compiles for a minute
     assert result.status == 0, result.err
     assert result.err.count("compiling the Atari emulator") == result.err.count("compiled command") == 1
