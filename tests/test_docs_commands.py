@@ -38,7 +38,6 @@ LONGER = {
 }
 """What commands with these words need: they learn from no single rollout."""
 ELSEWHERE: dict[str, str] = {
-    "accel-rl: ": "an answer",
     "accel-rl launch --experiment runs/experiments/cartpole.yaml --summary": "tests/experiments",
     "accel-rl launch --experiment runs/experiments/table2.yaml --executor ray": "needs a cluster; tests/experiments",
     "accel-rl watch": "does not end; tests/watch",
