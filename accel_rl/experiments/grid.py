@@ -115,7 +115,7 @@ def read_experiment(path: Path, given: dict[str, Any] | None = None) -> Experime
         for part in values:
             if part not in PARTS:
                 raise unknown("part", str(part), PARTS, f"(an experiment has {', '.join(PARTS)})")
-        blocks = _list_of(dict, "grid", values.get("grid"))
+        blocks = [mapping("grid", block) for block in _list_of(dict, "grid", values.get("grid"))]
         for name in given or {}:
             if any(name in block for block in blocks):
                 raise UsageError(f"{name} is varied by the grid; omit --{name.replace('_', '-')}")
@@ -187,11 +187,11 @@ def _matches(row: dict[str, Any], combination: Combination) -> bool:
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """Returns a part of a file that is a mapping, {} if it is not there. Raises UsageError."""
+    """Returns a part of a file that maps names to values, {} if it is not there. Raises UsageError."""
     if value is None:
         return {}
-    if not isinstance(value, dict):
-        raise UsageError(f"{name}={value!r} must be a mapping, as in `steps: 1000`")
+    if not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
+        raise UsageError(f"{name}={value!r} must be a mapping of names, as in `steps: 1000`")
     return value
 
 

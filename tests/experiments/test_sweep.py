@@ -73,6 +73,7 @@ def test_a_file_describes_a_sweep(tmp_path: Path) -> None:
         ({"search": {"seed": [4]}}, "seed cannot be set in a sweep; name the seeds under `seeds`"),
         ({"envs": {"CartPole-v1": 500}}, "CartPole-v1=500 must be the scores that count as 0 and as 1"),
         ({"envs": None}, "envs is empty"),
+        ({"halving": {3: 4}}, "halving={3: 4} must be a mapping of names"),
         ({"halving": {"first": 900}}, "first=900 must be at most steps=800"),
         ({"trials": 0}, "trials=0 must be an integer of at least 1"),
     ],
