@@ -1,6 +1,6 @@
 """Measures sampling against the simulation limit and against other vector environments, and where the time goes.
 
-    accel-rl bench sampling [--env pong] [--full] [--json FILE]    or    python benchmarks/sampling_throughput.py
+    accel-rl bench sampling [--env pong] [--full] [--json FILE]
 
 First a comparison with --envs-per-core environments per core. The contestants:
 
