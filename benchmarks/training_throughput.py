@@ -169,7 +169,7 @@ def run_bound(settings: Settings, options: TrainingOptions) -> Result:
     training = Training("ours", {**settings, "env": options.env, **options.overrides})
     with ExitStack() as stack:
         stack.callback(training.close)
-        simulation = SimulationLimit(training.config.env, training.config.run.envs, name="simulation")
+        simulation = SimulationLimit(training.config.env, training.config.run.envs, None, "simulation")
         stack.callback(simulation.close)
         network = training.network()
         contestants: list[Contestant] = [simulation, network, training]

@@ -1,7 +1,6 @@
 """The contestants of the benchmark of sampling that are this package's own: its sampler, and the network alone."""
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -119,17 +118,16 @@ def sampler_shares(spent: dict[str, float], wall: float, resizing: float) -> Sha
     return shares
 
 
-def resizing_share(env: EnvConfig, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+def resizing_share(env: EnvConfig, seconds: float) -> float:
     """Measures which part of a simulator's step is not emulation. Takes 12 turns of this many seconds."""
     works = {"step": bare_steps(env, PROBED_ENVS), "emulate": bare_emulation(env, PROBED_ENVS)}
-    contestants = [Repeated(name, work, clock) for name, work in works.items()]
-    turns = alternate(contestants, Schedule(seconds, 5), "probe")
+    turns = alternate([Repeated(name, work) for name, work in works.items()], Schedule(seconds, 5), "probe")
     return max(1 - turns["step"].median / turns["emulate"].median, 0.0)
 
 
-def network_alone(spec: EnvSpec, num_envs: int, name: str = "network-cpu") -> Repeated:
-    """Returns a contestant that does only the network's passes of sampling: batches of half the environments, choosing
-    actions, on as many threads as are used for learning, with no simulation beside it."""
+def network_alone(spec: EnvSpec, num_envs: int) -> Repeated:
+    """Returns the contestant network-cpu, which does only the network's passes of sampling: batches of half the
+    environments, choosing actions, on as many threads as are used for learning, with no simulation beside it."""
     policy, half = ActorCritic(spec), num_envs // 2
     observation = torch.randint(256, (half, *spec.observation_shape), dtype=torch.uint8)
     noise = policy.draw_noise(1, half, torch.Generator())[0]
@@ -141,7 +139,7 @@ def network_alone(spec: EnvSpec, num_envs: int, name: str = "network-cpu") -> Re
             policy.act(observation, noise)
         return 2 * half
 
-    return Repeated(name, two_batches)
+    return Repeated("network-cpu", two_batches)
 
 
 def sampling_threads(device: str) -> int:

@@ -75,7 +75,7 @@ def _random_actions(actions: Sequence[int]) -> Iterator[int]:
             yield from (action,) * HELD_FRAMES
 
 
-def python_us_per_step(env: EnvConfig, spec: EnvSpec, num_envs: int, rollouts: int, horizon: int = 64) -> list[float]:
+def python_us_per_step(env: EnvConfig, spec: EnvSpec, num_envs: int, rollouts: int, horizon: int) -> list[float]:
     """Returns, for each rollout, the microseconds per environment and step that a worker spends outside of compiled
     calls.
 

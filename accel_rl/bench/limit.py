@@ -6,13 +6,12 @@ Like the sampler's worker processes, they import no torch.
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from accel_rl.bench.bare import bare_steps
-from accel_rl.bench.timing import Shares
+from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.envs import EnvConfig
 from accel_rl.errors import RunError
 from accel_rl.hardware.topology import available_cpus, physical_cores
@@ -21,7 +20,7 @@ from accel_rl.processes.spawning import spawn_connected
 
 
 class SimulationLimit:
-    """Steps environments with random actions in one bare process on each of the given logical CPUs (default: one per
+    """Steps environments with random actions in one bare process on each of the given logical CPUs (None: one per
     core), and does nothing else.
 
     The simulator is the sampler's: emulation, frame processing and resets (bare.py), but no other process to wait for.
@@ -31,8 +30,8 @@ class SimulationLimit:
         self,
         env: EnvConfig,
         num_envs: int,
-        cpus: Sequence[int] | None = None,
-        name: str = "limit",
+        cpus: Sequence[int] | None,
+        name: str,
         shares: Shares | None = None,
     ):
         self.name, self.shares = name, shares or {}
@@ -70,17 +69,14 @@ def _main() -> None:
     if sys.platform == "linux":
         os.sched_setaffinity(0, {int(sys.argv[2])})
     env, num_envs = control.recv()
-    step = bare_steps(env, num_envs, seed=int(sys.argv[2]))
+    stepping = Repeated("limit", bare_steps(env, num_envs, seed=int(sys.argv[2])))
     control.send(0.0)
     while True:
         try:
             seconds = control.recv()
         except EOFError:
             return
-        start, steps = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
-            steps += step()
-        control.send(steps / (time.perf_counter() - start))
+        control.send(stepping.run(seconds))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets
-from accel_rl.bench.timing import Repeated, Shares
+from accel_rl.bench.timing import Repeated
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic, Encoder
 from accel_rl.models.trunks import a3c_net, cule_net, make_trunk, nature_cnn
@@ -64,13 +64,12 @@ class Case(NamedTuple):
     precision: str
 
 
-class OnThreads:
+class OnThreads(Repeated):
     """Repeats one piece of work, which returns its number of samples, on a number of threads."""
 
     def __init__(self, name: str, work: Work, threads: int, clock: Callable[[], float] = time.perf_counter):
-        self.name, self._work, self._threads, self._clock = name, work, threads, clock
-        self._repeated = Repeated(name, work, clock)
-        self.shares: Shares = {}
+        super().__init__(name, work, clock)
+        self._threads = threads
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns samples/s. The first piece of work fills the caches and does not count, unless it takes
@@ -79,10 +78,7 @@ class OnThreads:
         start = self._clock()
         samples = self._work()
         elapsed = self._clock() - start
-        return samples / elapsed if elapsed >= seconds else self._repeated.run(seconds)
-
-    def close(self) -> None:
-        pass
+        return samples / elapsed if elapsed >= seconds else super().run(seconds)
 
 
 class Contestants:
