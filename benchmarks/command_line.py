@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_rl.bench.timing import Schedule
+from accel_rl.bench.timing import FULL_ROUNDS, Schedule, make_schedule
 from accel_rl.errors import RunError, UsageError
-
-FULL_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,7 @@ class TurnOptions:
             raise UsageError(f"rounds={self.rounds} must be at least 1")
 
     def schedule(self, budget_s: float) -> Schedule:
-        """Returns the rounds that are asked for, or as many as fit into budget_s, FULL_ROUNDS at most."""
-        if self.rounds or self.full:
-            return Schedule(self.seconds, self.rounds or FULL_ROUNDS)
-        return Schedule(self.seconds, FULL_ROUNDS, budget_s)
+        return make_schedule(self.seconds, self.rounds, self.full, budget_s)
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:

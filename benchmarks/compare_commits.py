@@ -24,18 +24,17 @@ medians over the rounds with 95 % intervals, and more is better; for startup, th
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accel_rl.bench.output import create_parents, describe_run, write_json
-from accel_rl.bench.timing import Contestant, Schedule, Shares, Turns, compare, format_ratio, ratio
+from accel_rl.bench.timing import FULL_ROUNDS, Builder, Schedule, Shares, Turns, compare, format_ratio, ratio
 from accel_rl.errors import unknown
 from accel_rl.hardware.description import describe_machine, format_machine
 from checkouts import check_checkout, describe_commit, environment_of
-from command_line import FULL_ROUNDS, TurnOptions, add_json, make_parser, run_program
+from command_line import TurnOptions, add_json, make_parser, run_program
 from peer_process import PeerProcess, driver_command
 from process_tree import ProcessTree
 
@@ -78,7 +77,6 @@ CONTESTS = (*TRAINING, *NETWORK, "sampling", "startup")
 WITHOUT_NETWORK = ("sampling", "startup")
 
 Result = dict[str, Any]
-Builder = Callable[[], Contestant]
 
 
 @dataclass(frozen=True, kw_only=True)

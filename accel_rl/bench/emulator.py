@@ -17,7 +17,7 @@
 All contestants of a contest take turns. Ratios are medians over the rounds with 95 % intervals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.options import EmulatorOptions
 from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
 from accel_rl.bench.peers import own_builders, peer_builders
-from accel_rl.bench.timing import Contestant, Repeated, Schedule, compare
+from accel_rl.bench.timing import Builder, Repeated, compare, make_schedule
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.machine_code import check_numba
 from accel_rl.envs import EnvConfig, EnvSpec, make_simulator
@@ -52,12 +52,10 @@ TEN_GAMES = (
 THREE_GAMES = TEN_GAMES[:3]
 ENVS_PER_CORE = 16
 HORIZON = 64
-FULL_ROUNDS = 20
 PYTHON_ROLLOUTS = 10
 DEFAULT_FIGURE = Path("results/emulator.png")
 
 Row = dict[str, Any]
-Builder = Callable[[], Contestant]
 
 
 @dataclass(frozen=True)
@@ -103,10 +101,12 @@ class EmulatorBenchmark:
 
     def contests(self, name: str) -> list[Row]:
         """Runs a part's contests, prints each, and returns them as rows of the JSON."""
-        part = CONTESTS[name]
-        chosen = self.options.games or part.games
-        presets = part.presets if self.options.full else part.presets[: part.num_default]
-        schedule = self._schedule(part, len(presets) * len(chosen))
+        part, options = CONTESTS[name], self.options
+        chosen = options.games or part.games
+        presets = part.presets if options.full else part.presets[: part.num_default]
+        budget_s = part.budget_s / (len(presets) * len(chosen))
+        schedule = make_schedule(options.seconds * part.turns, options.rounds, options.full, budget_s)
+        schedule = replace(schedule, building_counts=True)
         rows: list[Row] = []
         for preset in presets:
             frames = "" if name == "raw" else "x".join(map(str, PRESETS[preset].frame_shape))
@@ -132,12 +132,6 @@ class EmulatorBenchmark:
             partial(SimulationLimit, native, num_envs, cpus, "bare"),
             partial(sampler_contestant, native, self._sampler_config(num_envs)),
         ]
-
-    def _schedule(self, part: ContestKind, num_contests: int) -> Schedule:
-        options, seconds = self.options, self.options.seconds * part.turns
-        if options.rounds or options.full:
-            return Schedule(seconds, options.rounds or FULL_ROUNDS)
-        return Schedule(seconds, FULL_ROUNDS, part.budget_s / num_contests, building_counts=True)
 
     def python(self) -> list[Row]:
         """Returns, for each game, the Python time of a worker with 16 native environments."""

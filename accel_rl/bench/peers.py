@@ -10,21 +10,18 @@ import importlib
 import importlib.util
 import multiprocessing
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from accel_rl.bench.bare import NUM_DRAWN
-from accel_rl.bench.timing import Contestant, Shares
+from accel_rl.bench.timing import Builder, Shares
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.envs import EnvConfig, make_env
 from accel_rl.envs.atari import game_name, games, make_options
 from accel_rl.envs.spec import Array
 from accel_rl.hardware.topology import available_cpus, physical_cores
-
-Builder = Callable[[], Contestant]
 
 
 def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], dict[str, str]]:
@@ -60,17 +57,14 @@ def peer_frame_shape(options: AtariOptions) -> tuple[int, int]:
     return (105, 80) if options.frame_shape == (104, 80) else options.frame_shape
 
 
-def _thread_affinity_offset() -> int:
-    """Returns the offset for pinned threads, or -1 for threads that may run wherever this process may.
+def _threads() -> dict[str, int]:
+    """Returns the threads' options of both C++ pools: one for each core, pinned (offset 0) where that can be right.
 
-    Pinning made both C++ pools faster. They pin thread i to logical CPU offset + i, which is right only if every core
-    has one logical CPU and these are numbered from 0."""
+    Pinning made both faster. They pin thread i to logical CPU offset + i, which is right only if every core has one
+    logical CPU and these are numbered from 0; with -1, threads run wherever this process may."""
     cores = physical_cores(available_cpus())
-    return 0 if cores == [[cpu] for cpu in range(len(cores))] else -1
-
-
-def _num_threads() -> int:
-    return len(physical_cores(available_cpus()))
+    is_numbered = cores == [[cpu] for cpu in range(len(cores))]
+    return {"num_threads": len(cores), "thread_affinity_offset": 0 if is_numbered else -1}
 
 
 def _draw(num_actions: int, batch_size: int) -> Array:
@@ -96,8 +90,7 @@ class EnvPool:
             env_type="gymnasium",
             num_envs=num_envs,
             batch_size=batch_size,
-            num_threads=_num_threads(),
-            thread_affinity_offset=_thread_affinity_offset(),
+            **_threads(),
             max_episode_steps=options.max_episode_steps,
             img_height=height,
             img_width=width,
@@ -153,8 +146,7 @@ class AtariVector:
             game_name(env.env_id),
             num_envs,
             batch_size=batch_size,
-            num_threads=_num_threads(),
-            thread_affinity_offset=_thread_affinity_offset(),
+            **_threads(),
             max_num_frames_per_episode=options.max_episode_steps * options.frame_skip,
             repeat_action_probability=options.repeat_action_probability,
             img_height=height,

@@ -47,7 +47,7 @@ from accel_rl.bench.options import SamplingOptions
 from accel_rl.bench.output import create_parents, describe_run, figure_path, first_cores, write_json
 from accel_rl.bench.peers import peer_builders
 from accel_rl.bench.sampling_table import figure_point, show, table_row
-from accel_rl.bench.timing import Contestant, Schedule, Turns, compare, ratio, two_resource_bound
+from accel_rl.bench.timing import Builder, Turns, compare, make_schedule, ratio, two_resource_bound
 from accel_rl.envs import EnvConfig, make_simulator
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.choice import choose_simulator
@@ -61,14 +61,12 @@ VERSION = 1  # of the JSON
 ROUNDS_S = 5  # turns' time for timing rounds
 BARRIER_STEPS = 5
 SIMS_PER_CORE = (2, 4, 8, 16)
-FULL_ROUNDS = 20
 COMPARISON_S, ROW_S = 90.0, 14.0  # of the default's 4 minutes: the comparison, each row of the table
 DEFAULT_FIGURE = Path("results/sampling.png")
 PROBE_S = 0.05  # a turn of `resizing_share`
 
 Row = dict[str, Any]
 Cores = list[list[int]]
-Builder = Callable[[], Contestant]
 
 
 class Benchmark:
@@ -89,13 +87,8 @@ class Benchmark:
         self.config = self._config(self.cores, self.num_envs, options.horizon, options.workers)
         self.resizing = resizing_share(self.env, PROBE_S)
 
-    def _config(self, cores: Cores, num_envs: int, horizon: int, workers: int | None = None) -> SamplerConfig:
+    def _config(self, cores: Cores, num_envs: int, horizon: int, workers: int | None) -> SamplerConfig:
         return SamplerConfig(num_envs, horizon, workers or default_workers(num_envs, sum(map(len, cores))))
-
-    def _row_config(self, cores: Cores, num_envs: int, horizon: int, workers: int | None) -> SamplerConfig:
-        """Returns a configuration with this many workers where the environments divide among them, else the default."""
-        fitting = workers if workers and divides_evenly(num_envs, workers) else None
-        return self._config(cores, num_envs, horizon, fitting)
 
     def _sampling(
         self, name: str, config: SamplerConfig, device: str | None, server_cpus: Cpus | None = None
@@ -164,7 +157,8 @@ class Benchmark:
         if options.peers:
             peers, missing = peer_builders(self.env, self.num_envs)
             builders += peers.values()
-        return compare(builders, self._schedule(COMPARISON_S), "comparison"), missing
+        schedule = make_schedule(options.seconds, options.rounds, options.full, COMPARISON_S)
+        return compare(builders, schedule, "comparison"), missing
 
     def table_and_curves(self) -> tuple[list[Row], list[Row]]:
         """Returns the rows of Table 1, and the points of Figure 2 with those of its dashed and dotted lines."""
@@ -187,23 +181,20 @@ class Benchmark:
         options, cores = self.options, self.cores[:num_cores]
         whole = num_cores == len(self.cores)
         num_envs, workers = num_cores * per_core, options.workers if whole else None
+        if workers and not divides_evenly(num_envs, workers):
+            workers = None  # the default, which does
         horizons = {"sync": BARRIER_STEPS, "async": options.horizon} if whole else {"async": options.horizon}
         builders: list[Builder] = [
-            self._sampling(name, self._row_config(cores, num_envs, horizon, workers), self.device)
+            self._sampling(name, self._config(cores, num_envs, horizon, workers), self.device)
             for name, horizon in horizons.items()
         ]
         core = cores[0]
         builders.append(self._limit("process", per_core, core[:1]))
         if len(core) > 1:
             builders.append(self._limit("hyperthreads", per_core, core))
+        schedule = make_schedule(options.seconds, options.rounds, options.full, ROW_S)
         with pinned(tuple(cpu for core in cores for cpu in core)):
-            return compare(builders, self._schedule(ROW_S), f"{num_cores} cores, {per_core} simulators each")
-
-    def _schedule(self, budget_s: float) -> Schedule:
-        options = self.options
-        if options.rounds or options.full:
-            return Schedule(options.seconds, options.rounds or FULL_ROUNDS)
-        return Schedule(options.seconds, FULL_ROUNDS, budget_s)
+            return compare(builders, schedule, f"{num_cores} cores, {per_core} simulators each")
 
 
 def core_counts(num_cores: int, full: bool) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 NUM_RESAMPLINGS = 2000
-LEAST_ROUNDS = 2
+LEAST_ROUNDS, FULL_ROUNDS = 2, 20
 
 Shares = dict[str, float]
 """Parts of a turn's wall time by what they were spent on, each from 0 to 1."""
@@ -30,6 +30,9 @@ class Contestant(Protocol):
         """Takes a turn of about this many seconds; returns its rate in steps/s."""
 
     def close(self) -> None: ...
+
+
+Builder = Callable[[], Contestant]
 
 
 class Repeated:
@@ -84,6 +87,13 @@ class Schedule:
         return min(max(int(fit), self.least_rounds), self.rounds)
 
 
+def make_schedule(seconds: float, rounds: int | None, full: bool, budget_s: float) -> Schedule:
+    """Returns the rounds that are asked for, FULL_ROUNDS if full, or as many of these as fit into budget_s."""
+    if rounds or full:
+        return Schedule(seconds, rounds or FULL_ROUNDS)
+    return Schedule(seconds, FULL_ROUNDS, budget_s)
+
+
 def alternate(
     contestants: Sequence[Contestant],
     schedule: Schedule,
@@ -109,7 +119,7 @@ def alternate(
     return turns
 
 
-def compare(builders: Iterable[Callable[[], Contestant]], schedule: Schedule, label: str = "") -> dict[str, Turns]:
+def compare(builders: Iterable[Builder], schedule: Schedule, label: str = "") -> dict[str, Turns]:
     """Builds all contestants, lets them alternate, and closes them, even after an error."""
     with ExitStack() as stack:
         contestants: list[Contestant] = []

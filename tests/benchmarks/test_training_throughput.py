@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import training_throughput as training
-from command_line import FULL_ROUNDS
+from accel_rl.bench.timing import FULL_ROUNDS
 from peer_environments import PEERS
 from peer_process import DRIVERS, PeerProcess, driver_command
 from training_contests import CONTESTS, Contest
