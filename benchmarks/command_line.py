@@ -3,12 +3,12 @@
 import argparse
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from accel_rl.bench.timing import FULL_ROUNDS, Schedule, make_schedule
-from accel_rl.errors import RunError, UsageError
+from accel_rl.errors import RunError, UsageError, unknown
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class TurnOptions:
 
     def schedule(self, budget_s: float) -> Schedule:
         return make_schedule(self.seconds, self.rounds, self.full, budget_s)
+
+
+def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raises UsageError for a name that is not known. kind: what it is the name of."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known)
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:

@@ -31,10 +31,9 @@ from typing import Any
 
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import FULL_ROUNDS, Builder, Schedule, Shares, Turns, compare, format_ratio, ratio
-from accel_rl.errors import unknown
 from accel_rl.hardware.description import describe_machine, format_machine
 from checkouts import check_checkout, describe_commit, environment_of
-from command_line import TurnOptions, add_json, make_parser, run_program
+from command_line import TurnOptions, add_json, check_names, make_parser, run_program
 from peer_process import PeerProcess, driver_command
 from process_tree import ProcessTree
 
@@ -92,9 +91,7 @@ class CompareOptions(TurnOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.contests:
-            if name not in CONTESTS:
-                raise unknown("contest", name, CONTESTS)
+        check_names("contest", self.contests, CONTESTS)
         for checkout in (self.old, self.new):
             check_checkout(checkout)
 

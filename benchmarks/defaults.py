@@ -23,9 +23,8 @@ import numpy as np
 
 from accel_rl.analysis.plot import COLORS, Curve, Run, Series, draw_over, new_figure, read_run, save
 from accel_rl.bench.output import write_json
-from accel_rl.errors import unknown
 from accel_rl.hardware.description import describe_machine
-from command_line import make_parser, run_program
+from command_line import check_names, make_parser, run_program
 from environments import GAMES, accel, check, evaluate, number
 
 if TYPE_CHECKING:
@@ -79,9 +78,7 @@ def run(algos: Sequence[str], seeds: Sequence[int], file: Path) -> Result:
     """Makes the runs that `file` does not hold yet; returns those that it holds then: algorithm, task, seed.
 
     Raises UsageError for an unknown algorithm, RunError if a run fails."""
-    for algo in algos:
-        if algo not in ALGOS:
-            raise unknown("algorithm", algo, ALGOS)
+    check_names("algorithm", algos, ALGOS)
     known: Result = json.loads(file.read_text())["runs"] if file.exists() else {}
     for algo, task, seed in ((algo, task, seed) for algo in algos for task in TASKS for seed in seeds):
         runs = known.setdefault(algo, {}).setdefault(task, {})

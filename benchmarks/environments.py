@@ -27,9 +27,9 @@ from typing import Any
 import accel_rl
 from accel_rl.bench.output import write_json
 from accel_rl.envs import EnvConfig, make_env
-from accel_rl.errors import RunError, unknown
+from accel_rl.errors import RunError
 from accel_rl.hardware.description import describe_machine
-from command_line import make_parser, run_program
+from command_line import check_names, make_parser, run_program
 
 VERSION = 1  # of the JSON
 RESULTS = Path("benchmarks/results/environments.json")
@@ -159,9 +159,7 @@ def run(names: Sequence[str], file: Path) -> Result:
     """Runs the cases that `file` does not hold yet; returns what it holds then, in the order of CASES.
 
     Raises UsageError for an unknown case, RunError if one fails."""
-    for name in names:
-        if name not in CASES:
-            raise unknown("case", name, CASES)
+    check_names("case", names, CASES)
     known: Result = json.loads(file.read_text())["cases"] if file.exists() else {}
     for name in names:
         if known.get(name, {}).get("command") != CASES[name].command:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_rl.errors import RunError, unknown
+from accel_rl.errors import RunError
 from checkouts import check_checkout, environment_of
-from command_line import make_parser, run_program
+from command_line import check_names, make_parser, run_program
 from peer_process import driver_command
 
 COMMON = {
@@ -109,9 +109,7 @@ def differences(old: Digests, new: Digests) -> list[str]:
 
 def compare(old: Path, new: Path, runs: Sequence[str]) -> bool:
     """Trains with both checkouts and prints what differs; returns whether nothing does."""
-    for name in runs:
-        if name not in RUNS:
-            raise unknown("run", name, RUNS)
+    check_names("run", runs, RUNS)
     for checkout in (old, new):
         check_checkout(checkout)
     digests = collect_digests((old, new), runs)

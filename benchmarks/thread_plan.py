@@ -31,7 +31,7 @@ from typing import Any
 
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ratio
-from accel_rl.errors import UsageError, unknown
+from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.instructions import read_instructions
 from accel_rl.hardware.placement import Plan, default_workers, divides_evenly, make_plan
@@ -39,7 +39,7 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology
 from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
 from accel_rl.tune.knock_out import knock_out, strength
-from command_line import TurnOptions, add_json, add_turns, make_parser, run_program
+from command_line import TurnOptions, add_json, add_turns, check_names, make_parser, run_program
 from training_contestants import Training
 from training_contests import CONTESTS, Settings
 
@@ -78,10 +78,8 @@ class ThreadPlanOptions(TurnOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what, names, known in (("contest", self.contests, SETTINGS), ("precision", self.precisions, PRECISIONS)):
-            for name in names:
-                if name not in known:
-                    raise unknown(what, name, list(known))
+        check_names("contest", self.contests, SETTINGS)
+        check_names("precision", self.precisions, PRECISIONS)
         for what in ("workers", "sampling_threads", "learning_threads"):
             if any(value < 1 for value in getattr(self, what) or ()):
                 raise UsageError(f"{what}={getattr(self, what)} must be at least 1 each")

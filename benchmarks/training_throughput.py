@@ -40,10 +40,10 @@ from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.output import create_parents, describe_run, write_json
 from accel_rl.bench.timing import Contestant, Turns, alternate, format_ratio, ratio, two_resource_bound
 from accel_rl.envs.atari import game_name
-from accel_rl.errors import UsageError, unknown
+from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.topology import read_topology
-from command_line import TurnOptions, add_json, add_overrides, add_turns, make_parser, run_program
+from command_line import TurnOptions, add_json, add_overrides, add_turns, check_names, make_parser, run_program
 from peer_environments import install_peers, python_of
 from peer_process import PeerProcess, driver_command
 from training_contestants import Training
@@ -92,9 +92,7 @@ class TrainingOptions(TurnOptions):
         super().__post_init__()
         if game_name(self.env) is None:
             raise UsageError(f"env={self.env} is not an Atari game; `accel-rl list envs` lists them")
-        for name in self.contests or ():
-            if name not in contest_names():
-                raise unknown("contest", name, contest_names())
+        check_names("contest", self.contests or (), contest_names())
 
 
 def run(options: TrainingOptions) -> Result:

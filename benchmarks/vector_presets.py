@@ -18,9 +18,8 @@ from typing import Any
 
 from accel_rl.bench.output import write_json
 from accel_rl.config.presets import preset_and_base, preset_names, preset_settings
-from accel_rl.errors import unknown
 from accel_rl.hardware.description import describe_machine
-from command_line import make_parser, run_program
+from command_line import check_names, make_parser, run_program
 from defaults import train_and_evaluate
 from environments import GAMES, number
 
@@ -65,9 +64,7 @@ def run(chosen: Sequence[str], seeds: Sequence[int], file: Path) -> Values:
     then, by the first name of each set.
 
     Raises UsageError for an unknown name, RunError if a run fails."""
-    for name in chosen:
-        if name not in preset_names():
-            raise unknown("preset", name, preset_names())
+    check_names("preset", chosen, preset_names())
     sets = distinct_sets()
     known: Values = json.loads(file.read_text())["sets"] if file.exists() else {}
     for names, settings in sets:
