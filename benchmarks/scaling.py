@@ -20,7 +20,7 @@ agree whether to continue).
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,7 @@ class ScalingOptions(TurnOptions):
             return sorted({*self.learners} - {1})
         if not self.on_gpus:
             return [number for number in (2, 4, 8) if number <= min(self.most, MOST_ON_CPU)]
-        return sorted(
-            {*(2**power for power in range(1, self.most.bit_length()) if 2**power < self.most), self.most} - {1}
-        )
+        return sorted({*(2**power for power in range(1, self.most.bit_length())), self.most} - {1})
 
 
 class LearnersRun:
@@ -200,10 +198,7 @@ def run(options: ScalingOptions) -> Result:
     if not options.numbers:
         print("only one device: there is nothing to compare a single learner with")
     with ExitStack() as stack:
-        runs: list[LearnersRun] = []
-        for name, settings in contestants(options).items():
-            runs.append(LearnersRun(name, settings))
-            stack.callback(runs[-1].close)
+        runs = [stack.enter_context(closing(LearnersRun(*named))) for named in contestants(options).items()]
         turns = alternate(runs, options.schedule(BUDGET_S - (time.perf_counter() - start)), "scaling")
         points = [point(each, turns, options.on_gpus) for each in runs]
     config = runs[0].config

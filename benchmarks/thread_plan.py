@@ -24,9 +24,8 @@ On 2 logical CPUs this takes about 15 minutes. With more of them, restrict the g
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 from accel_rl.bench.output import create_parents, describe_run, write_json
@@ -163,17 +162,12 @@ def run_grid(contest: str, precision: str, topology: CpuTopology, options: Threa
     points = {str(point): point for point in (pick, *grid(topology, num_envs, options))}
     if len(points) == 1:
         raise UsageError(f"the grid has one point, which is what a run picks: {pick}; name more workers or threads")
-    builders = [
-        partial(Training, name, settings, None if point == pick else point.plan(topology, num_envs))
-        for name, point in points.items()
-    ]
     label = f"{contest}, {precision}"
     with ExitStack() as stack:
         contestants: dict[str, Contestant] = {}
-        for build in builders:
-            training = build()
-            stack.callback(training.close)
-            contestants[training.name] = training
+        for name, point in points.items():
+            plan = None if point == pick else point.plan(topology, num_envs)
+            contestants[name] = stack.enter_context(closing(Training(name, settings, plan)))
         whole = options.schedule(BUDGETS_S[contest])
         first = replace(whole, budget_s=whole.budget_s * (1 - FINAL) - (time.perf_counter() - start))
         turns = knock_out([*contestants.values()], str(pick), first, label)

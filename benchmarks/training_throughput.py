@@ -28,7 +28,7 @@ network), and how many agent steps there are per update: both numbers must be eq
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -124,18 +124,17 @@ def run_contest(contest: Contest, options: TrainingOptions) -> Result:
     start = time.perf_counter()
     settings = {**contest.settings, "env": options.env, **options.overrides}
     with ExitStack() as stack:
-        ours: list[Training] = []
-        for name, bf16 in (("ours", False), ("ours-bf16", True))[: 1 if contest.against_network else 2]:
-            ours.append(Training(name, {**settings, "bf16": bf16}))
-            stack.callback(ours[-1].close)
-        contestants: list[Contestant] = [*ours]
+        ours = [
+            stack.enter_context(closing(Training(name, {**settings, "bf16": bf16})))
+            for name, bf16 in (("ours", False), ("ours-bf16", True))[: 1 if contest.against_network else 2]
+        ]
         rivals: list[Contestant] = [ours[0].updates_alone()] if contest.against_network else []
         trials: dict[str, float] = {}
         if python_of(options.peers, contest.peer).exists():
             peer, trials = fastest(peer_builders(contest, settings, options), options.seconds)
             stack.callback(peer.close)
             rivals.append(peer)
-        contestants += rivals
+        contestants: list[Contestant] = [*ours, *rivals]
         left_s = contest.budget_s - (time.perf_counter() - start)
         turns = alternate(contestants, options.schedule(left_s), contest.title)
         rates = {name: turn.rates for name, turn in turns.items()}
@@ -164,17 +163,14 @@ def peer_builders(
 def run_bound(settings: Settings, options: TrainingOptions) -> Result:
     """Compares ours with the two-resource bound of the cores."""
     start = time.perf_counter()
-    training = Training("ours", {**settings, "env": options.env, **options.overrides})
     with ExitStack() as stack:
-        stack.callback(training.close)
-        simulation = SimulationLimit(training.config.env, training.config.run.envs, None, "simulation")
-        stack.callback(simulation.close)
-        network = training.network()
-        contestants: list[Contestant] = [simulation, network, training]
+        training = stack.enter_context(closing(Training("ours", {**settings, "env": options.env, **options.overrides})))
+        config = training.config
+        simulation = stack.enter_context(closing(SimulationLimit(config.env, config.run.envs, None, "simulation")))
+        contestants: list[Contestant] = [simulation, training.network(), training]
         left_s = BOUND_BUDGET_S - (time.perf_counter() - start)
         turns = alternate(contestants, options.schedule(left_s), BOUND)
         bound = Turns(two_resource_bound(turns["simulation"].rates, turns["network"].rates))
-        config = training.config
         title = f"{config.run.algo}, {config.run.envs} environments x {config.run.horizon} steps"
         described = {name: _describe(turn) for name, turn in turns.items()}
         return {
@@ -191,9 +187,7 @@ def run_on_gpu(algo: str, options: TrainingOptions) -> Result:
     envs = ON_GPU_ENVS_PER_CPU * len(read_topology().cpus)
     horizon = {"a2c": 5, "ppo": max(4, ON_GPU_BATCH // envs)}[algo]
     settings = {"algo": algo, "envs": envs, "horizon": horizon, "env": options.env, "device": options.device}
-    training = Training("ours", {**settings, **options.overrides})
-    with ExitStack() as stack:
-        stack.callback(training.close)
+    with closing(Training("ours", {**settings, **options.overrides})) as training:
         contestants: list[Contestant] = [training.sampling(), training]
         title = f"{algo.upper()}, {training.config.run.envs} environments x {training.config.run.horizon} steps"
         left_s = ON_GPU_BUDGET_S - (time.perf_counter() - start)

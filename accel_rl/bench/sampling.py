@@ -33,6 +33,7 @@ which a worker was ready while another process had its core. A sampler that does
 
 import statistics
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,12 +133,9 @@ class Benchmark:
 
     def reset_round(self) -> Row:
         """Returns the duration of rounds with a reset over that of all rounds (see SamplerContestant.time_rounds)."""
-        sampling = self.random_contestant()
-        try:
+        with closing(self.random_contestant()) as sampling:
             sampling.time_rounds(self.options.seconds)  # warm-up
             every, with_reset = sampling.time_rounds(ROUNDS_S * self.options.seconds)
-        finally:
-            sampling.close()
         found = statistics.median(with_reset) / statistics.median(every) if with_reset else None
         return {"rounds": len(every), "with_reset": len(with_reset), "reset_over_median": found}
 

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -122,11 +122,8 @@ def alternate(
 def compare(builders: Iterable[Builder], schedule: Schedule, label: str = "") -> dict[str, Turns]:
     """Builds all contestants, lets them alternate, and closes them, even after an error."""
     with ExitStack() as stack:
-        contestants: list[Contestant] = []
         start = time.perf_counter()
-        for build in builders:
-            contestants.append(build())
-            stack.callback(contestants[-1].close)
+        contestants = [stack.enter_context(closing(build())) for build in builders]
         if schedule.building_counts:
             schedule = replace(schedule, budget_s=schedule.budget_s - (time.perf_counter() - start))
         return alternate(contestants, schedule, label)
