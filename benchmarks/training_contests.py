@@ -15,7 +15,7 @@ class Contest:
     settings: of our run; the peer's driver gets those that are among its options. variants: further options of the
     driver. The first variant competes by default; with --full all are tried, and the fastest competes. budget_s: this
     contest's part of the 4 minutes, start-up included. against_network: the updates alone take part instead of our
-    training in bfloat16, even where the peer is not installed. by_default: takes place where no contest is named."""
+    training in bfloat16, even where the peer is not installed; such a contest takes place only if it is named."""
 
     title: str
     settings: Settings
@@ -24,46 +24,32 @@ class Contest:
     variants: tuple[Settings, ...]
     budget_s: float
     against_network: bool = False
-    by_default: bool = True
 
 
 SAME = {"env_preset": "dqn84", "network": "nature"}
-VECTORIZATIONS = ("subproc", "dummy")
+
+
+def against_sb3(title: str, settings: Settings, budget_s: float, against_network: bool = False) -> Contest:
+    """Returns a contest against Stable-Baselines3, whose environments are in processes of their own or in its own."""
+    variants = tuple({"algo": settings["algo"], "vectorization": name} for name in ("subproc", "dummy"))
+    return Contest(title, settings | SAME, "stable-baselines3", "sb3", variants, budget_s, against_network)
 
 
 def q_contest(batch_size: int) -> Contest:
     """Returns a contest of DQN.
 
     Learning begins as soon as the larger batch can be drawn; from then on a tenth of the actions is random."""
-    settings = {"algo": "dqn", "envs": 32, "horizon": 4, "batch_size": batch_size, "training_intensity": 8, **SAME}
+    title = f"DQN, 32 environments x 4 steps, batches of {batch_size}, intensity 8"
+    settings = {"algo": "dqn", "envs": 32, "horizon": 4, "batch_size": batch_size, "training_intensity": 8}
     short = {"replay_size": 20_000, "warmup_steps": 2048, "epsilon_final": [0.1], "epsilon_steps": 1}
-    return Contest(
-        f"DQN, 32 environments x 4 steps, batches of {batch_size}, intensity 8",
-        settings | short,
-        "stable-baselines3",
-        "sb3",
-        tuple({"algo": "dqn", "vectorization": name} for name in VECTORIZATIONS),
-        60.0,
-        against_network=True,
-        by_default=False,
-    )
+    return against_sb3(title, settings | short, 60.0, against_network=True)
 
 
 CONTESTS = {
-    "a2c": Contest(
-        "A2C, 16 environments x 5 steps",
-        {"algo": "a2c", "envs": 16, "horizon": 5, **SAME},
-        "stable-baselines3",
-        "sb3",
-        tuple({"algo": "a2c", "vectorization": name} for name in VECTORIZATIONS),
-        40.0,
-    ),
-    "ppo": Contest(
+    "a2c": against_sb3("A2C, 16 environments x 5 steps", {"algo": "a2c", "envs": 16, "horizon": 5}, 40.0),
+    "ppo": against_sb3(
         "PPO, 8 environments x 128 steps, 4 epochs x 4 minibatches",
-        {"algo": "ppo", "envs": 8, "horizon": 128, "epochs": 4, "minibatches": 4, **SAME},
-        "stable-baselines3",
-        "sb3",
-        tuple({"algo": "ppo", "vectorization": name} for name in VECTORIZATIONS),
+        {"algo": "ppo", "envs": 8, "horizon": 128, "epochs": 4, "minibatches": 4},
         60.0,
     ),
     "appo": Contest(

@@ -72,7 +72,7 @@ def contest_names() -> tuple[str, ...]:
 def default_contests() -> tuple[str, ...]:
     """Returns the contests that take place where none is named: they take 4 minutes, and this machine can hold them."""
     gpu = tuple(ON_GPU) if torch.cuda.is_available() else ()
-    return (*(name for name, contest in CONTESTS.items() if contest.by_default), BOUND, *gpu)
+    return (*(name for name, contest in CONTESTS.items() if not contest.against_network), BOUND, *gpu)
 
 
 @dataclass(frozen=True)
