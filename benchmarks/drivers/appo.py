@@ -6,6 +6,7 @@ are by default: no other contestant does that, and it takes time.
 """
 
 import argparse
+from importlib.metadata import version
 from typing import Any
 
 from sample_factory.algo.runners.runner import AlgoObserver
@@ -47,7 +48,7 @@ class TakeTurns(AlgoObserver):
             self.turns.iterated(cfg.batch_size * cfg.num_batches_per_epoch)
             return
         self.turns.ready(
-            peer=f"sample-factory {_version()}",
+            peer=f"sample-factory {version('sample-factory')}",
             parameters=self.num_parameters,
             optimizer=cfg.optimizer,
             observation=list(runner.env_info.obs_space["obs"].shape),
@@ -57,12 +58,6 @@ class TakeTurns(AlgoObserver):
             workers=cfg.num_workers,
             splits=cfg.worker_num_splits,
         )
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("sample-factory")
 
 
 def main() -> None:

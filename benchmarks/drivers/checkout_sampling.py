@@ -4,7 +4,6 @@ benchmarks/compare_commits.py runs it with the accel_rl of several checkouts. It
 commits and later ones.
 """
 
-import argparse
 from collections.abc import Callable
 
 import torch
@@ -24,10 +23,7 @@ def build_sampler(benchmark: Benchmark) -> Callable[[], int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs_per_core", type=int, default=8, help="environments per core (8)")
-    options = parser.parse_args()
-    benchmark = Benchmark(SamplingOptions(envs_per_core=options.envs_per_core, device="cpu"))
+    benchmark = Benchmark(SamplingOptions(envs_per_core=8, device="cpu"))
     collect = build_sampler(benchmark)
     turns = Turns(lambda: 0)
     torch.set_num_threads(1)
