@@ -46,7 +46,7 @@ from command_line import add_json, make_parser
 PART = 100  # examples that one seed draws
 LIMIT_S = 60.0  # of one example
 LIMIT_BYTES = 8 << 30  # of addresses, besides those in use at the start: what asks for more fails at once
-SCRATCH = next((folder for folder in ("/dev/shm",) if os.access(folder, os.W_OK)), None)  # where to sync costs nothing
+SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where to sync costs nothing
 
 Try = Callable[[Any, Path], None]
 
@@ -82,12 +82,8 @@ class Found:
         self.failures[place] |= {"message": f"{type(error).__name__}: {error}"[:600], "example": repr(example)}
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "num_refused": self.num_refused,
-            "refused": self.refused,
-            "failures": self.failures,
-        }
+        counts = {"passed": self.passed, "num_refused": self.num_refused}
+        return {**counts, "refused": self.refused, "failures": self.failures}
 
     @property
     def num_refused(self) -> int:
@@ -120,12 +116,12 @@ def attempt(trial: Try, example: Any, limit_s: float = 0) -> BaseException | Non
             trial(example, folder)
         except UsageError as error:
             if folder.exists():
-                return AssertionError(f"refused after its folder was written: {error}").with_traceback(
-                    error.__traceback__
-                )
-            if len(str(error).splitlines()) != 1:
-                return AssertionError(f"refused in several lines: {error}").with_traceback(error.__traceback__)
-            return error
+                wrong = "after its folder was written"
+            elif len(str(error).splitlines()) != 1:
+                wrong = "in several lines"
+            else:
+                return error
+            return AssertionError(f"refused {wrong}: {error}").with_traceback(error.__traceback__)
         except (Exception, TooSlow) as error:
             return error
     return None

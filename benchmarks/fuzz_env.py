@@ -102,7 +102,7 @@ class OnDevice:
     def __init__(self, num_envs: int, device: str, length: int = 4, box: bool = False):
         import torch
 
-        self.num_envs, self._length, self._box, self._torch = num_envs, length, box, torch
+        self.num_envs, self._length, self._torch = num_envs, length, torch
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.single_action_space = spaces.Box(-1, 1, (2,), np.float32) if box else spaces.Discrete(3)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}

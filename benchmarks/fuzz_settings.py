@@ -97,8 +97,8 @@ def wrong() -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def runs(draw: Draw, in_process: bool = False, faulty: bool = True) -> Values:
-    """Draws the settings of a run. in_process: one that this process trains alone. faulty: perhaps with a wrong one."""
+def runs(draw: Draw, in_process: bool = False) -> Values:
+    """Draws the settings of a run, perhaps with a wrong one. in_process: one that this process trains alone."""
     algo = draw(st.sampled_from(preset_names()))
     is_q, known = settings_of(algo)
     values: Values = {"algo": algo, "tensorboard": False, "report": False, "seed": draw(st.integers(0, 2**40))}
@@ -108,7 +108,7 @@ def runs(draw: Draw, in_process: bool = False, faulty: bool = True) -> Values:
     others = [name for name in known if name not in left_out | values.keys()]
     for name in draw(st.lists(st.sampled_from(others), max_size=8, unique=True)):
         values[name] = draw(valid(*known[name]))
-    if faulty and one_in(draw, 5):
+    if one_in(draw, 5):
         unknown = st.one_of(st.text(max_size=8), st.sampled_from([f"{name}s" for name in known]))
         name = draw(unknown if one_in(draw, 6) else st.sampled_from([*known]))
         values[name] = draw(st.one_of(wrong(), valid(*known[name]) if name in known else wrong()))
@@ -208,11 +208,8 @@ def of_network(draw: Draw, names: Iterable[str], observed: str, has_box: bool, i
         values |= {"advantage_value": draw(st.sampled_from(["acting", "learning"]))}
         values |= {"gae_lambda": 1.0} if values["advantage_value"] == "learning" else {}
     if "auxiliary" in names:
-        tasks = [
-            "value_replay",
-            "reward_prediction",
-            *(["pixel_control"] if observed in pictures and is_discrete else []),
-        ]
+        tasks = ["value_replay", "reward_prediction"]
+        tasks += ["pixel_control"] if observed in pictures and is_discrete else []
         values["auxiliary"] = draw(st.lists(st.sampled_from(tasks), max_size=3, unique=True)) or ["none"]
     if "core" in values:
         values["previous_inputs"] = values["core"] != "none" and draw(st.booleans())
@@ -264,10 +261,8 @@ def sizes(draw: Draw, names: Iterable[str], run: Values) -> Values:
         values |= {"epsilon_final": finals, "epsilon_odds": draw(st.sampled_from([None, [0.5] * len(finals)]))}
     if "auxiliary" in names:
         size = max(4, 2 * horizon) + draw(st.integers(0, 6))
-        values |= {
-            "auxiliary_replay_steps": size,
-            "auxiliary_sequence_steps": draw(st.sampled_from([None, 1, horizon])),
-        }
+        values |= {"auxiliary_replay_steps": size}
+        values |= {"auxiliary_sequence_steps": draw(st.sampled_from([None, 1, horizon]))}
         rollouts += 1 + math.ceil(size / horizon)
     if one_in(draw, 5):
         values |= {"eval_interval_steps": 3 * horizon * values["envs"], "eval_episodes": draw(st.integers(1, 3))}
