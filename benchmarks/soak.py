@@ -76,8 +76,7 @@ class Watched:
 
     def growth(self, since: float) -> dict[str, float]:
         """Returns how much each value grows an hour, from the time since on, in hours."""
-        first = sum(hour < since for hour in self.hours)
-        return {name: slope(self.hours[first:], values[first:]) for name, values in self.values.items()}
+        return {name: slope(self.hours, values, since) for name, values in self.values.items()}
 
 
 @dataclass
@@ -111,9 +110,9 @@ class Soak:
         return statistics.median(ratios[-quarter:]) / statistics.median(ratios[-2 * quarter : -quarter])
 
 
-def slope(times: list[float], values: list[float]) -> float:
-    """Returns the median slope between any two of the points; 0 for fewer than two."""
-    points = zip(times, values, strict=True)
+def slope(times: list[float], values: list[float], since: float) -> float:
+    """Returns the median slope between any two of the points from a time on; 0 for fewer than two."""
+    points = [point for point in zip(times, values, strict=True) if point[0] >= since]
     return statistics.median([(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2)] or [0.0])
 
 
@@ -233,8 +232,7 @@ def judge(soak: Soak, config: dict[str, Any]) -> list[str]:
         for what, per_hour in process.growth(soak.middle).items():
             if per_hour >= ALLOWED_PER_HOUR:
                 found.append((per_hour, f"{process.name}{steps} grows by {per_hour:,.1f} {UNITS[what]} an hour"))
-    first = sum(hour < soak.middle for hour in soak.hours)
-    if (per_hour := slope(soak.hours[first:], soak.files[first:])) >= ALLOWED_PER_HOUR:
+    if (per_hour := slope(soak.hours, soak.files, soak.middle)) >= ALLOWED_PER_HOUR:
         found.append((per_hour, f"temporary files grow by {per_hour:,.1f} an hour"))
     sentences = [sentence for _, sentence in sorted(found, reverse=True)]
     for pid, process in soak.processes.items():
