@@ -31,9 +31,8 @@ def measure(options: TurnOptions) -> None:
     for name, each in turns.items():
         print(f"{name:12} {each.median:8,.0f} steps/s")
     print(f"with masks / without: {format_ratio(cost)}, {len(turns['without'].rates)} rounds")
-    if options.json:
-        rates = {name: each.rates for name, each in turns.items()}
-        write_json(options.json, {"version": VERSION, "machine": describe_machine(), "rates": rates, "ratio": cost})
+    rates = {name: each.rates for name, each in turns.items()}
+    write_json(options.json, {"version": VERSION, "machine": describe_machine(), "rates": rates, "ratio": cost})
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -100,9 +100,7 @@ class ProcessTree:
 
     def error(self, what: str) -> RunError:
         """Returns an error that says what has happened and ends with what the program has printed."""
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # a program that is about to end prints its traceback first
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what is about to end prints its traceback first
             self.process.wait(2.0)
         printed = self._log.read_text(errors="replace")[-LOG_TAIL:].strip()
         return RunError(f"{self.name} {what}; it printed:\n{printed}")

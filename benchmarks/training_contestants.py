@@ -42,9 +42,7 @@ class Training(accel_rl.tune.contestant.Training):
     plan: of workers and threads, in place of the run's own."""
 
     def __init__(self, name: str, settings: Settings, plan: Plan | None = None):
-        short = {
-            "decorrelation_steps": 100
-        }  # the preset's number costs seconds before the first turn, and nothing later
+        short = {"decorrelation_steps": 100}  # the preset's number costs seconds before the first turn only
         config = check(resolve({**short, "device": "cpu", **settings, "steps": 10**12}))
         super().__init__(name, replace(config, plans=(plan,)) if plan else config)
         config = self.config
@@ -84,7 +82,7 @@ class Training(accel_rl.tune.contestant.Training):
         """The number of updates so far; those that `network` makes are among them."""
         return self._counter.count
 
-    def network(self, name: str = "network") -> Repeated:
+    def network(self) -> Repeated:
         """Returns a contestant that makes only the passes of the network of an iteration, without simulation."""
         rollout = self._sampler.collect()
         half, horizon = self.config.run.envs // 2, self.config.run.horizon
@@ -98,7 +96,7 @@ class Training(accel_rl.tune.contestant.Training):
             self.algo.learn(rollout, self._update)
             return self.count(rollout)
 
-        return Repeated(name, passes)
+        return Repeated("network", passes)
 
     def updates_alone(self) -> Repeated:
         """Returns a contestant that repeats the updates of an algorithm with a replay, with one batch and a network of
