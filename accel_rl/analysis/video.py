@@ -36,15 +36,14 @@ def record_video(
     out: Path,
     *,
     max_steps: int = 27_000,
-    fps: int | None = None,
     seed: int | None = None,
 ) -> GameRecord:
     """Plays one whole game, over all its lives but at most max_steps; writes it to out, an MP4 of length + 1 frames.
 
     env renders RGB arrays [H, W, 3]; `act(observation, reward, info)` returns the action, reward is the last step's.
-    fps: frames, and so steps, per second; by default the environment's metadata decide (Atari: real time). seed: of the
-    game; None: any. An existing file is replaced only by a complete video. Raises UsageError if out is no .mp4 or
-    cannot be written, or if env renders no RGB arrays; RunError if the video is incomplete."""
+    seed: of the game; None: any. The environment's metadata say how many frames, and so steps, a second has (Atari:
+    real time). An existing file is replaced only by a complete video. Raises UsageError if out is no .mp4 or cannot be
+    written, or if env renders no RGB arrays; RunError if the video is incomplete."""
     if out.suffix != ".mp4" or out.is_dir():
         raise UsageError(f"cannot write a video to {out}: it must be a file whose name ends in .mp4")
     observation, info = env.reset(seed=seed)
@@ -53,7 +52,7 @@ def record_video(
     score, length, over = 0.0, 0, False
     try:
         first = compose(picture, score, length)
-        writer = _open_writer(unfinished, fps or env.metadata.get("render_fps") or DEFAULT_FPS, first)
+        writer = _open_writer(unfinished, env.metadata.get("render_fps") or DEFAULT_FPS, first)
         try:
             writer.write(first)
             reward: Any = 0.0

@@ -99,11 +99,11 @@ def test_a_game_of_atari_is_recorded_over_all_its_lives(tmp_path):
 def test_cartpole_is_recorded(tmp_path):
     env = make_env("CartPole-v1", render_mode="rgb_array")
     pytest.importorskip("pygame")
-    record = record_video(env, random_policy(env), tmp_path / "cartpole.mp4", fps=20)
+    record = record_video(env, random_policy(env), tmp_path / "cartpole.mp4")
     frames, fps = read(tmp_path / "cartpole.mp4")
     assert frames.shape == (record.length + 1, 400 + STRIP_HEIGHT, 600, 3)
     assert record.score == record.length
-    assert fps == 20
+    assert fps == env.metadata["render_fps"] == 50
 
 
 def test_a_failure_leaves_the_old_video_and_no_incomplete_one(tmp_path):
