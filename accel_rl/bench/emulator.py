@@ -122,7 +122,10 @@ class EmulatorBenchmark:
             return raw_builders(env.env_id)
         ale, native = replace(env, simulator="ale"), replace(env, simulator="native")
         if part == "steps":
-            return [partial(steps_contestant, "ale", ale), partial(steps_contestant, "native", native)]
+            return [
+                lambda: Repeated("ale", bare_steps(ale, ENVS_PER_CORE)),
+                lambda: Repeated("native", bare_steps(native, ENVS_PER_CORE)),
+            ]
         if part == "vector":
             peers = peer_builders(env, self.options.num_envs)[0] | own_builders(env, self.options.num_envs)
             del peers["gymnasium-async"]  # it has no simulator of its own
@@ -142,11 +145,6 @@ class EmulatorBenchmark:
                 us = python_us_per_step(env, env_spec(env), ENVS_PER_CORE, PYTHON_ROLLOUTS, HORIZON)
                 rows.append({"game": game, "us_per_step": us})
         return rows
-
-
-def steps_contestant(name: str, env: EnvConfig) -> Repeated:
-    """Returns a contestant that steps 16 environments in this process."""
-    return Repeated(name, bare_steps(env, ENVS_PER_CORE))
 
 
 def sampler_contestant(env: EnvConfig, config: SamplerConfig) -> SamplerContestant:

@@ -27,17 +27,12 @@ def raw_builders(game: str) -> list[Callable[[], Repeated]]:
     """Returns what builds ale-py (`ale`), which draws every frame, and this project's emulator, which draws none, every
     fourth, or every frame. All play the same random actions; rates are in frames/s."""
     minimal = BatchAtari(game, 1).actions
-    plays = {"ale": partial(_ale_frames, game)} | {
-        name: partial(_native_frames, game, draw_every=every) for name, every in DRAWN.items()
-    }
-    return [partial(_raw_contestant, name, play, minimal) for name, play in plays.items()]
+    native = [partial(_native_frames, name, game, minimal, every) for name, every in DRAWN.items()]
+    return [partial(_ale_frames, game, minimal), *native]
 
 
-def _raw_contestant(name: str, play: Callable[[Iterator[int]], Callable[[], int]], actions: Sequence[int]) -> Repeated:
-    return Repeated(name, play(_random_actions(actions)))
-
-
-def _ale_frames(game: str, actions: Iterator[int]) -> Callable[[], int]:
+def _ale_frames(game: str, minimal: Sequence[int]) -> Repeated:
+    actions = _random_actions(minimal)
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", 1)
     ale.setFloat("repeat_action_probability", 0.0)
@@ -50,10 +45,11 @@ def _ale_frames(game: str, actions: Iterator[int]) -> Callable[[], int]:
                 ale.reset_game()
         return FRAMES_AT_ONCE
 
-    return play
+    return Repeated("ale", play)
 
 
-def _native_frames(game: str, actions: Iterator[int], draw_every: int) -> Callable[[], int]:
+def _native_frames(name: str, game: str, minimal: Sequence[int], draw_every: int) -> Repeated:
+    actions = _random_actions(minimal)
     atari = BatchAtari(game, 1, seed=1, full_action_space=True)
     atari.reset()
     chosen = np.zeros(1, np.int32)
@@ -65,7 +61,7 @@ def _native_frames(game: str, actions: Iterator[int], draw_every: int) -> Callab
                 atari.reset()
         return FRAMES_AT_ONCE
 
-    return play
+    return Repeated(name, play)
 
 
 def _random_actions(actions: Sequence[int]) -> Iterator[int]:
