@@ -87,9 +87,9 @@ def memory() -> Finding:
     if found and free < LEAST_MEMORY:
         way_out = "docker run --memory=8g" if is_limited else "ps aux --sort=-rss | head"
         problems.append(Problem("error", f"{_size(free)} of memory is too little for most runs", way_out))
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    data["address_space_bytes"] = None if address_space == resource.RLIM_INFINITY else address_space
-    if address_space != resource.RLIM_INFINITY:
+    address_space, _ = _limits(resource.RLIMIT_AS)
+    data["address_space_bytes"] = address_space
+    if address_space is not None:
         text += f"; addresses are limited to {address_space / GB:.1f} GB"
         what = "the address space is limited: PyTorch and CUDA reserve far more addresses than they use memory"
         problems.append(Problem("warning", what, "ulimit -v unlimited"))
@@ -142,13 +142,13 @@ def _is_container() -> bool:
 
 def open_files() -> Finding:
     """Compares the limit of open files with what a run with a worker for each logical CPU opens."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = _limits(resource.RLIMIT_NOFILE)
     needed = LEARNER_FILES + FILES_PER_CPU * read_topology().num_busy
-    data = {"limit": _limit(soft), "hard_limit": _limit(hard), "needed": needed}
+    data = {"limit": soft, "hard_limit": hard, "needed": needed}
     problems = []
-    if _is_below(soft, needed):
+    if soft is not None and soft < needed:
         command = f"ulimit -n {needed * 8}"
-        if _is_below(hard, needed * 8):
+        if hard is not None and hard < needed * 8:
             command = f"docker run --ulimit nofile={needed * 8} (else: /etc/security/limits.conf)"
         problems = [Problem("warning", f"a run needs up to {needed} open files, but only {soft} are allowed", command)]
     return Finding(f"{_show(soft)} (at most {_show(hard)}); a run needs up to {needed}", data, tuple(problems))
@@ -156,10 +156,10 @@ def open_files() -> Finding:
 
 def processes(root: Path = Path("/")) -> Finding:
     """Compares the limits of processes and threads, the user's and the control group's, with what a run starts."""
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    soft, _ = _limits(resource.RLIMIT_NPROC)
     needed = LEARNER_PROCESSES + PROCESSES_PER_CPU * read_topology(root=root).num_busy
     is_root = os.geteuid() == 0  # which has no such limit
-    user_left = None if soft == resource.RLIM_INFINITY or is_root else max(0, soft - _num_own_threads())
+    user_left = None if soft is None or is_root else max(0, soft - _num_own_threads())
     group_left = _processes_left(root)
     left = min((each for each in (user_left, group_left) if each is not None), default=None)
     data = {"left": left, "needed": needed, "user_left": user_left, "control_group_left": group_left}
@@ -218,13 +218,11 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / GB:,.1f} GB" if num_bytes >= GB else f"{num_bytes / MB:,.0f} MB"
 
 
-def _is_below(limit: int, needed: int) -> bool:
-    return limit != resource.RLIM_INFINITY and limit < needed
+def _limits(kind: int) -> tuple[int | None, int | None]:
+    """Returns this process's soft and hard limit of a kind; None: there is none."""
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+    return soft, hard
 
 
-def _limit(limit: int) -> int | None:
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _show(limit: int) -> str:
-    return "any number" if limit == resource.RLIM_INFINITY else str(limit)
+def _show(limit: int | None) -> str:
+    return "any number" if limit is None else str(limit)

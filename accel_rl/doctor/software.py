@@ -93,7 +93,7 @@ def extras() -> Finding:
         for extra, modules in EXTRAS.items()
     }
     absent = [extra for extra, modules in missing.items() if modules]
-    text = f"{', '.join(extra for extra in EXTRAS if extra not in absent) or 'none'}"
+    text = ", ".join(extra for extra in EXTRAS if extra not in absent) or "none"
     data = {extra: not modules for extra, modules in missing.items()}
     if not absent:
         return Finding(text, data)

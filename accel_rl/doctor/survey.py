@@ -95,14 +95,14 @@ def survey(as_json: bool = False) -> None:
             if finding.data.get("crashes"):  # so would everything below
                 report.finish(can_train=False)
                 raise RunError(f"nothing can be trained: {finding.text}")
-        plan = Finding("unknown")
+        plan: dict[str, Any] = {}
         for name, finding in run_trials(plays_atari=bool(report.sections["machine"]["Atari"].data.get("num_games"))):
             if name == PLAN:
-                plan = finding
+                plan = finding.data
                 continue
             report.add("self-test", name, finding)
             failed += [finding.data["error"]] if "error" in finding.data else []
-        for name, row in plan.data.items():
+        for name, row in plan.items():
             report.add("would use", name, Finding(row["text"], {key: row[key] for key in row if key != "text"}))
     report.finish(can_train=not failed)
     if failed:
@@ -138,9 +138,9 @@ def _describe_training(data: dict[str, Any]) -> str:
 
 def _failed(name: str, failure: str) -> Finding:
     """Returns the finding of a trial that failed; of several lines, the first says how and the last one why."""
-    lines = [line.strip() for line in failure.splitlines() if line.strip()]
-    reason = " ".join(dict.fromkeys([lines[0], lines[-1]]))
     if name == PLAN:
         return Finding("")
+    lines = [line.strip() for line in failure.splitlines() if line.strip()]
+    reason = " ".join(dict.fromkeys([lines[0], lines[-1]]))
     command = f"accel-rl train --env {name.split()[1]} --steps 20000 (shows the whole error)"
     return Finding(f"failed: {reason}", {"error": reason}, (Problem("error", f"{name}: {reason}", command, reason),))

@@ -52,11 +52,7 @@ def plan() -> Data:
             "sampling_threads": plan.sampling_threads,
             "learning_threads": plan.learning_threads,
         },
-        "precision": {
-            "text": f"float32{advice}",
-            "precision": "float32",
-            "has_bfloat16": has_bf16,
-        },
+        "precision": {"text": f"float32{advice}", "precision": "float32", "has_bfloat16": has_bf16},
     }
     if config.run.env == "pong":
         simulator, why = choose_simulator(replace(config.env, simulator="auto"))
