@@ -204,8 +204,5 @@ def _show_affinity(given: dict[str, Any]) -> None:
     resume, file, *_ = (given.pop(name, None) for name in ("resume", "config", "out", "overwrite", "trust"))
     saved = read_settings(Path(resume)) if resume else {}
     config = check(resolve(overlay(saved, given), Path(file) if file else None))
-    print(
-        "\n".join(
-            [*describe_placement(config), *(f"warning     {text}" for plan in config.plans for text in plan.warnings)]
-        )
-    )
+    warnings = (f"warning     {text}" for plan in config.plans for text in plan.warnings)
+    print("\n".join([*describe_placement(config), *warnings]))

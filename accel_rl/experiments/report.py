@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,8 @@ EXTRAPOLATED = "*"
 
 def report(experiment: Experiment, folder: Path) -> None:
     """Prints the table; writes summary.md, summary.json and summary.png to folder."""
-    result = {
-        "title": experiment.title,
-        "machines": _machines(experiment, folder),
-        **summarize(experiment, folder),
-    }
+    about = {"title": experiment.title, "machines": _machines(experiment, folder)}
+    result = {**about, **summarize(experiment, folder)}
     text = as_markdown(experiment, result)
     (folder / "summary.json").write_text(json.dumps(result, indent=2) + "\n")
     (folder / "summary.md").write_text(text)
@@ -236,11 +234,9 @@ def _draw_speed(
     measure = "hours" if any("hours" in row["paper"] for row in rows.values()) else "steps_per_second"
     for color, family in enumerate(families):
         look: dict[str, Any] = {"color": COLORS[color % len(COLORS)], "linewidth": 2}
-        for line, number_of in (("o-", _measured), ("o--", _in_paper)):
-            numbers = [number_of(rows[combination.name], measure) for combination in family]
-            axes.plot(
-                [c.learners for c in family], numbers, line, markerfacecolor="white" if line == "o--" else None, **look
-            )
+        learners, own = [c.learners for c in family], [rows[c.name] for c in family]
+        axes.plot(learners, _numbers(row[measure] for row in own), "o-", **look)
+        axes.plot(learners, _numbers(row["paper"].get(measure) for row in own), "o--", markerfacecolor="white", **look)
     axes.set(xlabel="learners", ylabel=_time_for(measure, list(rows.values())) if measure == "hours" else "steps/s")
     axes.plot([], [], "o-", color="#777777", label="measured")
     if any(measure in row["paper"] for row in rows.values()):
@@ -255,9 +251,5 @@ def _draw_speed(
     tidy(axes)
 
 
-def _measured(row: dict[str, Any], measure: str) -> float:
-    return math.nan if row[measure] is None else row[measure]
-
-
-def _in_paper(row: dict[str, Any], measure: str) -> float:
-    return float(row["paper"].get(measure, math.nan))
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

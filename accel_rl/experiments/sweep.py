@@ -7,9 +7,8 @@ so a sweep that was killed at any moment goes on to the results that it would ha
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -75,8 +74,7 @@ def train_generation(sweep: Sweep, trials: list[Trial], folder: Path, executor: 
     alive = [trial for trial in trials if not trial.failed]
     for rung, steps in enumerate(sweep.rungs):
         if rung:
-            alive = sorted(alive, key=partial(_rank, steps=sweep.rungs[rung - 1]))
-            alive = alive[: max(1, len(trials) // sweep.factor**rung)]
+            alive = _best_first(alive, sweep.rungs[rung - 1])[: max(1, len(trials) // sweep.factor**rung)]
         runs: dict[str, list[Task]] = {}
         for trial in [each for each in trials if each in alive]:  # in the order of their numbers
             (folder / trial.name).mkdir(exist_ok=True)
@@ -165,9 +163,9 @@ def _described(sweep: Sweep) -> dict[str, Any]:
     return {"version": VERSION, **json.loads(json.dumps(asdict(sweep)))}
 
 
-def _rank(trial: Trial, steps: int) -> tuple[float, int]:
-    """Returns what orders trials, the best one first: by their value after so many steps, then by number."""
-    return -trial.values[steps], trial.number
+def _best_first(trials: Iterable[Trial], steps: int) -> list[Trial]:
+    """Returns trials in the order of their values after so many steps, then of their numbers."""
+    return sorted(trials, key=lambda trial: (-trial.values[steps], trial.number))
 
 
 # ---- results ----
@@ -177,23 +175,18 @@ def write_results(sweep: Sweep, trials: Sequence[Trial], folder: Path) -> None:
     """Prints the best trials and writes them to summary.md, and the settings of the best one to best.yaml.
 
     Raises RunError if no trial has reached the last steps."""
-    best = sorted(
-        (trial for trial in trials if sweep.rungs[-1] in trial.values), key=partial(_rank, steps=sweep.rungs[-1])
-    )
+    steps = sweep.rungs[-1]
+    best = _best_first((trial for trial in trials if steps in trial.values), steps)
     if not best:
         reason = next((trial.failed for trial in trials if trial.failed), "")
-        raise RunError(f"no trial has a value at {sweep.rungs[-1]:,} steps: {reason}")
-    lines = [
-        f"# {sweep.title}",
-        "",
-        f"| trial | {' | '.join(sweep.search)} | value |",
-        "|---" * (len(sweep.search) + 2) + "|",
-    ]
+        raise RunError(f"no trial has a value at {steps:,} steps: {reason}")
+    lines = [f"# {sweep.title}", "", f"| trial | {' | '.join(sweep.search)} | value |"]
+    lines.append("|---" * (len(sweep.search) + 2) + "|")
     for trial in best[:SHOWN]:
         cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
-        lines.append(f"| {trial.number} | {' | '.join(cells)} | {trial.values[sweep.rungs[-1]]:.4g} |")
+        lines.append(f"| {trial.number} | {' | '.join(cells)} | {trial.values[steps]:.4g} |")
     failed = sum(bool(trial.failed) for trial in trials)
-    lines += ["", f"{len(trials)} trials, {len(best)} of them with all {sweep.rungs[-1]:,} steps, {failed} failed."]
+    lines += ["", f"{len(trials)} trials, {len(best)} of them with all {steps:,} steps, {failed} failed."]
     (folder / "summary.md").write_text("\n".join(lines) + "\n")
     settings = {**sweep.settings, "env": next(iter(sweep.envs)), **best[0].params}
     (folder / "best.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
