@@ -118,16 +118,16 @@ def _export(options: argparse.Namespace) -> None:
     check_format(options.format)
     name = ("best" if options.best else "policy") + SUFFIXES[options.format]
     agent = load(options.run_dir, options.best, options.trust)
-    exported = export(agent, options.out or options.run_dir / name, options.format)
-    print(exported)
+    print(export(agent, options.out or options.run_dir / name, options.format))
 
 
 def _plot(options: argparse.Namespace) -> None:
     if options.scores:
-        from accel_rl.analysis.scores import compare, format_table, plot_scores
+        from accel_rl.analysis.plot import save
+        from accel_rl.analysis.scores import compare, format_table, make_figure
 
         comparisons = compare(options.run_dirs)
-        plot_scores(comparisons, options.out)
+        save(make_figure(comparisons), options.out)
         print(format_table(comparisons))
     else:
         from accel_rl.analysis.plot import plot_runs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accel_rl.analysis.plot import COLORS, new_figure, read_run, save, tidy
+from accel_rl.analysis.plot import COLORS, new_figure, read_run, tidy
 from accel_rl.envs.atari import game_name
 from accel_rl.errors import UsageError
 
@@ -216,14 +216,9 @@ def compare(paths: Sequence[Path]) -> list[Comparison]:
             score = float(human_normalized(run.game, run.score))
             grouped.setdefault(run.setting, {}).setdefault(run.game, []).append(score)
     by_setting = {setting: {game: np.array(v) for game, v in games.items()} for setting, games in grouped.items()}
+    statistics = (interquartile_mean, median_of_means, mean_of_means)
     return [
-        Comparison(
-            setting,
-            scores,
-            interval(scores, interquartile_mean),
-            interval(scores, median_of_means),
-            interval(scores, mean_of_means),
-        )
+        Comparison(setting, scores, *(interval(scores, statistic) for statistic in statistics))
         for setting, scores in by_setting.items()
     ]
 
@@ -255,11 +250,6 @@ def profiles(comparisons: Sequence[Comparison]) -> list[Profile]:
         low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         found.append(Profile(thresholds, performance_profile(each.scores, thresholds), low, high))
     return found
-
-
-def plot_scores(comparisons: Sequence[Comparison], out: Path) -> None:
-    """Draws `make_figure` to a file (.png, .pdf, .svg, ...). Raises UsageError if it cannot be written."""
-    save(make_figure(comparisons), out)
 
 
 def make_figure(comparisons: Sequence[Comparison]) -> "Figure":
