@@ -21,7 +21,7 @@ from accel_rl.processes.spawning import spawn_connected
 
 class SimulationLimit:
     """Steps environments with random actions in one bare process on each of the given logical CPUs (None: one per
-    core), and does nothing else.
+    core), as far as there are environments for them, and does nothing else.
 
     The simulator is the sampler's: emulation, frame processing and resets (bare.py), but no other process to wait for.
     """
@@ -36,6 +36,7 @@ class SimulationLimit:
     ):
         self.name, self.shares = name, shares or {}
         cpus = [core[0] for core in physical_cores(available_cpus())] if cpus is None else cpus
+        cpus = cpus[:num_envs]
         self._workers: list[tuple[subprocess.Popen[bytes], Connection[Any, Any]]] = []
         for index, cpu in enumerate(cpus):
             share = num_envs // len(cpus) + (index < num_envs % len(cpus))

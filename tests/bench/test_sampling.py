@@ -13,11 +13,13 @@ import torch
 from accel_rl.bench import sampling, sampling_table
 from accel_rl.bench.contestants import RandomPolicy, sampler_shares
 from accel_rl.bench.figure import draw_sampling
+from accel_rl.bench.limit import SimulationLimit
 from accel_rl.bench.peers import peer_builders, peer_frame_shape
 from accel_rl.bench.timing import Turns
 from accel_rl.cli import main
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.atari import PRESETS
+from accel_rl.hardware.topology import available_cpus
 
 ANY = "*"  # any key
 RATIO = {"median": float, "low": float, "high": float}
@@ -148,6 +150,15 @@ def test_bare_processes_import_no_torch() -> None:
     code = "import sys, accel_rl.bench.limit; sys.exit('torch' in sys.modules)"
     path = os.pathsep.join(sys.path)
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}).returncode == 0
+
+
+def test_a_core_without_environments_has_no_process() -> None:
+    """Would catch a limit that cannot be measured on machines with more cores than environments."""
+    limit = SimulationLimit(EnvConfig("CartPole-v1"), 1, available_cpus()[:1] * 2, "limit")
+    try:
+        assert limit.run(0.01) > 0
+    finally:
+        limit.close()
 
 
 def test_peers_get_frames_that_are_at_least_as_large() -> None:
