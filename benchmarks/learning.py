@@ -7,6 +7,7 @@ python benchmarks/learning.py --algo a2c --preset a2c_continuous --env Pendulum-
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ import accel_rl
 from accel_rl.analysis.plot import plot_runs
 from accel_rl.bench.output import write_json
 from accel_rl.hardware.description import describe_machine, format_machine
-from command_line import make_parser
+from command_line import make_parser, run_program
 
 
 def main() -> None:
@@ -59,4 +60,4 @@ def assignment(text: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(main))

@@ -4,6 +4,7 @@ python benchmarks/startup.py [--workers 64] [--envs-per-worker 2] [--rounds 5] [
 """
 
 import statistics
+import sys
 import time
 
 from accel_rl.bench.contestants import RandomPolicy
@@ -14,7 +15,7 @@ from accel_rl.envs.probe import probe_spec
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.samplers import AlternatingSampler
 from accel_rl.samplers.base import SamplerConfig
-from command_line import add_json, make_parser
+from command_line import add_json, make_parser, run_program
 
 
 def main() -> None:
@@ -54,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(main))

@@ -1,7 +1,10 @@
 """What the programs of benchmarks/ refuse before any work."""
 
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +52,16 @@ def test_bad_input(call: Callable[[], object], message: str) -> None:
     """Would catch an error that comes only after minutes of work, and a comparison of an installed package."""
     with pytest.raises(UsageError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["learning.py", "startup.py"])
+def test_an_unknown_environment_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Would catch a program that ends in a traceback."""
+    out = ["--out", str(tmp_path / "out")] if name == "learning.py" else []
+    monkeypatch.setattr(sys, "argv", [name, "--env", "nosuch", *out])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "benchmarks" / name), run_name="__main__")
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: unknown environment 'nosuch'") and error.count("\n") == 1
