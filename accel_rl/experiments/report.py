@@ -45,13 +45,10 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     the hours that the paper's number of steps (or the run's own) takes at that rate, and the speed-up over one learner.
     None where there are no results to compute it from."""
     rows = [_row(experiment, combination, folder) for combination in experiment.combinations]
-    for row, combination in zip(rows, experiment.combinations, strict=True):
-        family = [
-            other_row
-            for other, other_row in zip(experiment.combinations, rows, strict=True)
-            if other.learners == 1 and other.differs_only_in_learners(combination)
-        ]
-        one_learner = family[0] if family else None
+    pairs = list(zip(experiment.combinations, rows, strict=True))
+    alone = [pair for pair in pairs if pair[0].learners == 1]
+    for combination, row in pairs:
+        one_learner = next((other for c, other in alone if c.differs_only_in_learners(combination)), None)
         row["speed_up"] = _ratio(row["steps_per_second"], one_learner["steps_per_second"]) if one_learner else None
         row["paper"]["speed_up"] = _speed_up_in_paper(row["paper"], one_learner["paper"]) if one_learner else None
     return {"source": experiment.paper.source, "steps": experiment.paper.steps, "rows": rows}
