@@ -35,13 +35,12 @@ def measure(options: TurnOptions) -> None:
     write_json(options.json, {"version": VERSION, "machine": describe_machine(), "rates": rates, "ratio": cost})
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> None:
     parser = make_parser(__doc__)
     add_turns(parser)
     add_json(parser)
-    given = vars(parser.parse_args(arguments))
-    return run_program(lambda: measure(TurnOptions(**given)))
+    measure(TurnOptions(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

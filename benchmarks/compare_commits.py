@@ -24,6 +24,7 @@ medians over the rounds with 95 % intervals, and more is better; for startup, th
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,7 @@ class CompareOptions(TurnOptions):
     new: Path
     seconds: float = 2.5
     rounds: int = FULL_ROUNDS
-    contests: tuple[str, ...] = CONTESTS
+    contests: Sequence[str] = CONTESTS
     bf16: bool = False
 
     def __post_init__(self) -> None:
@@ -268,9 +269,7 @@ def main() -> int:
     parser.add_argument("--contests", nargs="+", default=CONTESTS, metavar="CONTEST", help=names)
     parser.add_argument("--bf16", action="store_true", help="the new checkout also takes part in bfloat16")
     add_json(parser)
-    given: dict[str, Any] = vars(parser.parse_args())
-    given["contests"] = tuple(given["contests"])
-    return run_program(lambda: run(CompareOptions(**given)))
+    return run_program(lambda: run(CompareOptions(**vars(parser.parse_args()))))
 
 
 if __name__ == "__main__":

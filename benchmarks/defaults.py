@@ -130,21 +130,17 @@ def as_run(result: Result) -> Run:
     return Run({}, Series(steps, np.zeros_like(steps), score), Series(nothing, nothing, nothing))
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--algos", nargs="+", default=[*ALGOS], metavar="ALGO", help=f"of {', '.join(ALGOS)} (all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[*SEEDS], metavar="N", help="(4 5 6)")
     parser.add_argument("--table", action="store_true", help="run nothing; table and curves of what the file holds")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="the results (%(default)s)")
     options = parser.parse_args()
-
-    def program() -> None:
-        known = run(() if options.table else options.algos, options.seeds, options.json)
-        print(table(known))
-        save(make_figure(known), options.json.with_suffix(".png"))
-
-    return run_program(program)
+    known = run(() if options.table else options.algos, options.seeds, options.json)
+    print(table(known))
+    save(make_figure(known), options.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))

@@ -20,6 +20,7 @@ agree whether to continue).
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ class ScalingOptions(TurnOptions):
     seconds: float = 3.0
     env: str = "pong"
     device: str = "auto"
-    learners: tuple[int, ...] | None = None
+    learners: Sequence[int] | None = None
     plot: Path | None = None
     overrides: Settings = field(default_factory=dict)
 
@@ -266,8 +267,7 @@ def main() -> int:
     add_overrides(parser, OVERRIDES)
     given: dict[str, Any] = vars(parser.parse_args())
     overrides = {name: value for name in OVERRIDES if (value := given.pop(name)) is not None}
-    learners = given.pop("learners")
-    return run_program(lambda: run(ScalingOptions(**given, learners=learners and tuple(learners), overrides=overrides)))
+    return run_program(lambda: run(ScalingOptions(**given, overrides=overrides)))
 
 
 if __name__ == "__main__":

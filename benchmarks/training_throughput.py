@@ -27,7 +27,7 @@ network), and how many agent steps there are per update: both numbers must be eq
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,7 +83,7 @@ class TrainingOptions(TurnOptions):
     the peers' environments. overrides: settings of all our runs. Raises UsageError for a value out of range."""
 
     env: str = "pong"
-    contests: tuple[str, ...] | None = None
+    contests: Sequence[str] | None = None
     device: str = "auto"
     peers: Path = Path(".peers")
     overrides: Settings = field(default_factory=dict)
@@ -258,7 +258,7 @@ def show(contest: Result) -> None:
         print(f"{name:32}{format_ratio(value)}")
 
 
-def main() -> int:
+def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--env", default="pong", help="Atari game (pong)")
     names = f"contests among {', '.join(contest_names())} ({', '.join(default_contests())})"
@@ -274,12 +274,10 @@ def main() -> int:
     given: dict[str, Any] = vars(parser.parse_args())
     overrides = {name: value for name in OVERRIDES if (value := given.pop(name)) is not None}
     if given.pop("install_peers"):
-        return run_program(lambda: install_peers(given["peers"]))
-    contests = given.pop("contests")
-    return run_program(
-        lambda: run(TrainingOptions(**given, contests=contests and tuple(contests), overrides=overrides))
-    )
+        install_peers(given["peers"])
+    else:
+        run(TrainingOptions(**given, overrides=overrides))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(main))
