@@ -38,6 +38,7 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
     agent = load(run_dir, best, trust)
     seed = agent.config.run.seed + FINAL_SEED
     scores = [game.score for game in agent.play(EPISODES, seed)]
+    mean = interval({"": np.asarray(scores)}, mean_of_means)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch)
@@ -45,7 +46,7 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
         shutil.copyfile(policy_file.find_weights(run_dir, best), folder / "policy.safetensors")
         missing = _make_video(agent, folder / VIDEO, seed) + _make_onnx(agent, folder / "policy.onnx")
         origin = _origin(run_dir, folder / "policy.safetensors", agent.config.run.seed)
-        (folder / "README.md").write_text(_card(agent, scores, missing, origin, out.name))
+        (folder / "README.md").write_text(_card(agent, scores, mean, missing, origin, out.name))
         try:
             out.mkdir(exist_ok=True)
             for file in (VIDEO, "policy.onnx"):
@@ -54,7 +55,7 @@ def write_card(run_dir: Path, out: Path, best: bool = False, trust: bool = False
                 os.replace(path, out / path.name)
         except OSError as error:
             raise RunError(f"could not write the card's folder {out}: {error.strerror}") from error
-    return _mean(scores)
+    return mean
 
 
 def _is_card(readme: Path) -> bool:
@@ -79,10 +80,6 @@ def _make_onnx(agent: TrainedPolicy, path: Path) -> list[str]:
     return []
 
 
-def _mean(scores: list[float]) -> Interval:
-    return interval({"": np.asarray(scores)}, mean_of_means)
-
-
 def _origin(run_dir: Path, weights: Path, seed: int) -> str:
     """Returns how the policy was trained, as far as its files know."""
     with safetensors.safe_open(weights, "pt") as file:
@@ -92,11 +89,11 @@ def _origin(run_dir: Path, weights: Path, seed: int) -> str:
     return trained + (f", on {format_machine(json.loads(machine.read_text()))}" if machine.exists() else "")
 
 
-def _card(agent: TrainedPolicy, scores: list[float], missing: list[str], origin: str, name: str) -> str:
+def _card(agent: TrainedPolicy, scores: list[float], mean: Interval, missing: list[str], origin: str, name: str) -> str:
     run = agent.config.run
     settings = agent.config.as_dict()
     algo, actions = str(settings["algo"]), "the likeliest" if run.eval_greedy else "sampled"
-    mean, std = _mean(scores), float(np.std(scores))
+    std = float(np.std(scores))
     metric = {"type": "mean_reward", "name": "mean_reward", "value": f"{mean.value:.2f} +/- {std:.2f}"}
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
