@@ -23,9 +23,9 @@ import torch
 from accel_rl.bench.network_contestants import (
     NETWORKS,
     Case,
-    Contestants,
     OnThreads,
     build_algo,
+    build_works,
     count_flops,
     peak_works,
 )
@@ -65,15 +65,16 @@ def list_cases(options: NetworkOptions, threads: Sequence[int], precisions: Sequ
 
 def measure(cases: Sequence[Case], schedule: Schedule) -> tuple[dict[Case, Turns], Peaks]:
     """Returns the turns of every case, and the peaks: the best rate of all libraries and rounds."""
-    contestants = Contestants(cases)
-    multiplying = [(p, library, work) for p in contestants.precisions for library, work in peak_works(p).items()]
+    works = build_works(cases)
+    precisions = dict.fromkeys(case.precision for case in cases)
+    multiplying = [(p, library, work) for p in precisions for library, work in peak_works(p).items()]
     players: list[OnThreads] = []
     products: dict[str, tuple[int, str]] = {}
     for threads in dict.fromkeys(case.threads for case in cases):
         for precision, library, work in multiplying:
             products[name := f"peak {library} {precision} {threads}"] = (threads, precision)
             players.append(OnThreads(name, work, threads))
-        players += [OnThreads(str(case), contestants.work(case), threads) for case in cases if case.threads == threads]
+        players += [OnThreads(str(case), works[case], threads) for case in cases if case.threads == threads]
     before = torch.get_num_threads()
     try:
         turns = alternate(players, schedule, "network")

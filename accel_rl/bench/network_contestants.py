@@ -81,23 +81,21 @@ class OnThreads(Repeated):
         return samples / elapsed if elapsed >= seconds else super().run(seconds)
 
 
-class Contestants:
-    """Builds what the cases measure. Cases of one network and precision share their parameters, but those that act have
-    parameters of their own, which do not change."""
-
-    def __init__(self, cases: Iterable[Case]):
-        keys = dict.fromkeys((case.network, case.precision) for case in cases)
-        self.precisions = tuple(dict.fromkeys(precision for _, precision in keys))
-        self._acting = {key: build_algo(*key).policy for key in keys}
-        self._learning = {key: build_algo(*key) for key in keys}
-        self._updates = {key: _build_update(algo) for key, algo in self._learning.items()}
-
-    def work(self, case: Case) -> Work:
-        """Returns what is repeated for this figure."""
+def build_works(cases: Iterable[Case]) -> dict[Case, Work]:
+    """Returns what is repeated for each figure. Cases of one network and precision share their parameters, but those
+    that act have parameters of their own, which do not change."""
+    keys = dict.fromkeys((case.network, case.precision) for case in cases)
+    acting = {key: build_algo(*key).policy for key in keys}
+    learning = {key: build_algo(*key) for key in keys}
+    updates = {key: _build_update(algo) for key, algo in learning.items()}
+    works: dict[Case, Work] = {}
+    for case in cases:
         key, spec = (case.network, case.precision), NETWORKS[case.network].spec
         if case.work == "act":
-            return act_work(self._acting[key], spec, case.batch)
-        return learn_work(self._learning[key], self._updates[key], spec, case.batch)
+            works[case] = act_work(acting[key], spec, case.batch)
+        else:
+            works[case] = learn_work(learning[key], updates[key], spec, case.batch)
+    return works
 
 
 def build_algo(name: str, precision: str) -> A2C:
