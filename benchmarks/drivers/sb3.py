@@ -78,36 +78,26 @@ def main() -> None:
     env_id = f"{options.game}NoFrameskip-v4"
     envs = make_atari_env(env_id, options.envs, seed=0, vec_env_cls=vectorization)
     envs = VecTransposeImage(VecFrameStack(envs, 4))
-    if options.algo == "a2c":
-        model = stable_baselines3.A2C("CnnPolicy", envs, n_steps=options.horizon, seed=0, device="cpu")
-    elif options.algo == "dqn":
-        model = stable_baselines3.DQN(
-            "CnnPolicy",
-            envs,
-            buffer_size=options.replay_size,
-            optimize_memory_usage=False,
-            learning_starts=options.warmup_steps,
-            batch_size=options.batch_size,
-            train_freq=options.horizon,
-            gradient_steps=round(options.training_intensity * options.horizon * options.envs / options.batch_size),
-            target_update_interval=10_000,
-            exploration_initial_eps=0.1,
-            exploration_final_eps=0.1,
-            policy_kwargs={"optimizer_class": torch.optim.RMSprop, "optimizer_kwargs": {"alpha": 0.95, "eps": 1e-6}},
-            seed=0,
-            device="cpu",
-        )
-    else:
+    settings: dict[str, Any] = {"n_steps": options.horizon}
+    if options.algo == "ppo":
         batch_size = options.envs * options.horizon // options.minibatches
-        model = stable_baselines3.PPO(
-            "CnnPolicy",
-            envs,
-            n_steps=options.horizon,
-            batch_size=batch_size,
-            n_epochs=options.epochs,
-            seed=0,
-            device="cpu",
-        )
+        settings |= {"batch_size": batch_size, "n_epochs": options.epochs}
+    elif options.algo == "dqn":
+        rmsprop = {"optimizer_class": torch.optim.RMSprop, "optimizer_kwargs": {"alpha": 0.95, "eps": 1e-6}}
+        settings = {
+            "buffer_size": options.replay_size,
+            "optimize_memory_usage": False,
+            "learning_starts": options.warmup_steps,
+            "batch_size": options.batch_size,
+            "train_freq": options.horizon,
+            "gradient_steps": round(options.training_intensity * options.horizon * options.envs / options.batch_size),
+            "target_update_interval": 10_000,
+            "exploration_initial_eps": 0.1,
+            "exploration_final_eps": 0.1,
+            "policy_kwargs": rmsprop,
+        }
+    algo = getattr(stable_baselines3, options.algo.upper())
+    model = algo("CnnPolicy", envs, seed=0, device="cpu", **settings)
     model.learn(10**12, TakeTurns(options.horizon, options.warmup_steps))
 
 
