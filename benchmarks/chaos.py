@@ -80,9 +80,10 @@ class Report:
 
 
 class Run:
-    """A run in a folder, which is started, struck, and resumed until its steps are done."""
+    """A run, which is started, struck, and resumed until its steps are done. folder: for its own and its output."""
 
     def __init__(self, folder: Path, exact: bool):
+        folder.mkdir(exist_ok=True)
         self.folder, self.exact, self.order = folder / "run", exact, folder / "order"
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "output"
@@ -338,13 +339,13 @@ def main() -> None:
     print(format_machine(describe_machine()))
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        reference = train(True, draw, {}, 0.0, _made(scratch, "reference"))
+        reference = train(True, draw, {}, 0.0, Path(scratch) / "reference")
         until = time.monotonic() + 60 * options.minutes
         for number in itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(1)):
             exact = number % 2 == 1
             quarter = time.monotonic() + 60 * options.minutes / 4  # so that runs of both kinds are struck
             try:
-                run = train(exact, draw, reports, min(until, quarter), _made(scratch, f"run{number}"))
+                run = train(exact, draw, reports, min(until, quarter), Path(scratch) / f"run{number}")
             except RunError as error:
                 wrong.append(f"run {number}: {error}")
                 continue
@@ -361,12 +362,6 @@ def main() -> None:
     write_json(options.json, {**about, "exact_runs": runs[1], "other_runs": runs[0], "wrong": wrong, "faults": found})
     if wrong:
         raise RunError(f"{len(wrong)} faults were not survived")
-
-
-def _made(scratch: str, name: str) -> Path:
-    folder = Path(scratch) / name
-    folder.mkdir()
-    return folder
 
 
 def table(reports: dict[str, Report]) -> str:
