@@ -37,19 +37,14 @@ def distinct_sets() -> Sets:
     """Returns each set of settings for vectors behind the names of the presets that have it, first of all its class.
 
     Sets for Box actions, which CartPole lacks, are left out."""
-    sets: Sets = []
+    sets: dict[str, tuple[list[str], Values]] = {}
     for name in preset_names():
         settings = preset_settings(preset_and_base(name), "vectors")
         if "gaussian" in settings:
             continue
         settings = {key: settings[key] for key in sorted(settings) if key not in ("description", "base")}
-        for names, known in sets:
-            if known == settings:
-                names.append(name)
-                break
-        else:
-            sets.append(([name], settings))
-    return sets
+        sets.setdefault(json.dumps(settings), ([], settings))[0].append(name)
+    return [*sets.values()]
 
 
 def command(name: str, settings: Values, seed: int | str) -> str:
