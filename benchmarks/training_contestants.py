@@ -14,39 +14,24 @@ from accel_rl.hardware.placement import Plan
 from accel_rl.replay import Replay
 from accel_rl.training.build import build_algo, build_update, check
 from accel_rl.training.resolve import resolve
-from accel_rl.updates import Update
 
 Settings = dict[str, Any]
-
-
-class UpdateCounter:
-    """Counts how often an update changes the parameters."""
-
-    def __init__(self, update: Update):
-        self.count = 0
-        for name in ("step", "minimize"):
-            setattr(update, name, self._counted(getattr(update, name)))
-
-    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            self.count += 1
-            return method(*arguments, **options)
-
-        return counted
 
 
 class Training(accel_rl.tune.contestant.Training):
     """A training as `accel-rl tune` has it, which counts its updates, and whose parts are contestants of their own.
 
-    One of the Q-learning family warms up first, until it has learned once: `steps` and `updates` count from there.
-    plan: of workers and threads, in place of the run's own."""
+    One of the Q-learning family warms up first, until it has learned once: `steps` and `updates` count from there; the
+    updates that `network` makes are among them. plan: of workers and threads, in place of the run's own."""
 
     def __init__(self, name: str, settings: Settings, plan: Plan | None = None):
         short = {"decorrelation_steps": 100}  # the preset's number costs seconds before the first turn only
         config = check(resolve({**short, "device": "cpu", **settings, "steps": 10**12}))
         super().__init__(name, replace(config, plans=(plan,)) if plan else config)
         config = self.config
-        self._counter, self._steps_before = UpdateCounter(self._update), 0
+        self.updates = self._steps_before = 0
+        for method in ("step", "minimize"):
+            setattr(self._update, method, self._counted(getattr(self._update, method)))
         self.facts: dict[str, Any] = {
             "parameters": sum(parameter.numel() for parameter in self.algo.policy.parameters()),
             "optimizer": config.algo.optimizer,
@@ -61,26 +46,26 @@ class Training(accel_rl.tune.contestant.Training):
         if isinstance(self.algo.replay, Replay):
             self.facts |= {"batch_size": config.algo.batch_size, "replay_size": config.algo.replay_size}
             try:
-                self._warm_up()
+                while not self.updates:
+                    self.iterate()
             except BaseException:
                 self.close()
                 raise
+            self._steps_before, self.updates = self.total_steps, 0
 
-    def _warm_up(self) -> None:
-        """Trains until the first updates, which no turn counts."""
-        while not self.updates:
-            self.iterate()
-        self._steps_before, self._counter.count = self.total_steps, 0
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a method of the update that counts its calls in `updates`."""
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.updates += 1
+            return method(*arguments, **options)
+
+        return counted
 
     @property
     def steps(self) -> int:
         """The number of agent steps so far, without the warm-up."""
         return self.total_steps - self._steps_before
-
-    @property
-    def updates(self) -> int:
-        """The number of updates so far; those that `network` makes are among them."""
-        return self._counter.count
 
     def network(self) -> Repeated:
         """Returns a contestant that makes only the passes of the network of an iteration, without simulation."""
