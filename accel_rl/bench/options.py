@@ -23,6 +23,10 @@ def _count(default: int | None, help_text: str) -> Any:
     return _option(default, help_text, type=int, metavar="N")
 
 
+def _counts(help_text: str) -> Any:
+    return _option(None, help_text, type=int, nargs="+", metavar="N")
+
+
 def _file(help_text: str) -> Any:
     return _option(None, help_text, type=Path, metavar="FILE")
 
@@ -99,19 +103,11 @@ class NetworkOptions:
         nargs="+",
         metavar="NAME",
     )
-    batches: Sequence[int] | None = _option(
-        None,
-        "batch sizes, of acting and of learning (acting: 4 8 16 32 64; learning: 32 80 256 512; mlp: acting, 8)",
-        nargs="+",
-        type=int,
-        metavar="N",
+    batches: Sequence[int] | None = _counts(
+        "batch sizes, of acting and of learning (acting: 4 8 16 32 64; learning: 32 80 256 512; mlp: acting, 8)"
     )
-    threads: Sequence[int] | None = _option(
-        None,
-        "numbers of PyTorch's threads (1 2 4 ... up to the logical CPUs of this process, and to 16)",
-        nargs="+",
-        type=int,
-        metavar="N",
+    threads: Sequence[int] | None = _counts(
+        "numbers of PyTorch's threads (1 2 4 ... up to the logical CPUs of this process, and to 16)"
     )
     rounds: int | None = _count(None, "rounds (as many as fit into 35 seconds, and at least 5)")
     seconds: float = _seconds(0.02, "length of a turn, in seconds (0.02)")
