@@ -41,9 +41,7 @@ LINE_TAPS = 4  # lines that a row of the frame is made of
 COLUMN_TAPS = 5  # columns that a column of the frame is made of: at least LEAST_TAPS, some with weight 0
 LINE_TOTAL = 6  # sum of the lines' weights
 COLUMN_TOTAL = 7
-NEAR = (
-    8  # how near to a half a mean is made as cv2 does it, in units of half a weight; -1: never, halves are rounded up
-)
+NEAR = 8  # how near to a half, in halves of a weight, a mean is made as cv2 does it; -1: never, halves are rounded up
 IS_WHOLE = 9  # a pixel of the frame is made of whole pixels with equal weights: cv2 adds integers
 FIRST_LINES = 10  # from here on: where in the maker the tables begin; this one is [HEIGHT]
 LINE_WEIGHTS = 11  # [HEIGHT, LINE_TAPS]

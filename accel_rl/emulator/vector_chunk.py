@@ -64,10 +64,7 @@ class VectorChunk(Consoles):
     ):
         num_envs = len(arrays.rewards)
         super().__init__(
-            game,
-            num_envs,
-            repeat_action_probability=repeat_action_probability,
-            full_action_space=full_action_space,
+            game, num_envs, repeat_action_probability=repeat_action_probability, full_action_space=full_action_space
         )
         self.arrays.rewards = arrays.rewards
         self._calls.clear()

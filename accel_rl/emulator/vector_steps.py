@@ -12,16 +12,7 @@ from accel_rl.emulator.compiled import address, i32, jit
 from accel_rl.emulator.console import DONE, NO_LIMIT, begin_action, begin_reset, run_due_frames
 from accel_rl.emulator.frame_making import CHANNELS, COLOURS, HEIGHT, LINES, WIDTH, make_frame
 from accel_rl.emulator.registers import LINE_PIXELS
-from accel_rl.emulator.state import (
-    AGENT_LIVES,
-    AGENT_STEPS,
-    EPISODE_FRAME,
-    FRAME,
-    LIVES,
-    PAINT,
-    REWARD,
-    TERMINAL,
-)
+from accel_rl.emulator.state import AGENT_LIVES, AGENT_STEPS, EPISODE_FRAME, FRAME, LIVES, PAINT, REWARD, TERMINAL
 from accel_rl.emulator.steps import NO_PICTURE, PICTURE, keep_picture, newest_picture
 
 # Options, an array of int32

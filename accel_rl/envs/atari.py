@@ -66,21 +66,10 @@ def game_name(env_id: str) -> str | None:
 
 # Games whose saved states cannot replace a reset: tests/envs/test_start_states.py compares trajectories of all games.
 # A reset of these depends on the game before it, so that no fixed set of states has its distribution:
-RESET_REMEMBERS = frozenset(
-    [
-        "crossbow",
-        "hangman",
-        "haunted_house",
-        "ice_hockey",
-        "kung_fu_master",
-        "pooyan",
-        "sir_lancelot",
-        "space_war",
-        "surround",
-        "time_pilot",
-        "yars_revenge",
-    ]
-)
+RESET_REMEMBERS = frozenset({
+    *("crossbow", "hangman", "haunted_house", "ice_hockey", "kung_fu_master", "pooyan", "sir_lancelot"),
+    *("space_war", "surround", "time_pilot", "yars_revenge"),
+})  # fmt: skip
 # The emulator's saved state lacks the half-drawn screen that these leave behind after each frame. Restoring it leads to
 # another trajectory and in time corrupts memory, so no state of theirs is ever restored:
 # https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739
@@ -139,11 +128,10 @@ class AtariSimulator:
         assert rom is not None, game
         self.ale.loadROM(rom)  # reads both settings, so it comes after them
         self._actions = self.ale.getMinimalActionSet()
-        self._start_presses = [ale_py.Action.NOOP]
+        self._start_presses: list[ale_py.Action] = []
         if options.fire_on_start:
+            self._start_presses.append(ale_py.Action.NOOP)
             self._start_presses += [a for a in (ale_py.Action.FIRE, ale_py.Action.UP) if a in self._actions]
-        else:
-            self._start_presses = []
         self.spec = EnvSpec(
             gymnasium.spaces.Box(0, 255, (3, *options.frame_shape) if options.color else options.frame_shape, np.uint8),
             gymnasium.spaces.Discrete(len(self._actions)),

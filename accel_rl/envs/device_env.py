@@ -100,9 +100,8 @@ class OneOfBatch(gymnasium.Env[Any, Any]):
         return picture[0] if picture.ndim == 4 else picture
 
     def close(self) -> None:
-        close = getattr(self._env, "close", None)
-        if close:
-            close()
+        if hasattr(self._env, "close"):
+            self._env.close()
 
 
 def _first_mask(info: Any) -> dict[str, Any]:

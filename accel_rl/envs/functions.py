@@ -26,10 +26,8 @@ def as_setting(function: MakeEnv, by_value: bool = False) -> tuple[str, bytes | 
             f"env={function!r} is neither a name nor a function; give a function that makes the environment, as in "
             "env=lambda: gymnasium.make(...)"
         )
-    name, module = (
-        getattr(function, "__qualname__", type(function).__name__),
-        getattr(function, "__module__", None) or "",
-    )
+    name = getattr(function, "__qualname__", type(function).__name__)
+    module = getattr(function, "__module__", None) or ""
     if not by_value and _is_importable(module) and getattr(sys.modules[module], name, None) is function:
         return f"{module}:{name}", None
     return f"{FUNCTION}{name}", _pickle(function)

@@ -31,13 +31,7 @@ PACKAGES = {
     "vizdoom.gymnasium_wrapper": ("Vizdoom",),
     "miniworld": ("MiniWorld-",),
     "gymnasium_robotics": (
-        "Fetch",
-        "HandReach",
-        "HandManipulate",
-        "AdroitHand",
-        "AntMaze",
-        "PointMaze",
-        "FrankaKitchen",
+        *("Fetch", "HandReach", "HandManipulate", "AdroitHand", "AntMaze", "PointMaze", "FrankaKitchen"),
     ),
 }
 
@@ -48,8 +42,7 @@ def import_name(name: str, kind: str) -> Any:
     Raises UsageError if there is no such module, or no such name in it."""
     module, attribute = _import_module(name, kind)
     if not hasattr(module, attribute):
-        callables = [name for name, value in vars(module).items() if callable(value)]
-        raise unknown(kind, attribute, callables, f"(in {module.__name__})")
+        raise unknown(kind, attribute, _callables(module), f"(in {module.__name__})")
     return getattr(module, attribute)
 
 
@@ -66,6 +59,10 @@ def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
                 f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
             ) from None
         raise
+
+
+def _callables(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if callable(value)]
 
 
 def make_gym_env(config: EnvConfig, seed: int | None = None, render_mode: str | None = None) -> Env:
@@ -151,8 +148,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
             return getattr(module, name)  # type: ignore[no-any-return]
         if name in gymnasium.registry:
             return None
-        callables = [name for name, value in vars(module).items() if callable(value)]
-        known = gymnasium.registry if "-" in name else callables
+        known = gymnasium.registry if "-" in name else _callables(module)
         raise unknown("environment", name, known, f"(in {module.__name__})")
     if env_id in gymnasium.registry:
         return None
@@ -255,10 +251,8 @@ def _make_envpool(
     rendering = {"render_mode": render_mode} if render_mode else {}
     given = {"num_threads": num_threads, **rendering, **options, "num_envs": len(seeds), "seed": [*seeds]}
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # bounds have fewer digits in float32: found out when spaces are first asked for
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
+            # Bounds have fewer digits in float32, which is found out when spaces are first asked for.
             env = envpool.make_gymnasium(name, **given)
             _ = env.observation_space, env.action_space
         return env
