@@ -52,17 +52,6 @@ def read_actions(path: Path) -> list[int]:
     return actions
 
 
-def format_actions(actions: Sequence[int]) -> str:
-    """Returns the text from which `read_actions` reads these actions."""
-    lines: list[list[int]] = []
-    for action in actions:
-        if lines and lines[-1][0] == action:
-            lines[-1][1] += 1
-        else:
-            lines.append([action, 1])
-    return "".join(f"{ACTIONS[action]} {frames}\n" for action, frames in lines)
-
-
 def write_video(atari: BatchAtari, actions: Iterator[int], num_frames: int, out: Path) -> tuple[int, int]:
     """Plays environment 0 until its game ends, num_frames at most; returns its score and the number of frames.
 

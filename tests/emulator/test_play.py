@@ -12,17 +12,15 @@ import pytest
 from accel_rl.emulator import BatchAtari
 from accel_rl.emulator.debugger import Debugger, disassemble
 from accel_rl.emulator.opcodes import LENGTH
-from accel_rl.emulator.play import format_actions, main, read_actions
+from accel_rl.emulator.play import main, read_actions
 from accel_rl.errors import UsageError
 
 
-def test_actions_are_written_and_read(tmp_path: Path) -> None:
+def test_actions_are_read(tmp_path: Path) -> None:
     """Would catch frames that are lost between two lines."""
-    actions = [0, 0, 0, 11, 11, 2, 17, 0]
     path = tmp_path / "presses.txt"
-    path.write_text(format_actions(actions))
-    assert path.read_text() == "noop 3\nrightfire 2\nup 1\ndownleftfire 1\nnoop 1\n"
-    assert read_actions(path) == actions
+    path.write_text("noop 3\nrightfire 2\nup 1\ndownleftfire 1\nnoop 1\n")
+    assert read_actions(path) == [0, 0, 0, 11, 11, 2, 17, 0]
 
 
 @pytest.mark.parametrize(
