@@ -89,6 +89,13 @@ def why_no_reserve(game: str, options: AtariOptions) -> str | None:
     return None
 
 
+def atari_spec(options: AtariOptions, num_actions: int) -> EnvSpec:
+    """Returns what a game shows and takes: stacks of grey frames, or single frames in colour."""
+    shape = (3, *options.frame_shape) if options.color else options.frame_shape
+    frames = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+    return EnvSpec(frames, gymnasium.spaces.Discrete(num_actions), 0 if options.color else options.frame_stack)
+
+
 class Start(NamedTuple):
     """A state that a reset has led to, with its first frame."""
 
@@ -132,11 +139,7 @@ class AtariSimulator:
         if options.fire_on_start:
             self._start_presses.append(ale_py.Action.NOOP)
             self._start_presses += [a for a in (ale_py.Action.FIRE, ale_py.Action.UP) if a in self._actions]
-        self.spec = EnvSpec(
-            gymnasium.spaces.Box(0, 255, (3, *options.frame_shape) if options.color else options.frame_shape, np.uint8),
-            gymnasium.spaces.Discrete(len(self._actions)),
-            0 if options.color else options.frame_stack,
-        )
+        self.spec = atari_spec(options, len(self._actions))
         self._frames = FrameMaker(self.ale.getScreenDims(), options.frame_shape, options.color)
         self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # of the life that was lost last
         self._skipped = range(options.frame_skip - 1)

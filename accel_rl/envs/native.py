@@ -10,7 +10,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 
 from accel_rl.config.atari_options import AtariOptions
@@ -21,9 +20,9 @@ from accel_rl.emulator.core import AGENT_STEP, START_GAME
 from accel_rl.emulator.frame_making import FramePlan
 from accel_rl.emulator.pcg64 import GENERATOR_WORDS, to_numpy_state, to_words
 from accel_rl.emulator.rules import ACTIONS, rules_for
-from accel_rl.envs.atari import NUM_STARTS, why_no_reserve
+from accel_rl.envs.atari import NUM_STARTS, atari_spec, why_no_reserve
 from accel_rl.envs.atari_states import is_native_state, pack, to_native, unpack
-from accel_rl.envs.spec import Array, EnvSpec, Outcome
+from accel_rl.envs.spec import Array, Outcome
 from accel_rl.errors import RunError, UsageError
 
 GENERATOR = slice(words.AGENT_GENERATOR, words.AGENT_GENERATOR + GENERATOR_WORDS)
@@ -70,11 +69,7 @@ class NativeBatch(Consoles):
         super().__init__(game, len(seeds), seed=[int(rng.integers(2**31 - 1)) for rng in rngs])
         self._states[:, GENERATOR] = [to_words(rng) for rng in rngs]
         self.options = options
-        self.spec = EnvSpec(
-            gymnasium.spaces.Box(0, 255, (3, *options.frame_shape) if options.color else options.frame_shape, np.uint8),
-            gymnasium.spaces.Discrete(len(self.actions)),
-            0 if options.color else options.frame_stack,
-        )
+        self.spec = atari_spec(options, len(self.actions))
         self.stepping, self.events = self._mask, np.zeros(self.num_envs, np.int32)
         self.counters = np.zeros((3, self.num_envs), np.int32)
         self._frames = np.zeros((self.num_envs, *self.spec.row_shape), np.uint8)
