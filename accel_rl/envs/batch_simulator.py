@@ -308,12 +308,11 @@ class BatchSimulator(EnvBatch):
         rng = np.random.default_rng(self._seed(column, 1))
         simulator, row = self.simulators[column], self._pending[column, ...]  # the dots keep a scalar a view
         simulator.reset(row)
-        space, mask_size = simulator.spec.action_space, simulator.spec.mask_size
         num_random = int(rng.integers(self.config.decorrelation_steps + 1))
-        space.seed(int(rng.integers(2**31 - 1)))
+        simulator.spec.action_space.seed(int(rng.integers(2**31 - 1)))
         for _ in range(num_random):
             self._heartbeat(self.first_env + column)
-            self._random_action = action = random_action(row, space, mask_size)
+            self._random_action = action = random_action(row, simulator.spec)
             if simulator.step(action, row).game_over:
                 simulator.reset(row)
         self._random_action = None

@@ -148,7 +148,7 @@ class GymSimulator:
                 raise ValueError(f"allows nothing, though the game goes on: {mask}")
         except ValueError as error:
             raise RunError(f"the action mask at step {self._steps} of the episode {error}") from None
-        row[-math.ceil(self.spec.mask_size / 8) :] = pack(allowed)
+        self.spec.mask_in(row)[...] = pack(allowed)
 
     def get_state(self) -> Any:
         """Returns None if the environment's state cannot be saved (see envs/states.py)."""

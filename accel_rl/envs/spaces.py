@@ -378,13 +378,14 @@ def to_env_action(action: Any, space: Space) -> Any:
     return np.asarray(action + getattr(space, "start", 0), space.dtype)
 
 
-def random_action(row: NDArray[Any], space: Space, mask_size: int) -> Any:
-    """Returns an action as a policy would have chosen it, drawn by the space's own generator, among those that the mask
-    in an observation's row allows, if there is one."""
-    if not mask_size:
+def random_action(row: NDArray[Any], spec: EnvSpec) -> Any:
+    """Returns an action as a policy would have chosen it, drawn by the action space's own generator, among those that
+    the mask in an observation's row allows, if there is one."""
+    space = spec.action_space
+    if not spec.mask_sources:
         return from_env_action(space.sample(), space)
-    bits = row[-math.ceil(mask_size / 8) :].astype(np.uint8)
-    return random_allowed(np.unpackbits(bits, count=mask_size, bitorder="little"), space)
+    bits = spec.mask_in(row).astype(np.uint8)
+    return random_allowed(np.unpackbits(bits, count=spec.mask_size, bitorder="little"), space)
 
 
 def from_env_action(action: Any, space: Space) -> Any:

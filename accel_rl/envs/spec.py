@@ -93,6 +93,10 @@ class EnvSpec:
         shape = self.observation_shape
         return rows[..., : math.prod(shape)].reshape((*rows.shape[:-1], *shape))
 
+    def mask_in(self, rows: Any) -> Any:
+        """Returns the numbers of the action masks [..., ceil(A / 8)] in rows [..., *row], arrays or tensors; a view."""
+        return rows[..., -math.ceil(self.mask_size / 8) :]
+
     @property
     def is_pixels(self) -> bool:
         """Whether observations are pictures of bytes."""

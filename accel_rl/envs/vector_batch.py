@@ -107,14 +107,13 @@ class VectorBatch(EnvBatch):
     def _start(self, _: int) -> None:
         """Starts all games, and plays random actions of each environment's own generator."""
         self._envs.reset(self._pending)
-        mask_size = self._envs.spec.mask_size
-        spaces = [deepcopy(self._envs.spec.action_space) for _ in range(self.num_envs)]
-        for column, space in enumerate(spaces):
-            space.seed(int(np.random.default_rng(self._seed(column, 1)).integers(2**31 - 1)))
+        specs = [deepcopy(self._envs.spec) for _ in range(self.num_envs)]
+        for column, spec in enumerate(specs):
+            spec.action_space.seed(int(np.random.default_rng(self._seed(column, 1)).integers(2**31 - 1)))
         for _ in range(self.config.decorrelation_steps):
             self._heartbeat(self.first_env)
-            rows = zip(self._pending, spaces, strict=True)
-            self._random_action = np.array([random_action(row, space, mask_size) for row, space in rows])
+            rows = zip(self._pending, specs, strict=True)
+            self._random_action = np.array([random_action(row, spec) for row, spec in rows])
             self._envs.step(self._random_action, self._pending)
         self._random_action = None
         self._counts[:], self._waiting[:] = self.config.decorrelation_steps == 0, True

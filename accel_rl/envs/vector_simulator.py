@@ -1,6 +1,5 @@
 """Environments that come in batches: gymnasium's vector environments and EnvPool, whatever they do when a game ends."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -141,7 +140,7 @@ class VectorSimulator:
         if problem:
             raise RunError(f"the last observation of environment {env} of {self.num_envs}, in its info,{problem}")
         if self._mask_source:
-            row[-math.ceil(self.spec.mask_size / 8) :] = pack(self._last_mask(whole, info.get("final_info"), env))
+            self.spec.mask_in(row)[...] = pack(self._last_mask(whole, info.get("final_info"), env))
         return row
 
     def close(self) -> None:
@@ -201,8 +200,7 @@ class VectorSimulator:
             problem = "is missing" if masks is None else "allows nothing, though the game goes on"
             raise RunError(f"the action mask {self._where(wrong)} {problem}")
         found[~has_choice] = True
-        bits = rows[:, -math.ceil(self.spec.mask_size / 8) :]
-        np.copyto(bits, pack(found), where=np.broadcast_to(which, self.num_envs)[:, None])
+        np.copyto(self.spec.mask_in(rows), pack(found), where=np.broadcast_to(which, self.num_envs)[:, None])
 
     def _last_mask(self, observation: Any, infos: Any, env: int) -> Array:
         """Returns the mask [A] of a game's last observation. infos: of all environments' last steps."""

@@ -1,7 +1,5 @@
 """Action masks, as networks use them: read from observations' rows, and kept to when actions are chosen."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ gradients are finite, which they would not be with -inf."""
 
 def allowed_actions(rows: Tensor, spec: EnvSpec) -> Tensor:
     """Returns which actions the masks in rows [..., R] allow: bool [..., A]."""
-    numbers = rows[..., -math.ceil(spec.mask_size / 8) :].to(torch.uint8).unsqueeze(-1)
+    numbers: Tensor = spec.mask_in(rows).to(torch.uint8).unsqueeze(-1)
     bits = 2 ** torch.arange(8, dtype=torch.uint8, device=rows.device)
     return ((numbers & bits) != 0).flatten(-2)[..., : spec.mask_size]
 

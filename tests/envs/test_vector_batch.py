@@ -57,9 +57,7 @@ class Driver:
             arrays["action"][:] = self._rng.integers(getattr(space, "nvec", 2), size=arrays["action"].shape)
         for t in range(self.horizon):
             if self.spec.mask_size:
-                arrays["action"][t] = [
-                    random_action(row, space, self.spec.mask_size) for row in arrays["observation"][t]
-                ]
+                arrays["action"][t] = [random_action(row, self.spec) for row in arrays["observation"][t]]
             self.batch.step(t)
         found = {name: array.copy() for name, array in arrays.items()}
         self.batch.pause()
