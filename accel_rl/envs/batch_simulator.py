@@ -236,15 +236,9 @@ class EnvBatch(ABC):
 class BatchSimulator(EnvBatch):
     """Steps its environments one after the other, or native Atari games in one compiled call."""
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        arrays: dict[str, Array],
-        first_env: int,
-        heartbeat: Callable[[int], None] = lambda env: None,
-    ):
-        super().__init__(config, arrays, first_env, heartbeat)
-        observation = arrays["observation"]
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        config, observation = self.config, self.arrays["observation"]
         # Views made once: making one costs as much as all other bookkeeping of a step.
         self._rows = [
             [observation[row, column, ...] for column in range(self.num_envs)]

@@ -41,16 +41,10 @@ class VectorBatch(EnvBatch):
     A step that only resets an environment is not valid; the row after it shows the new game. All environments begin
     with decorrelation_steps random actions."""
 
-    def __init__(
-        self,
-        config: BatchConfig,
-        arrays: dict[str, Array],
-        first_env: int,
-        heartbeat: Callable[[int], None] = lambda env: None,
-    ):
-        super().__init__(config, arrays, first_env, heartbeat)
-        check_reset_mode(config.reset_mode, config.env.env_id)
-        self._rows = arrays["observation"][self._history :]
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        check_reset_mode(self.config.reset_mode, self.config.env.env_id)
+        self._rows = self.arrays["observation"][self._history :]
         self._counts, self._failed, self._waiting = (np.zeros(self.num_envs, np.bool_) for _ in range(3))
         self._score, self._length, self._age = (np.zeros(self.num_envs, dtype) for dtype in (float, np.int64, np.int64))
         self._envs: VectorSimulator = self._guarded(0, self._build)
