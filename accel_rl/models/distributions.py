@@ -144,21 +144,30 @@ class MultiCategorical(nn.Module):
         return (action.flatten(1)[:, self._choice_of_logit] == self._action_of_logit).float()
 
 
-class DiagonalGaussian(nn.Module):
-    """Samples D independent normals. Parameters are means and log stds [..., 2D], noise is normal [..., D].
+class Gaussian(nn.Module):
+    """Samples D independent normals. Noise is normal [..., D]."""
 
-    The log stds are learned, but do not depend on the observation. Actions are not clipped here: the environment clips
-    them to its bounds, and probabilities are those of the unclipped actions.
-    """
-
-    def __init__(self, num_dimensions: int, initial_log_std: float = 0.0):
+    def __init__(self, num_dimensions: int, num_outputs: int):
         super().__init__()
-        self.num_outputs = self.encoded_size = num_dimensions
+        self.num_outputs, self.encoded_size = num_outputs, num_dimensions
         self.noise_shape: tuple[int, ...] = (num_dimensions,)
-        self.log_std = nn.Parameter(torch.full((num_dimensions,), initial_log_std))
 
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn((*shape, *self.noise_shape), generator=generator, device=generator.device)
+
+    def encode(self, action: Tensor) -> Tensor:
+        """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
+        return action.reshape(-1, self.encoded_size).float()
+
+
+class DiagonalGaussian(Gaussian):
+    """Has a std for each dimension, learned, but the same for all observations. Parameters: means, log stds [..., 2D].
+
+    initial_log_std: of all dimensions."""
+
+    def __init__(self, num_dimensions: int, initial_log_std: float = 0.0):
+        super().__init__(num_dimensions, num_outputs=num_dimensions)
+        self.log_std = nn.Parameter(torch.full((num_dimensions,), initial_log_std))
 
     def to_parameters(self, output: Tensor) -> Tensor:
         return torch.cat([output, self.log_std.expand_as(output)], -1)
@@ -180,28 +189,18 @@ class DiagonalGaussian(nn.Module):
         log_std = parameters.chunk(2, -1)[1]
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
-    def encode(self, action: Tensor) -> Tensor:
-        """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
-        return action.reshape(-1, self.encoded_size).float()
 
+class SphericalGaussian(Gaussian):
+    """Has one variance for all dimensions; means and variance depend on the observation.
 
-class SphericalGaussian(nn.Module):
-    """Samples D independent normals of one variance; means and variance depend on the observation.
-
-        sigma^2 = softplus(x) + MIN_VARIANCE,    parameters: means and sigma^2 [..., D + 1], noise normal [..., D]
+        sigma^2 = softplus(x) + MIN_VARIANCE,    parameters: means and sigma^2 [..., D + 1]
 
     Source: Mnih et al. 2016, supplement, section 3. The paper has no minimum variance; without one, a softplus that
-    underflows yields infinite densities. Actions are not clipped here: the environment clips them to its bounds, and
-    probabilities are those of the unclipped actions.
+    underflows yields infinite densities.
     """
 
     def __init__(self, num_dimensions: int):
-        super().__init__()
-        self.num_outputs, self.encoded_size = num_dimensions + 1, num_dimensions
-        self.noise_shape: tuple[int, ...] = (num_dimensions,)
-
-    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn((*shape, *self.noise_shape), generator=generator, device=generator.device)
+        super().__init__(num_dimensions, num_outputs=num_dimensions + 1)
 
     def to_parameters(self, output: Tensor) -> Tensor:
         variance = nn.functional.softplus(output[..., -1:]) + MIN_VARIANCE
@@ -228,10 +227,6 @@ class SphericalGaussian(nn.Module):
         distribution, just as the log-probability is that of the whole action, and as in the other distributions. With
         the entropy weight divided by D it equals the paper's."""
         return 0.5 * self.encoded_size * ((2 * math.pi * parameters[..., -1]).log() + 1)
-
-    def encode(self, action: Tensor) -> Tensor:
-        """Returns actions [N, ...] as they are, not clipped, float32 [N, D]."""
-        return action.reshape(-1, self.encoded_size).float()
 
 
 class Composite(nn.Module):
@@ -266,7 +261,7 @@ class Composite(nn.Module):
     def split_action(self, action: Tensor) -> list[Tensor]:
         """Returns the action of each part as its distribution takes it, [...] or [..., D_i]."""
         return [
-            own if isinstance(part, DiagonalGaussian | SphericalGaussian) else own.long()
+            own if isinstance(part, Gaussian) else own.long()
             for part, own in zip(self.parts, self._split(action), strict=True)
         ]
 
