@@ -66,15 +66,16 @@ class QNetwork(nn.Module):
         """Floats of recurrent state per environment; 0 without a core."""
         num_atoms = num_quantiles or (1 if support is None else len(support))
         trunk, num_features = self.encoder.trunk, self.encoder.num_outputs
-        make_head = DuelingHead if dueling else LinearHead
-        # After convolutions, each of the two streams has a hidden layer of its own.
-        num_hidden = 0
-        if dueling and isinstance(trunk, ConvNet):
-            num_hidden, num_features = num_features, trunk.hidden.in_features
+        self.head: LinearHead | DuelingHead
+        if not dueling:
+            self.head = LinearHead(num_features, self.num_actions, num_atoms)
+        elif isinstance(trunk, ConvNet):  # after convolutions, each of the two streams has a hidden layer of its own
             self.encoder.trunk = trunk.convolutions
-        self.head = make_head(num_features, num_hidden, self.num_actions, num_atoms)
-        if isinstance(self.head, DuelingHead) and isinstance(trunk, ConvNet) and trunk.norm:
-            self.head.add_layer_norms()
+            self.head = DuelingHead(trunk.hidden.in_features, num_features, self.num_actions, num_atoms)
+            if trunk.norm:
+                self.head.add_layer_norms()
+        else:
+            self.head = DuelingHead(num_features, 0, self.num_actions, num_atoms)
         accelerate(self.head)
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -162,11 +163,9 @@ class QNetwork(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """Computes [N, A, K] from features [N, F] with one linear layer.
+    """Computes [N, A, K] from features [N, F] with one linear layer."""
 
-    num_hidden is ignored: the constructor takes the same arguments as `DuelingHead`."""
-
-    def __init__(self, num_features: int, num_hidden: int, num_actions: int, num_atoms: int):
+    def __init__(self, num_features: int, num_actions: int, num_atoms: int):
         super().__init__()
         self.num_atoms = num_atoms
         self.output = linear(num_features, num_actions * num_atoms, HEAD_NORM)
