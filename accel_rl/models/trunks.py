@@ -352,20 +352,10 @@ def to_images(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     return image.flatten(1, -3)
 
 
-def a3c_mlp(spec: EnvSpec) -> MLP:
-    """Returns one layer of 200 ReLU units, for control from state vectors (Mnih et al. 2016, supplement, section 3)."""
-    return MLP(spec, (200,), nn.ReLU)
-
-
-def wide_net(spec: EnvSpec) -> MLP:
-    """Returns two layers of 256 ReLU units, for Q-learning from state vectors."""
-    return MLP(spec, (256, 256), nn.ReLU)
-
-
-def wide_tanh_net(spec: EnvSpec) -> MLP:
-    """Returns two layers of 256 tanh units, for actor-critics from state vectors."""
-    return MLP(spec, (256, 256), nn.Tanh)
-
+# For state vectors: of A3C (Mnih et al. 2016, supplement, section 3), for Q-learning, for actor-critics
+a3c_mlp = partial(MLP, sizes=(200,), activation=nn.ReLU)
+wide_net = partial(MLP, sizes=(256, 256), activation=nn.ReLU)
+wide_tanh_net = partial(MLP, sizes=(256, 256), activation=nn.Tanh)
 
 NETWORKS: dict[str, Callable[[EnvSpec], nn.Module]] = {
     "a3c": a3c_net,
