@@ -170,25 +170,16 @@ class ReturnScale(nn.Module):
         return torch.where(variance > 0, scaled, reward).to(reward.dtype)
 
     @torch.no_grad()
-    def update(
-        self, reward: Tensor, done: Tensor, valid: Tensor, sum_over_learners: Sum, is_first: Tensor | None = None
-    ) -> None:
-        """Adds the next steps of all environments; reward [T, B] unscaled, done, valid, is_first [T, B] bool.
+    def continue_returns(self, reward: Tensor, done: Tensor, valid: Tensor, is_first: Tensor) -> Tensor:
+        """Returns G float64 [T, B] of the next steps, and keeps the last ones.
 
-        Invalid steps add nothing to returns. is_first: a new game starts with this step, even if the previous step was
-        not done (an environment was replaced)."""
-        return_ = self.continue_returns(reward, done, valid, is_first)
-        self.moments.update(return_.flatten(), sum_over_learners, valid.flatten())
-
-    @torch.no_grad()
-    def continue_returns(self, reward: Tensor, done: Tensor, valid: Tensor, is_first: Tensor | None = None) -> Tensor:
-        """Returns G float64 [T, B] of the next steps, and keeps the last ones."""
+        reward [T, B]: unscaled; invalid steps add nothing. is_first [T, B] bool: a new game starts with this step, even
+        if the previous step was not done (an environment was replaced)."""
         reward = reward.to(torch.float64).masked_fill(~valid, 0.0)
         return_ = torch.empty_like(reward)  # G [T, B]
         running = self.running.clone()
         for t in range(reward.shape[0]):
-            running = running if is_first is None else running.masked_fill(is_first[t], 0.0)
-            running = return_[t] = self.discount * running + reward[t]
+            running = return_[t] = self.discount * running.masked_fill(is_first[t], 0.0) + reward[t]
             running = running.masked_fill(done[t], 0.0)
         self.running.copy_(running)
         return return_

@@ -15,7 +15,7 @@ from torch import Tensor
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
-from accel_rl.models.normalize import ObservationNorm, PixelNorm, ReturnScale, RunningMoments
+from accel_rl.models.normalize import ObservationNorm, PixelNorm, ReturnScale, RunningMoments, Sum
 from accel_rl.models.trunks import NETWORKS
 
 DISCOUNT = 0.9
@@ -213,6 +213,11 @@ def returns_of(data: list[tuple[Tensor, Tensor, Tensor]]) -> Any:
     return np.array(found)
 
 
+def update_scale(scale: ReturnScale, reward: Tensor, done: Tensor, valid: Tensor, total: Sum) -> None:
+    return_ = scale.continue_returns(reward, done, valid, is_first=torch.zeros_like(done))
+    scale.moments.update(return_.flatten(), total, valid.flatten())
+
+
 class TestReturnScale:
     def test_returns_are_those_of_plain_loops(self) -> None:
         """Would catch a return across the end of an episode, one cut at the end of a rollout, or an invalid step."""
@@ -220,7 +225,7 @@ class TestReturnScale:
         reward = torch.tensor([[1.0, -2.0, 1e6]])
         assert torch.equal(scale.scale(reward), reward)
         for part in data:
-            scale.update(*part, alone)
+            update_scale(scale, *part, alone)
         std = returns_of(data).std()
         np.testing.assert_allclose(scale.scale(reward).numpy(), [[1 / std, -2 / std, 10]], rtol=1e-6)
         assert scale.moments.count.item() == sum(part[2].sum().item() for part in data)
@@ -228,21 +233,21 @@ class TestReturnScale:
     def test_equal_returns_leave_rewards_unchanged(self) -> None:
         """Would catch rewards that become 10 because all returns so far were 0."""
         scale, nothing = ReturnScale(2, DISCOUNT), torch.zeros(4, 2)
-        scale.update(nothing, nothing.bool(), ~nothing.bool(), alone)
+        update_scale(scale, nothing, nothing.bool(), ~nothing.bool(), alone)
         assert scale.scale(torch.tensor([0.5])).tolist() == [0.5]
 
     def test_a_restored_state_continues_identically(self) -> None:
         """Would catch running returns that restart from 0, and anything else missing from a checkpoint."""
         scale, other = ReturnScale(3, DISCOUNT), ReturnScale(3, DISCOUNT)
         first, *rest = rollouts(1, 3)
-        scale.update(*first, alone)
+        update_scale(scale, *first, alone)
         file = io.BytesIO()
         torch.save(scale.state_dict(), file)
         file.seek(0)
         other.load_state_dict(torch.load(file))
         for part in rest:
-            scale.update(*part, alone)
-            other.update(*part, alone)
+            update_scale(scale, *part, alone)
+            update_scale(other, *part, alone)
         for name, value in scale.state_dict().items():
             assert torch.equal(value, other.state_dict()[name]), name
 
@@ -251,7 +256,7 @@ class TestReturnScale:
         whole, halves = ReturnScale(5, DISCOUNT), [ReturnScale(2, DISCOUNT), ReturnScale(3, DISCOUNT)]
         columns, data = [slice(0, 2), slice(2, 5)], rollouts(2, 5)
         for part in data:
-            whole.update(*part, alone)
+            update_scale(whole, *part, alone)
         given, barrier = [torch.empty(0)] * 2, threading.Barrier(2, timeout=60)
 
         def work(learner: int) -> None:
@@ -264,7 +269,7 @@ class TestReturnScale:
 
             for reward, done, valid in data:
                 mine = columns[learner]
-                halves[learner].update(reward[:, mine], done[:, mine], valid[:, mine], total)
+                update_scale(halves[learner], reward[:, mine], done[:, mine], valid[:, mine], total)
 
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(work, range(2)))
@@ -279,7 +284,7 @@ def test_no_value_is_read() -> None:
     norm.update(torch.ones(8, 3, device="meta"), alone, torch.ones(8, dtype=torch.bool, device="meta"))
     assert norm(torch.ones(8, 3, device="meta")).shape == (8, 3)
     reward, done = torch.ones(5, 4, device="meta"), torch.ones(5, 4, dtype=torch.bool, device="meta")
-    scale.update(reward, done, done, alone)
+    update_scale(scale, reward, done, done, alone)
     assert scale.scale(reward).shape == (5, 4)
     with pytest.raises(RuntimeError):
         bool(norm.moments.count > 0)
