@@ -38,11 +38,9 @@ class Replay:
         self.device = torch.device(device)
         num_rows = rows_per_env(spec, num_envs, size, n_step)
         self.ring = Ring(spec, num_envs, num_rows, n_step, discount, self.device)
-        self.priorities = (
-            PrioritizedDistribution(num_envs * num_rows, alpha, new_priority, self.device)
-            if alpha is not None
-            else None
-        )
+        self.priorities: PrioritizedDistribution | None = None
+        if alpha is not None:
+            self.priorities = PrioritizedDistribution(num_envs * num_rows, alpha, new_priority, self.device)
         self.generator = generator or torch.Generator(self.device).manual_seed(0)
 
     @property
@@ -137,21 +135,17 @@ class PrioritizedDistribution:
         self.max_priority = torch.ones((), dtype=torch.float64, device=device)
 
     def add(self, index: Tensor, valid: Tensor) -> None:
-        """Adds new samples; valid [size] bool: those that are not are never drawn."""
-        index = index.flatten()
-        priority = (
-            self.max_priority if self.new_priority is None else torch.full_like(self.max_priority, self.new_priority)
-        )
+        """Adds new samples [K]; valid [size] bool: those that are not are never drawn."""
+        new = self.new_priority
+        priority = self.max_priority if new is None else torch.full_like(self.max_priority, new)
         self.tree.update(index, valid.flatten()[index] * priority**self.alpha)
 
     def remove(self, index: Tensor) -> None:
-        """Removes samples that have been overwritten."""
-        index = index.flatten()
+        """Removes samples [K] that have been overwritten."""
         self.tree.update(index, torch.zeros(len(index), dtype=torch.float64, device=index.device))
 
     def remove_invalid(self, index: Tensor, valid: Tensor) -> None:
-        """Removes those of the samples that are no longer valid; valid [size] bool."""
-        index = index.flatten()
+        """Removes those of the samples [K] that are no longer valid; valid [size] bool."""
         self.tree.update(index, self.tree[index] * valid.flatten()[index])
 
     def update(self, index: Tensor, priority: Tensor, valid: Tensor) -> None:

@@ -89,8 +89,8 @@ class Ring:
         return DrawnRows(self.first_row, self.num_steps)
 
     def index_of(self, start: int, stop: int) -> Tensor:
-        """Returns the indices of rows start ... stop - 1 of all environments [B, stop - start]."""
-        return self._offsets + self._slots(start, stop)
+        """Returns the indices of rows start ... stop - 1 of all environments [B x (stop - start)]."""
+        return (self._offsets + self._slots(start, stop)).flatten()
 
     def _slots(self, start: int, stop: int) -> Tensor:
         return torch.arange(start, stop, device=self.device) % self.num_rows

@@ -99,7 +99,7 @@ def test_every_transition_is_that_of_a_list(
             ring = replay.ring
             drawable = ring.index_of(ring.first_row, ring.first_row + ring.num_steps)
             expected = torch.zeros(num_envs * ring.num_rows, dtype=torch.float64)
-            expected[drawable.flatten()] = 2.0 * ring.return_valid.flatten()[drawable.flatten()].double()
+            expected[drawable] = 2.0 * ring.return_valid.flatten()[drawable].double()
             assert torch.equal(replay.priorities.tree[:], expected)
     assert replay.num_samples == steps_kept * num_envs
 
@@ -128,7 +128,7 @@ def test_uniform_draws_are_uniform() -> None:
         replay.append(rollout_of(envs, k * 5, 5, spec))
     index, probability = replay.draw(36_000)
     assert probability is None
-    drawable = replay.ring.index_of(replay.ring.first_row, replay.ring.first_row + replay.ring.num_steps).flatten()
+    drawable = replay.ring.index_of(replay.ring.first_row, replay.ring.first_row + replay.ring.num_steps)
     counts = torch.bincount(index, minlength=3 * replay.ring.num_rows)
     assert counts[drawable].sum() == 36_000 and len(drawable) == 36
     chi_square = ((counts[drawable] - 1000) ** 2 / 1000).sum()
@@ -136,7 +136,7 @@ def test_uniform_draws_are_uniform() -> None:
     # Of the rows that are given alone: a CUDA graph that was captured while the replay filled is given others later.
     rows = DrawnRows(replay.ring.first_row, 7)
     index, _ = replay.choose(replay.draw_noise(1000), rows)
-    assert set(index.tolist()) == set(replay.ring.index_of(rows.first_row, rows.first_row + 7).flatten().tolist())
+    assert set(index.tolist()) == set(replay.ring.index_of(rows.first_row, rows.first_row + 7).tolist())
 
 
 @pytest.mark.parametrize("steps_before", [5, 7, 41])  # 5: both games go on at the newest row
@@ -158,7 +158,7 @@ def test_a_restored_replay_continues_identically(steps_before: int) -> None:
         assert (other.ring.rows, other.num_appended) == (replay.ring.rows, replay.num_appended)
         drawn, again = replay.draw(16), other.draw(16)
         assert torch.equal(drawn[0], again[0])
-        every = replay.ring.index_of(replay.ring.first_row, replay.ring.first_row + replay.ring.num_steps).flatten()
+        every = replay.ring.index_of(replay.ring.first_row, replay.ring.first_row + replay.ring.num_steps)
         batches = [each.batch(every, torch.device("cpu")) for each in (replay, other)]
         for name in batches[0]._fields[:-1]:  # without importance weights
             assert torch.equal(getattr(batches[0], name), getattr(batches[1], name)), name
@@ -177,12 +177,12 @@ def test_the_last_steps_of_a_replaced_environment_are_invalid() -> None:
     replay.append(rollout_of(envs, 0, 6, spec))
     envs[1].resets[6] = True
     replay.append(rollout_of(envs, 6, 6, spec))
-    batch = replay.batch(replay.ring.index_of(0, 9).flatten(), torch.device("cpu"))
+    batch = replay.batch(replay.ring.index_of(0, 9), torch.device("cpu"))
     valid = batch.valid.view(2, 9)
     assert valid[0].all()
     assert valid[1].tolist() == [True, True, True, False, False, False, True, True, True]
     assert replay.priorities is not None
-    assert replay.priorities.tree[replay.ring.index_of(0, 9).flatten()].tolist() == batch.valid.double().tolist()
+    assert replay.priorities.tree[replay.ring.index_of(0, 9)].tolist() == batch.valid.double().tolist()
 
 
 def test_rollouts_longer_than_the_ring_are_refused() -> None:

@@ -162,7 +162,7 @@ def test_new_samples_have_the_largest_priority_or_a_given_one(
     """Would catch new samples that are never drawn, a maximum of stored powers, or a maximum that falls again."""
     priorities = PrioritizedDistribution(6, 0.5, new_priority, torch.device("cpu"))
     is_valid = torch.tensor([1, 1, 0, 1, 1, 1]).bool()
-    priorities.add(torch.tensor([[0, 1], [2, 3]]), is_valid)
+    priorities.add(torch.arange(4), is_valid)
     assert priorities.tree[:].tolist() == [first**0.5, first**0.5, 0, first**0.5, 0, 0]
     priorities.update(torch.tensor([0, 1]), torch.tensor([7.0, 3.0]), is_valid)
     priorities.update(torch.tensor([0]), torch.tensor([2.0]), is_valid)
