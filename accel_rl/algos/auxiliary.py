@@ -2,7 +2,6 @@
 
 import logging
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,10 @@ from torch import Tensor
 
 from accel_rl.algos.auxiliary_tasks import TASKS, AuxiliaryTask
 from accel_rl.algos.base import RunInfo
-from accel_rl.algos.replay_settings import saves
+from accel_rl.algos.replay_settings import check_replays_fit, saves
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError, unknown
-from accel_rl.hardware.host_memory import check_fits
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.replay.sequences import SequenceBatch, SequenceReplay, WindowBatch, sequence_bytes
 from accel_rl.replay.transitions import DrawnRows
@@ -106,17 +104,8 @@ class AuxiliaryTasks:
 
         horizon: of a rollout; device: where the policy is now."""
         self.check_sizes(run, horizon=horizon, auxiliary_sequence_steps=self.sequence_steps)
-        size = self.settings.auxiliary_replay_steps
-        untouched = device.type == "cpu" and any(each != "cpu" for each in run.devices)
-        for place, count in Counter(run.devices).items():
-            check_fits(
-                self.num_bytes * count,
-                size,
-                "auxiliary_replay_steps",
-                torch.device(place),
-                num_learners=count,
-                untouched=untouched,
-            )
+        size, untouched = self.settings.auxiliary_replay_steps, run.leaves_gpus_alone(device)
+        check_replays_fit(self.num_bytes, size, "auxiliary_replay_steps", run.devices, untouched)
 
     def check_sizes(self, run: RunInfo, **lengths: int) -> None:
         """Raises UsageError if any length, by the name of its setting, is more than the replay keeps, or if tasks that

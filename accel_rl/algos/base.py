@@ -62,6 +62,10 @@ class RunInfo(NamedTuple):
     num_envs: int
     devices: tuple[str, ...] = ()
 
+    def leaves_gpus_alone(self, device: torch.device) -> bool:
+        """Tells whether an algorithm on this device, a CPU, is there to check settings for learners on GPUs."""
+        return device.type == "cpu" and any(each != "cpu" for each in self.devices)
+
 
 class RunningStatistics(Protocol):
     """Running moments that acting and learning depend on, such as those of observations and of returns."""

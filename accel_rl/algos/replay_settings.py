@@ -21,6 +21,7 @@ from accel_rl.replay.replay import replay_bytes
 
 logger = logging.getLogger("accel_rl")
 
+CPU_INSTEAD = "--replay-device cpu, or "
 MAX_SAVED_BYTES = 2 * 10**9  # of a replay that checkpoints hold by default
 
 
@@ -98,7 +99,8 @@ class ReplayPlan:
     def make_replay(self, seed: int) -> Replay:
         """Raises UsageError if the replay does not fit into memory."""
         settings, device = self.settings, self.replay_device
-        free = self._check_fits(self.num_bytes, device)
+        way_out = CPU_INSTEAD if device.type != "cpu" else ""
+        free = check_fits(self.num_bytes, settings.replay_size, "replay_size", device, way_out)
         logger.info(
             "replay: %s steps need %.2f GB on %s, where %.2f GB are free",
             f"{self.replay_size:,}", self.num_bytes / 1e9, device, free / 1e9,
@@ -135,25 +137,11 @@ class ReplayPlan:
                     f"{name}={length} does not fit into the {steps_per_env} steps that replay_size="
                     f"{settings.replay_size} keeps of each of {self.num_envs} environments"
                 )
-        self._validate_room(run.devices)
-
-    def _validate_room(self, devices: Sequence[str]) -> None:
-        """Raises UsageError if the replays of the learners on these devices do not fit where they are kept.
-
-        A process that checks settings on its CPU for learners on GPUs leaves the GPUs alone."""
-        untouched = self.device.type == "cpu" and any(device != "cpu" for device in devices)
-        is_auto = self.settings.replay_device == "auto"
-        places = devices if is_auto else [str(self.replay_device)] * len(devices)
-        for place, num_replays in Counter(places).items():
-            self._check_fits(self.num_bytes * num_replays, torch.device(place), num_replays, untouched)
-
-    def _check_fits(self, num_bytes: int, device: torch.device, num_learners: int = 1, untouched: bool = False) -> int:
-        """Returns the free bytes of the device. Raises UsageError if num_bytes do not fit (see check_fits)."""
-        way_out = "--replay-device cpu, or " if device.type != "cpu" else ""
-        size = self.settings.replay_size
-        return check_fits(
-            num_bytes, size, "replay_size", device, way_out, num_learners=num_learners, untouched=untouched
-        )
+        places = run.devices
+        if settings.replay_device != "auto":
+            places = (str(self.replay_device),) * len(places)
+        untouched = run.leaves_gpus_alone(self.device)
+        check_replays_fit(self.num_bytes, settings.replay_size, "replay_size", places, untouched, CPU_INSTEAD)
 
     def _validate_warmup(self, run: RunInfo, batch_sizes: dict[str, int]) -> None:
         settings = self.settings
@@ -174,6 +162,18 @@ class ReplayPlan:
                 f"warmup_steps={settings.warmup_steps}{of_each} are not over before the last rollout of the run's "
                 f"{run.steps} steps: nothing would be learned; make the run longer or the warm-up shorter"
             )
+
+
+def check_replays_fit(
+    num_bytes: int, size: int, setting: str, places: Sequence[str], untouched: bool, way_out: str = ""
+) -> None:
+    """Raises UsageError if replays of so many bytes, one on each of these devices, do not fit there (see check_fits).
+
+    way_out: of those on GPUs."""
+    for place, count in Counter(places).items():
+        device = torch.device(place)
+        shown = way_out if device.type != "cpu" else ""
+        check_fits(num_bytes * count, size, setting, device, shown, num_learners=count, untouched=untouched)
 
 
 def saves(checkpoint_replay: bool | None, num_bytes: int) -> bool:
