@@ -43,11 +43,11 @@ def read_actions(path: Path) -> list[int]:
         name, _, frames = line.partition("#")[0].strip().lower().partition(" ")
         if not name:
             continue
-        if name not in ACTIONS and not (name.isdigit() and int(name) < len(ACTIONS)):
+        if name not in ACTIONS and not (name.isdecimal() and int(name) < len(ACTIONS)):
             raise unknown(f"action in line {number} of {path}:", name, ACTIONS)
-        if frames and not frames.strip().isdigit():
+        if frames and not frames.strip().isdecimal():
             raise UsageError(f"line {number} of {path}: {frames.strip()!r} is no number of frames")
-        action = int(name) if name.isdigit() else ACTIONS.index(name)
+        action = int(name) if name.isdecimal() else ACTIONS.index(name)
         actions += [action] * int(frames or 1)
     return actions
 

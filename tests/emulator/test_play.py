@@ -29,6 +29,8 @@ def test_actions_are_read(tmp_path: Path) -> None:
         ("noop\nfier 3\n", "unknown action in line 2 of .*: 'fier'; did you mean fire"),
         ("18\n", "unknown action in line 1"),
         ("fire x\n", "line 1 of .*: 'x' is no number of frames"),
+        ("fire ²\n", "line 1 of .*: '²' is no number of frames"),
+        ("²\n", "unknown action in line 1 of .*: '²'"),
         (None, "cannot read the actions of"),
     ],
 )
@@ -36,7 +38,7 @@ def test_files_that_are_no_actions(text: str | None, message: str, tmp_path: Pat
     """Would catch lines that are skipped in silence."""
     path = tmp_path / "presses.txt"
     if text:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         read_actions(path)
 
