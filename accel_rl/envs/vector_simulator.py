@@ -108,8 +108,8 @@ class VectorSimulator:
         is_step, self._resets_next = ~self._resets_next, np.zeros(self.num_envs, np.bool_)
         is_start = ~is_step
         reward = self._numbers("reward", reward).astype(np.float64)
-        if not np.isfinite(reward[is_step]).all():
-            raise RunError(f"the reward {self._where(~np.isfinite(reward))} is not finite: {reward}")
+        if (wrong := is_step & ~np.isfinite(reward)).any():
+            raise RunError(f"the reward {self._where(wrong)} is not finite: {reward}")
         reward[is_start] = 0.0
         terminated, truncated = (
             self._numbers(name, flags).astype(np.bool_) & is_step

@@ -220,6 +220,17 @@ def test_broken_rules(how: str, mode: str, words: list[str]) -> None:
     assert "\n" not in message
 
 
+def test_rewards_of_resets_are_not_blamed() -> None:
+    """Catches an error that names an environment whose step was only a reset, and whose reward does not count."""
+    simulator = VectorSimulator(of("faulty", how="reward_nan"), [SEED] * 3)
+    rows, actions = np.zeros((3, *simulator.spec.row_shape), simulator.spec.row_dtype), np.zeros(3, np.int64)
+    simulator.reset(rows)
+    simulator.step(actions, rows)
+    simulator._resets_next[0] = True  # as after the end of its game
+    with pytest.raises(RunError, match="the reward of environment 1 of 3 is not finite"):
+        simulator.step(actions, rows)
+
+
 @pytest.mark.parametrize(
     ("env", "words"),
     [
