@@ -49,12 +49,12 @@ def import_name(name: str, kind: str) -> Any:
 def _import_module(name: str, kind: str) -> tuple[ModuleType, str]:
     """Returns the module of `package.module:name`, and the name in it."""
     module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
+    if not module_name or module_name.startswith(".") or not attribute:
         raise UsageError(f"{kind} {name!r} must be named as package.module:name")
     try:
         return importlib.import_module(module_name), attribute
     except ModuleNotFoundError as error:
-        if error.name and module_name.startswith(error.name):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(
                 f"{kind} {name!r}: there is no module {error.name!r} (the current directory is searched, too)"
             ) from None

@@ -203,6 +203,7 @@ def test_factories():
         ("cartpole-v1", "CartPole-v1"),
         (f"{TOYS}:Countin", "mean Counting"),
         (f"{TOYS}:", None),
+        (".toys:Counting", "must be named as package.module:name"),
         ("tests.helpers.no_such_module:Counting", "tests.helpers.no_such_module"),
         ("no_such_package.module:Env", "no_such_package"),
         ("MiniGrid-Emty-5x5-v0", "name it minigrid:MiniGrid-Emty-5x5-v0"),
@@ -216,6 +217,14 @@ def test_unknown_names(env_id, nearest):
     message = str(raised.value)
     assert all(part in message for part in env_id.split(":")) and "\n" not in message
     assert nearest is None or nearest in message
+
+
+def test_a_module_that_lacks_another(tmp_path, monkeypatch):
+    """Catches a module that is said to be missing since what it imports, whose name begins alike, is."""
+    (tmp_path / "lacking_envs.py").write_text("import lacking\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'lacking'"):
+        make_env("lacking_envs:make")
 
 
 @pytest.mark.parametrize(
