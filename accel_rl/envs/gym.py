@@ -171,12 +171,12 @@ class GymSimulator:
 
     @functools.cached_property
     def _state_is_exact(self) -> bool:
-        choose = (self._choose_allowed,) if self._mask_source else ()
-        return is_exact(lambda: make_gym_env(self._config, seed=0), *choose)
+        return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
 
     def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
         """Returns a random action that is allowed after env has returned these."""
-        assert self._mask_source
+        if not self._mask_source:
+            return env.action_space.sample()
         mask = flat_mask(read_mask(self._mask_source, env, observation, info), env.action_space)
         return self._to_env(random_allowed(mask, env.action_space))
 

@@ -68,11 +68,7 @@ def restore(state: State, get_env: Callable[[], Env]) -> Env:
     return env
 
 
-def _sample(env: Env, observation: Any, info: Any) -> Any:
-    return env.action_space.sample()
-
-
-def is_exact(build: Callable[[], Env], choose: Choose = _sample) -> bool:
+def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
     """Returns whether an environment and one restored from its state continue equally."""
     original = build()
     try:
