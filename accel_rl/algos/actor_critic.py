@@ -108,7 +108,7 @@ class ActorCriticAlgo(Algo):
             initialize_orthogonally(policy.policy_head, 0.01)
             initialize_orthogonally(policy.value_head, 1.0)
         if isinstance(settings, AuxiliarySettings):
-            add_heads(policy, spec, settings)
+            add_heads(policy, settings)
             if by_fan_in:
                 with torch.random.fork_rng(devices=[]):  # what is drawn afterwards is as it would be without heads
                     initialize_by_fan_in(policy.auxiliary_heads)

@@ -71,14 +71,14 @@ class AuxiliarySettings:
         return {name: task for name, task in TASKS.items() if name in names and getattr(self, f"{name}_weight") > 0}
 
 
-def add_heads(policy: ActorCritic, spec: EnvSpec, settings: AuxiliarySettings) -> None:
+def add_heads(policy: ActorCritic, settings: AuxiliarySettings) -> None:
     """Gives the policy the heads of the tasks that take part.
 
     What is drawn at random afterwards, and the policy itself, are as they would be without. Raises UsageError for a
     task that the environment does not allow."""
     with torch.random.fork_rng(devices=[]):
         for name, task in settings.auxiliary_tasks.items():
-            if head := task.make_head(spec, policy, settings):
+            if head := task.make_head(policy, settings):
                 policy.auxiliary_heads[name] = head
 
 

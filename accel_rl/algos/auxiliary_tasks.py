@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from accel_rl.algos.base import Stats, masked_sum
 from accel_rl.envs.cells import cell_grid
-from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.models.auxiliary import PixelControlHead, RewardPredictionHead
@@ -76,7 +75,7 @@ class AuxiliaryTask(ABC):
         self.weight: float = getattr(settings, f"{self.name}_weight")
 
     @staticmethod
-    def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module | None:
+    def make_head(policy: ActorCritic, settings: Any) -> nn.Module | None:
         """Returns the task's own layers, if it has any. Raises UsageError where the task is impossible."""
         return None
 
@@ -124,7 +123,8 @@ class PixelControl(AuxiliaryTask):
     needs_terminal_frames = True
 
     @staticmethod
-    def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module:
+    def make_head(policy: ActorCritic, settings: Any) -> nn.Module:
+        spec = policy.spec
         if not spec.is_pixels:
             raise UsageError(
                 f"pixel_control needs pictures, but observations are {spec.nested_space or spec.observation_space}; "
@@ -187,8 +187,8 @@ class RewardPrediction(AuxiliaryTask):
     Prepared = PreparedWindows
 
     @staticmethod
-    def make_head(spec: EnvSpec, policy: ActorCritic, settings: Any) -> nn.Module:
-        return RewardPredictionHead(policy.count_convolved(spec), settings.reward_prediction_units)
+    def make_head(policy: ActorCritic, settings: Any) -> nn.Module:
+        return RewardPredictionHead(policy.count_convolved(), settings.reward_prediction_units)
 
     def draw(self, noise: Tensor, envs: Tensor, rows: DrawnRows) -> WindowBatch:
         """Draws as many windows with a reward as without one, on average."""

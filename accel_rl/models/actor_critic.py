@@ -143,9 +143,9 @@ class ActorCritic(nn.Module):
         with precision(self.bf16, x.device):
             return self.encoder.convolve(x).reshape(*leading, -1)
 
-    def count_convolved(self, spec: EnvSpec) -> int:
+    def count_convolved(self) -> int:
         """Returns how many numbers `convolve` makes of an observation."""
-        return _count_outputs(self.encoder.convolve, spec)
+        return _count_outputs(self.encoder.convolve, self.spec)
 
     def draw_noise(self, num_steps: int, num_envs: int, generator: torch.Generator) -> Tensor:
         """Draws the noise [T, B, ...] from which `act` samples the actions of every step and environment."""
