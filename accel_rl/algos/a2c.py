@@ -102,7 +102,6 @@ class A2C(ActorCriticAlgo):
         return super().learning_rate(step) * (ratio**0.5 if self.settings.learning_rate_scaling == "sqrt" else 1.0)
 
     def loss(self, batch: Batch, targets: A2CTargets, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
-        """Returns `a2c_loss` of the policy as it is now."""
         return a2c_loss(self.evaluate(batch), targets, batch.valid, self.settings, entropy_weight)
 
 

@@ -112,7 +112,6 @@ class PPO(ActorCriticAlgo):
         return bool(update.max(kl) > 1.5 * self.settings.target_kl)
 
     def loss(self, batch: Batch, targets: PPOTargets, clip: Tensor, entropy_weight: Tensor) -> tuple[Tensor, Stats]:
-        """Returns `ppo_loss` of the policy as it is now."""
         return ppo_loss(self.evaluate(batch), targets, batch.valid, self.settings, clip, entropy_weight)
 
 

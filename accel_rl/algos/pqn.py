@@ -94,7 +94,6 @@ class PQN(QAlgo):
         return rollout, PQNTargets(return_)
 
     def loss(self, batch: Batch, targets: PQNTargets) -> tuple[Tensor, Stats]:
-        """Returns `half_squared_loss` of the policy as it is now."""
         q_values = self.policy.evaluate(batch.observation, batch.recurrent_inputs)
         return half_squared_loss(of_action(q_values, batch.action), targets.return_, batch.valid)
 

@@ -152,7 +152,6 @@ class AtariSimulator:
 
     @property
     def lives(self) -> int:
-        """Returns the lives that are left."""
         return int(self.ale.lives())
 
     def reset(self, row: Array) -> None:

@@ -32,7 +32,6 @@ _REMEMBERED = [words.SCORE, words.LIVES, words.TERMINAL, *range(words.MEMORY, wo
 
 
 def is_native_state(state: State) -> bool:
-    """Returns whether a state is of the native simulator."""
     return "words" in state
 
 

@@ -244,7 +244,6 @@ class NativeSimulator:
 
     @property
     def lives(self) -> int:
-        """Returns the lives that are left."""
         return int(self._batch.words(self._env)[words.LIVES])
 
     def reset(self, row: Array) -> None:
