@@ -12,29 +12,9 @@ import numpy as np
 
 from accel_rl.envs.device_env import OneOfBatch
 from accel_rl.envs.making import make_gym_env
-from accel_rl.envs.masks import (
-    allows_choice,
-    find_sources,
-    flat_mask,
-    last_mask,
-    pack,
-    random_allowed,
-    read_mask,
-    space_without_mask,
-    without_mask,
-)
-from accel_rl.envs.spaces import (
-    check_action_space,
-    find_mismatch,
-    layout,
-    learnable,
-    make_spec,
-    remaining,
-    remaining_space,
-    to_env_action,
-    to_row,
-    wrong_part,
-)
+from accel_rl.envs.masks import allows_choice, find_sources, flat_mask, last_mask, pack, random_allowed, read_mask
+from accel_rl.envs.observed import Observed
+from accel_rl.envs.spaces import find_mismatch, layout, to_env_action, to_row
 from accel_rl.envs.spec import Array, EnvConfig, Outcome
 from accel_rl.envs.states import capture, has_hook, is_exact, restore
 from accel_rl.errors import RunError
@@ -53,22 +33,16 @@ class GymSimulator:
     """
 
     def __init__(self, config: EnvConfig, seed: np.random.SeedSequence):
-        self._config, self._seed_sequence = config, seed
+        self._config = config
         self._reset_seed: int | None = int(seed.generate_state(1)[0] >> 1)
         self._env = make_gym_env(config, self._reset_seed)
         self._action_space = self._env.action_space
         self._layouts = layout(self._env.observation_space), layout(self._action_space)
-        on_device, sources = isinstance(self._env.unwrapped, OneOfBatch), config.mask_sources
+        sources = config.mask_sources
         if sources is None:
             sources = find_sources(self._env, self._reset_seed, config.env_id)
-        self._mask_source, self._shows_mask = sources[0] if sources else None, "observation" in sources
-        space = self._env.observation_space
-        self._declared_space = learnable(space_without_mask(space) if self._shows_mask else space, config.env_id)
-        check_action_space(self._action_space, config.env_id)
-        self._observation_space = space = remaining_space(self._declared_space)
-        self._leaves_out = space is not self._declared_space
-        self.spec = replace(make_spec(self._declared_space, self._action_space, sources), on_device=on_device)
-        self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
+        self._observed = Observed(self._env.observation_space, self._action_space, sources, config.env_id)
+        self.spec = replace(self._observed.spec, on_device=isinstance(self._env.unwrapped, OneOfBatch))
         self._steps = 0
 
     def reset(self, row: Array) -> None:
@@ -80,7 +54,7 @@ class GymSimulator:
         space, seen = self.spec.observation_space, self.spec.observation_in(row)
         if not space.contains(seen):
             assert isinstance(space, gymnasium.spaces.Box)
-            part = wrong_part((seen < space.low) | (seen > space.high), self._declared_space)
+            part = self._observed.wrong_part((seen < space.low) | (seen > space.high))
             raise RunError(f"the first observation of an episode{part} is out of the declared bounds: {observation}")
 
     def step(self, action: Any, row: Array) -> Outcome:
@@ -123,20 +97,18 @@ class GymSimulator:
 
     def _write(self, observation: Any, info: Any, row: Array, terminated: Any = False, truncated: Any = False) -> None:
         """Raises RunError if the observation does not fit the declared space or is not finite, or for a wrong mask."""
-        if self._mask_source:
-            has_none = terminated and self._mask_source == "method"  # which may fail by then
-            mask = None if has_none else read_mask(self._mask_source, self._env, observation, info)
+        observed = self._observed
+        if observed.mask_source:
+            has_none = terminated and observed.mask_source == "method"  # which may fail by then
+            mask = None if has_none else read_mask(observed.mask_source, self._env, observation, info)
             self._write_mask(mask, row, bool(terminated or truncated))
             row = self.spec.observation_in(row)
-        if self._shows_mask:
-            observation = without_mask(observation)
-        if self._leaves_out:
-            observation = remaining(observation, self._declared_space)
-        problem = find_mismatch(observation, self._observation_space)
+        observation = observed.part_of(observation)
+        problem = find_mismatch(observation, observed.space)
         if not problem:
-            row[...] = to_row(observation, self._observation_space)
-            if self._is_float and not np.isfinite(row).all():
-                problem = f"{wrong_part(~np.isfinite(row), self._declared_space)} is not finite: {observation}"
+            row[...] = to_row(observation, observed.space)
+            if not observed.is_finite(row):
+                problem = f"{observed.wrong_part(~np.isfinite(row))} is not finite: {observation}"
         if problem:
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 
@@ -175,9 +147,10 @@ class GymSimulator:
 
     def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
         """Returns a random action that is allowed after env has returned these."""
-        if not self._mask_source:
+        source = self._observed.mask_source
+        if not source:
             return env.action_space.sample()
-        mask = flat_mask(read_mask(self._mask_source, env, observation, info), env.action_space)
+        mask = flat_mask(read_mask(source, env, observation, info), env.action_space)
         return self._to_env(random_allowed(mask, env.action_space))
 
     def close(self) -> None:

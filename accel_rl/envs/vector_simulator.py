@@ -12,29 +12,10 @@ from gymnasium.vector.utils import batch_space
 from accel_rl.envs.device_env import FINAL_OBSERVATION
 from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.making import make_vector_env
-from accel_rl.envs.masks import (
-    KEY,
-    allows_choice,
-    flat_masks,
-    last_mask,
-    pack,
-    read_mask,
-    space_without_mask,
-    without_mask,
-)
+from accel_rl.envs.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
+from accel_rl.envs.observed import Observed
 from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation
-from accel_rl.envs.spaces import (
-    check_action_space,
-    find_mismatch,
-    learnable,
-    make_spec,
-    remaining,
-    remaining_space,
-    to_env_action,
-    to_row,
-    to_row_batch,
-    wrong_part,
-)
+from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, to_row_batch
 from accel_rl.envs.spec import Array, EnvConfig
 from accel_rl.errors import RunError, UsageError
 
@@ -75,17 +56,10 @@ class VectorSimulator:
         self._is_envpool = is_envpool(self._envs)
         self._mode = AutoresetMode.DISABLED if self._is_envpool else _autoreset_mode(self._envs, config.env_id)
         self._takes_seeds = isinstance(self._envs.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        sources = config.mask_sources or ()
-        self._mask_source, self._shows_mask = sources[0] if sources else None, "observation" in sources
-        self._whole_space = space = self._envs.single_observation_space
-        self._declared_space = learnable(space_without_mask(space) if self._shows_mask else space, config.env_id)
-        self._action_space = self._envs.single_action_space
-        check_action_space(self._action_space, config.env_id)
-        self._space = remaining_space(self._declared_space)
-        self._batch_space = batch_space(self._space, self.num_envs)
-        spec = make_spec(self._declared_space, self._action_space, sources)
-        self.spec = replace(spec, vector=self._describe())
-        self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
+        self._whole_space, self._action_space = self._envs.single_observation_space, self._envs.single_action_space
+        self._observed = Observed(self._whole_space, self._action_space, config.mask_sources or (), config.env_id)
+        self._batch_space = batch_space(self._observed.space, self.num_envs)
+        self.spec = replace(self._observed.spec, vector=self._describe())
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
         # Of the last step: its rows, its info, and the last rows of the games that it has ended
         self._rows, self._info, self._last_rows = np.zeros(0), {}, {}  # type: Array, dict[str, Any], dict[int, Array]
@@ -131,15 +105,15 @@ class VectorSimulator:
             return self._last_rows[env]
         info = self._info if isinstance(self._info, dict) else {}
         whole, row = last_observation(info, self._whole_space, env), np.zeros(self.spec.row_shape, self.spec.row_dtype)
-        observation = remaining(without_mask(whole) if self._shows_mask else whole, self._declared_space)
-        problem = find_mismatch(observation, self._space)
+        observation = self._observed.part_of(whole)
+        problem = find_mismatch(observation, self._observed.space)
         if not problem:
             seen = self.spec.observation_in(row)
-            seen[...] = to_row(observation, self._space)
-            problem = " is not finite" if self._is_float and not np.isfinite(seen).all() else None
+            seen[...] = to_row(observation, self._observed.space)
+            problem = None if self._observed.is_finite(seen) else " is not finite"
         if problem:
             raise RunError(f"the last observation of environment {env} of {self.num_envs}, in its info,{problem}")
-        if self._mask_source:
+        if self._observed.mask_source:
             self.spec.mask_in(row)[...] = pack(self._last_mask(whole, info.get("final_info"), env))
         return row
 
@@ -161,7 +135,7 @@ class VectorSimulator:
         self._last_rows = {env: rows[env].copy() for env in ended.nonzero()[0].tolist()}
         observation, info = call(self._envs, "reset", RESET, options={"reset_mask": ended.copy()})
         if self._is_envpool:  # it returns those alone
-            rows[ended] = to_row_batch(remaining(observation, self._declared_space), self._space)
+            rows[ended] = to_row_batch(self._observed.part_of(observation), self._observed.space)
             return ended
         others = rows[~ended].copy()
         self._write(observation, rows)
@@ -175,21 +149,21 @@ class VectorSimulator:
 
     def _write(self, observation: Any, rows: Array) -> None:
         """Raises RunError if observations do not fit the declared space or are not finite."""
-        observation = remaining(without_mask(observation) if self._shows_mask else observation, self._declared_space)
+        observation = self._observed.part_of(observation)
         if problem := find_mismatch(observation, self._batch_space):
             raise RunError(f"the observation of {self.num_envs} environments{problem}")
         seen = self.spec.observation_in(rows)
-        seen[...] = to_row_batch(observation, self._space)
-        if self._is_float and not np.isfinite(seen).all():
+        seen[...] = to_row_batch(observation, self._observed.space)
+        if not self._observed.is_finite(seen):
             raise RunError(f"the observation {self._where(~np.isfinite(seen))} is not finite")
 
     def _write_masks(self, observation: Any, info: Any, rows: Array, is_over: Any = False, which: Any = True) -> None:
         """Writes the masks of `which` environments; where a game is over, they may allow nothing.
 
         Raises RunError for masks of another shape, missing ones, and those that allow nothing while a game goes on."""
-        if not self._mask_source:
+        if not self._observed.mask_source:
             return
-        masks = read_mask(self._mask_source, self._envs, observation, info)
+        masks = read_mask(self._observed.mask_source, self._envs, observation, info)
         try:
             found = np.zeros((self.num_envs, self.spec.mask_size), bool)
             found[...] = False if masks is None else flat_masks(masks, self._action_space)
@@ -204,17 +178,17 @@ class VectorSimulator:
 
     def _last_mask(self, observation: Any, infos: Any, env: int) -> Array:
         """Returns the mask [A] of a game's last observation. infos: of all environments' last steps."""
-        mask = None
-        if self._mask_source == "observation":
+        mask, source = None, self._observed.mask_source
+        if source == "observation":
             mask = observation[KEY]
-        elif self._mask_source == "info" and isinstance(infos, dict) and KEY in infos:
+        elif source == "info" and isinstance(infos, dict) and KEY in infos:
             mask = infos[KEY][env]
         return last_mask(mask, self._action_space)
 
     def _where(self, wrong: Array) -> str:
         """Returns, as text, the first environment with numbers that are marked as wrong, and the part they are of."""
         env = int(wrong.reshape(self.num_envs, -1).any(1).argmax())
-        part = wrong_part(wrong[env], self._declared_space) if wrong.ndim > 1 else ""
+        part = self._observed.wrong_part(wrong[env]) if wrong.ndim > 1 else ""
         return f"of environment {env} of {self.num_envs}{part}"
 
     def _numbers(self, name: str, values: Any) -> Array:

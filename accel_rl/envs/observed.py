@@ -1,0 +1,48 @@
+"""What is learned from of a gymnasium environment's observations; the same for single environments and for batches."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from accel_rl.envs.masks import space_without_mask, without_mask
+from accel_rl.envs.spaces import check_action_space, learnable, make_spec, remaining, remaining_space, wrong_part
+
+
+class Observed:
+    """Takes what is learned from out of observations: they lose their mask and the parts that are left out.
+
+    observation_space, action_space: of one environment. mask_sources: where its masks are, the used one first.
+    space: of what remains. spec: of its rows, with masks behind it. mask_source: the used one, or None.
+    Raises UsageError for spaces that are not supported."""
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        mask_sources: tuple[str, ...],
+        env_id: str,
+    ):
+        self.mask_source = mask_sources[0] if mask_sources else None
+        self._shows_mask = "observation" in mask_sources
+        without = space_without_mask(observation_space) if self._shows_mask else observation_space
+        self._declared_space = learnable(without, env_id)
+        check_action_space(action_space, env_id)
+        self.space = remaining_space(self._declared_space)
+        self.spec = make_spec(self._declared_space, action_space, mask_sources)
+        self._is_float = np.issubdtype(self.spec.row_dtype, np.floating)
+
+    def part_of(self, observation: Any) -> Any:
+        """Returns what remains of an observation, or of a batch of them."""
+        if self._shows_mask:
+            observation = without_mask(observation)
+        return observation if self.space is self._declared_space else remaining(observation, self._declared_space)
+
+    def is_finite(self, seen: NDArray[Any]) -> bool:
+        """Tells whether all numbers of rows are finite, or of a type that has no others."""
+        return not self._is_float or bool(np.isfinite(seen).all())
+
+    def wrong_part(self, wrong: NDArray[np.bool_]) -> str:
+        """Returns, as text, the first part with numbers that are marked as wrong in an observation's row."""
+        return wrong_part(wrong, self._declared_space)
