@@ -114,14 +114,9 @@ class Ring:
         rows = rollout.observation_rows if is_first else rollout.observation_rows[self.history :]
         self._write_frames(start + T + 1 - len(rows), rows)
         self.write(self.age, start, rollout.age.clamp(max=MAX_AGE))
-        for ring, steps in (
-            (self.action, rollout.action),
-            (self.reward, rollout.reward),
-            (self.terminated, rollout.terminated),
-            (self.truncated, rollout.truncated & ~rollout.terminated),
-            (self.valid, rollout.valid),
-        ):
-            self.write(ring, start, steps)
+        for name in ("action", "reward", "terminated", "valid"):
+            self.write(getattr(self, name), start, getattr(rollout, name))
+        self.write(self.truncated, start, rollout.truncated & ~rollout.terminated)
         self.newest_row = start + T
         self._store_finals(start, rollout)
         if self.keeps_returns:
@@ -199,13 +194,8 @@ class Ring:
             continues &= ~(self.terminated[:, slots] | self.truncated[:, slots])
         bootstrap.masked_fill_(continues, self.discount**self.n_step)
         slots = self._slots(start, stop)
-        for ring, value in (
-            (self.return_, return_),
-            (self.bootstrap, bootstrap),
-            (self.length, length),
-            (self.return_valid, valid),
-        ):
-            ring[:, slots] = value
+        self.return_[:, slots], self.bootstrap[:, slots] = return_, bootstrap
+        self.length[:, slots], self.return_valid[:, slots] = length, valid
 
     # ---- reading ----
 
