@@ -78,16 +78,8 @@ def initialize_orthogonally(network: nn.Module, gain: float = math.sqrt(2)) -> N
                 nn.init.zeros_(layer.bias)
 
 
-def conv(
-    num_inputs: int,
-    num_outputs: int,
-    kernel: int,
-    stride: int,
-    padding: int | tuple[int, int] = 0,
-    takes_bytes: bool = False,
-) -> nn.Conv2d:
-    """Returns a convolution with Glorot-uniform weights and zero biases; takes_bytes: a `ByteConv`."""
-    layer = (ByteConv if takes_bytes else Conv2d)(num_inputs, num_outputs, kernel, stride, padding)
+def _glorot(layer: Conv2d) -> Conv2d:
+    """Gives a convolution Glorot-uniform weights and zero biases; returns it."""
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     return layer
@@ -156,7 +148,8 @@ class ConvNet(nn.Module):
             if not is_symmetric:
                 modules.append(nn.ZeroPad2d((left, right, top, bottom)))
             own_padding = (top, left) if is_symmetric else 0
-            layer = conv(num_inputs, num_filters, kernel, stride, own_padding, takes_bytes and index == 0)
+            kind = ByteConv if takes_bytes and index == 0 else Conv2d
+            layer = _glorot(kind(num_inputs, num_filters, kernel, stride, own_padding))
             normalizes = any_scale and index == 0
             modules += [layer, nn.GroupNorm(1, num_filters), nn.ReLU()] if normalizes else [layer, nn.ReLU()]
             num_inputs = num_filters

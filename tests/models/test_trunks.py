@@ -20,7 +20,6 @@ from accel_rl.models.trunks import (
     NETWORKS,
     NestedNet,
     add_layer_norms,
-    conv,
     linear,
     make_trunk,
     same_padding,
@@ -207,7 +206,7 @@ def test_initialization() -> None:
     layer = linear(50, 7, norm=0.01)
     torch.testing.assert_close(layer.weight.norm(dim=1), torch.full((7,), 0.01))
     assert not layer.bias.any()
-    convolution = conv(4, 16, 8, 4)
+    convolution = NETWORKS["a3c"](atari(84, 84)).convolutions[0]  # 4 -> 16, 8x8
     bound = (6 / (4 * 64 + 16 * 64)) ** 0.5
     assert 0.95 * bound < convolution.weight.abs().max() <= bound
     assert not convolution.bias.any()
