@@ -110,8 +110,9 @@ def _write(path: Path, data: bytes) -> None:
         unfinished.write_bytes(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
         os.replace(unfinished, path)
         for old in path.parent.glob("*.o"):
-            if time.time() - old.stat().st_mtime > KEPT_S:
-                old.unlink()
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                if time.time() - old.stat().st_mtime > KEPT_S:
+                    old.unlink()
     except OSError as error:
         _say(f"{path.parent} cannot be written ({error.strerror}): the next start will compile again")
         with contextlib.suppress(OSError):
