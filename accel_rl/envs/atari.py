@@ -66,10 +66,21 @@ def game_name(env_id: str) -> str | None:
 
 # Games whose saved states cannot replace a reset: tests/envs/test_start_states.py compares trajectories of all games.
 # A reset of these depends on the game before it, so that no fixed set of states has its distribution:
-RESET_REMEMBERS = frozenset({
-    *("crossbow", "hangman", "haunted_house", "ice_hockey", "kung_fu_master", "pooyan", "sir_lancelot"),
-    *("space_war", "surround", "time_pilot", "yars_revenge"),
-})  # fmt: skip
+RESET_REMEMBERS = frozenset(
+    [
+        "crossbow",
+        "hangman",
+        "haunted_house",
+        "ice_hockey",
+        "kung_fu_master",
+        "pooyan",
+        "sir_lancelot",
+        "space_war",
+        "surround",
+        "time_pilot",
+        "yars_revenge",
+    ]
+)
 # The emulator's saved state lacks the half-drawn screen that these leave behind after each frame. Restoring it leads to
 # another trajectory and in time corrupts memory, so no state of theirs is ever restored:
 # https://github.com/Farama-Foundation/Arcade-Learning-Environment/pull/739

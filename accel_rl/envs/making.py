@@ -31,7 +31,13 @@ PACKAGES = {
     "vizdoom.gymnasium_wrapper": ("Vizdoom",),
     "miniworld": ("MiniWorld-",),
     "gymnasium_robotics": (
-        *("Fetch", "HandReach", "HandManipulate", "AdroitHand", "AntMaze", "PointMaze", "FrankaKitchen"),
+        "Fetch",
+        "HandReach",
+        "HandManipulate",
+        "AdroitHand",
+        "AntMaze",
+        "PointMaze",
+        "FrankaKitchen",
     ),
 }
 
