@@ -39,7 +39,7 @@ def main() -> None:
         for seed in options.seeds:
             folder = Path(scratch) / f"s{seed}"
             named = {"algo": options.algo, "env": options.env, "steps": options.steps, "seed": seed}
-            accel_rl.train(**named, **settings, out=folder, tensorboard=False, show=True)
+            accel_rl.train(**named | settings, out=folder, tensorboard=False, show=True)
             evaluation = asdict(accel_rl.load(folder, trust=True).evaluate(options.episodes, seed=seed + 1000))
             summary = json.loads((folder / "summary.json").read_text())
             runs.append({**summary, "final_policy": evaluation})

@@ -17,6 +17,7 @@ from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
 from accel_rl.tune.points import Point
 from accel_rl.tune.tuning import builder, short_settings
+from command_line import run_program
 
 PACKAGE = Path(accel_rl.__file__).parent
 FOLDER = "ACCEL_RL_TRACES"  # the environment variable that tells simulator processes where to leave their calls
@@ -74,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(main))
