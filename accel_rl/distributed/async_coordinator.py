@@ -7,16 +7,14 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch
-
 from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, SharedArrays
-from accel_rl.training.coordinator import Request
+from accel_rl.training.coordinator import Coordinator, Request
 
 
-class AsyncCoordinator:
-    """Coordinates learners that share parameters and never wait for each other.
+class AsyncCoordinator(Coordinator):
+    """Coordinates learners that share parameters and never wait for each other: each ends by itself.
 
     to_rank_0: this learner's connection to rank 0; from_learners: rank 0's connections, by rank of the sender."""
 
@@ -38,14 +36,8 @@ class AsyncCoordinator:
     def add_steps(self, num_steps: int) -> int:
         return self.control.add_steps(self.rank, num_steps)
 
-    def agree_on(self, request: Request) -> Request:
-        return request  # each learner ends by itself
-
     def local_share(self, number: int) -> int:
         return number if self.rank == 0 else 0
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return [value]
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
         if self._to_rank_0:
@@ -70,12 +62,6 @@ class AsyncCoordinator:
             return None
         self._own = None
         return [own, *received]
-
-    def read_seconds(self) -> dict[str, float]:
-        return {}
-
-    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
-        pass
 
     def _send(self, kind: str, content: Any) -> None:
         assert self._to_rank_0

@@ -16,12 +16,12 @@ from accel_rl.distributed.group_timeout import set_group_timeout
 from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import describe_exceeded_limit
-from accel_rl.training.coordinator import Request
+from accel_rl.training.coordinator import Coordinator, Request
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
 
 
-class SyncCoordinator:
+class SyncCoordinator(Coordinator):
     """Coordinates learners in step: all make the same calls in the same order."""
 
     is_synchronous = True
@@ -65,9 +65,6 @@ class SyncCoordinator:
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
         return self._gather(value) or []
-
-    def poll_reports(self) -> list[Any]:
-        return []
 
     def submit_state(self, state: Any, last: bool) -> None:
         self._states = self._gather(copy_to_cpu(state))

@@ -1,7 +1,8 @@
 """What the learners of a run exchange besides gradients and parameters; and the trivial case of a single learner."""
 
+from abc import ABC, abstractmethod
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,50 +17,61 @@ class Request(IntEnum):
     STOP = 2
 
 
-class Coordinator(Protocol):
-    """Connects a learner to the other learners of its run. Rank 0 is the one that logs and writes checkpoints."""
+class Coordinator(ABC):
+    """Connects a learner to the other learners of its run. Rank 0 is the one that logs and writes checkpoints.
+
+    What is defined here suits a learner that waits for no other one."""
 
     rank: int
     size: int
     is_synchronous: bool
     """Whether all learners make each update together."""
 
+    @abstractmethod
     def add_steps(self, num_steps: int) -> int:
         """Adds agent steps that this learner has done (0: none); returns the steps of the whole run."""
 
     def agree_on(self, request: Request) -> Request:
         """Returns what this learner is to do now; request: what it has been asked to."""
+        return request
 
     def local_share(self, number: int) -> int:
         """Returns this learner's share of `number` things whose results `all_gather` brings together."""
+        return number
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all learners that have a share, by rank."""
+        return [value]
 
     def send_report(self, value: Any, last: bool = False) -> list[Any]:
         """Sends a report to rank 0; returns there all reports that have arrived since its last call.
 
         last: this learner sends no more of them; rank 0 then waits for the last ones of all learners."""
+        return [value]
 
     def poll_reports(self) -> list[Any]:
         """Returns on rank 0 the other learners' reports that have arrived since its last call; never waits."""
+        return []
 
+    @abstractmethod
     def submit_state(self, state: Any, last: bool) -> None:
         """Submits this learner's state for the next checkpoint; last: the learner does nothing more after that."""
 
+    @abstractmethod
     def collect_states(self) -> list[Any] | None:
         """Returns on rank 0 the states of all learners by rank, if each has submitted one since the last call that
         returned them; else None. Waits for the last states of all learners if rank 0's own is its last."""
 
     def read_seconds(self) -> dict[str, float]:
         """Returns the wall time that `agree_on` has taken since the last call: it waits for other learners."""
+        return {}
 
     def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
         """Raises RunError if the parameters of synchronous learners differ."""
 
 
-class SingleLearner:
-    """Coordinates a run of one learner: nothing to exchange, nobody to wait for."""
+class SingleLearner(Coordinator):
+    """Coordinates a run of one learner."""
 
     rank, size, is_synchronous = 0, 1, False
 
@@ -71,30 +83,9 @@ class SingleLearner:
         self._steps += num_steps
         return self._steps
 
-    def agree_on(self, request: Request) -> Request:
-        return request
-
-    def local_share(self, number: int) -> int:
-        return number
-
-    def all_gather(self, value: Any) -> list[Any]:
-        return [value]
-
-    def send_report(self, value: Any, last: bool = False) -> list[Any]:
-        return [value]
-
-    def poll_reports(self) -> list[Any]:
-        return []
-
     def submit_state(self, state: Any, last: bool) -> None:
         self._states = [state]
 
     def collect_states(self) -> list[Any] | None:
         states, self._states = self._states, None
         return states
-
-    def read_seconds(self) -> dict[str, float]:
-        return {}
-
-    def check_parameters_agree(self, parameters: torch.Tensor, steps: int) -> None:
-        pass
