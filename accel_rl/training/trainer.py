@@ -4,6 +4,7 @@ Read `Trainer.run` first. Its parts: iteration.py (collect and learn), evaluatio
 """
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from accel_rl.training.learner import build_learner
 from accel_rl.training.log import command, logger
 from accel_rl.training.progress import Progress
 from accel_rl.training.resolve import Config
-from accel_rl.training.triggers import Every
 from accel_rl.updates import CentralStore
 
 
@@ -61,9 +61,6 @@ class Trainer:
         """Trains until the run's steps are done (GO_ON), or until it is asked to end; returns how."""
         learner, run = self.learner, self.config.run
         request, is_last = Request.GO_ON, False
-        evaluation, row, checkpoint = (
-            Every(n) for n in (run.eval_interval_steps, run.log_interval_steps, run.checkpoint_interval_steps)
-        )
         if learner.evaluation_is_due:  # a signal interrupted it
             self._write_row(self.evaluator.evaluate())
         while not is_last and learner.steps < run.steps:
@@ -73,13 +70,13 @@ class Trainer:
             steps_before = learner.steps
             self._iterate()
             is_last = learner.steps >= run.steps or request is Request.FINISH
-            passed = (steps_before, learner.steps)
-            learner.evaluation_is_due = evaluation.is_due(*passed) or (is_last and run.eval_interval_steps > 0)
+            is_due = partial(pass_a_multiple, steps_before, learner.steps)
+            learner.evaluation_is_due = is_due(run.eval_interval_steps) or (is_last and run.eval_interval_steps > 0)
             scores = self.evaluator.evaluate() if learner.evaluation_is_due else {}
             # The row of an evaluation that a signal interrupts is written once that has been repeated.
-            if is_last or (not learner.evaluation_is_due and (scores or row.is_due(*passed))):
+            if is_last or (not learner.evaluation_is_due and (scores or is_due(run.log_interval_steps))):
                 self._write_row(scores, is_last)
-            if checkpoint.is_due(*passed) and not is_last:
+            if is_due(run.checkpoint_interval_steps) and not is_last:
                 self.checkpointer.save()
             self.checkpointer.write_submitted()
         self.checkpointer.save(is_last=True)
@@ -144,3 +141,8 @@ class Trainer:
 
     def close(self) -> None:
         self.learner.close()
+
+
+def pass_a_multiple(steps_before: int, steps: int, interval_steps: int) -> bool:
+    """Tells whether a multiple of the interval lies in (steps_before, steps]; of 0, none does."""
+    return interval_steps > 0 and steps // interval_steps > steps_before // interval_steps

@@ -1,8 +1,8 @@
-"""When something that recurs is due."""
+"""When something that recurs in a run is due."""
 
 import pytest
 
-from accel_rl.training.triggers import Every
+from accel_rl.training.trainer import pass_a_multiple
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,12 @@ from accel_rl.training.triggers import Every
 def test_due_where_a_multiple_is_passed(interval: int, stride: int, expected: list[int]) -> None:
     """Would catch a multiple that is passed between two rollouts and missed, one that counts twice, or step 0."""
     steps = range(stride, max([*expected, 30]) + 1, stride)
-    assert [step for step in steps if Every(interval).is_due(step - stride, step)] == [
+    assert [step for step in steps if pass_a_multiple(step - stride, step, interval)] == [
         step for step in expected if step in steps
     ]
 
 
 def test_each_multiple_once_from_any_start() -> None:
     """Would catch an interval that is counted from where a run was resumed."""
-    assert [step for step in range(14, 50, 7) if Every(10).is_due(step - 7, step)] == [14, 21, 35, 42]
-    assert not Every(10).is_due(20, 29) and Every(10).is_due(20, 30) and Every(10).is_due(19, 20)
+    assert [step for step in range(14, 50, 7) if pass_a_multiple(step - 7, step, 10)] == [14, 21, 35, 42]
+    assert not pass_a_multiple(20, 29, 10) and pass_a_multiple(20, 30, 10) and pass_a_multiple(19, 20, 10)
