@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from accel_rl.distributed.group_timeout import set_group_timeout
 from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import describe_exceeded_limit
 from accel_rl.training.coordinator import Coordinator, Request
+from accel_rl.training.log import logger
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
 
@@ -39,8 +39,15 @@ class SyncCoordinator(Coordinator):
 
         check: called on rank 0 before a checkpoint is written; raises RunError if it must not be."""
         self.steps = steps
-        for group in (None, self._group):
-            set_group_timeout(timeout_s, group)
+        try:
+            for group in (None, self._group):  # None: the default group
+                distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+        except (AttributeError, TypeError):  # it is private
+            logger.warning(
+                "learner_timeout_s=%g has no effect: this version of PyTorch cannot change the time-out of a process "
+                "group",
+                timeout_s,
+            )
         if check:
             self._check = check
 
