@@ -21,7 +21,7 @@ from accel_rl.models.layers import expect_changes
 from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.training import tracking
-from accel_rl.training.initial_policy import read_initial_policy
+from accel_rl.training.initial_policy import read_initial_policy, shared_buffers
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.policy_file import check_state, describe
 from accel_rl.training.resolve import Config
@@ -175,7 +175,7 @@ def build_store(config: Config, state: dict[str, Any] | None = None) -> CentralS
     Raises UsageError for optimizers that cannot be used with it."""
     config, learners = on_cpu(config), config.learners
     algo = build_algo(config)
-    buffers = algo.statistics.shared_buffers() if algo.statistics else {}
+    buffers = shared_buffers(algo)
     if state:
         algo.policy.load_state_dict(state["policy"])
         for name, value in buffers.items():

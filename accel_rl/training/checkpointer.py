@@ -8,7 +8,7 @@ from accel_rl.config import schedules
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint, policy_file
 from accel_rl.training.checkpoint import CHECKPOINT
-from accel_rl.training.initial_policy import statistics_beside_policy
+from accel_rl.training.initial_policy import shared_buffers, statistics_beside_policy
 from accel_rl.training.learner import Learner
 from accel_rl.training.log import logger
 from accel_rl.training.run_directory import keep_simulator
@@ -61,7 +61,7 @@ class Checkpointer:
             "spec": learner.config.spec,
             "best_score": learner.best_score,
             "update": learner.update.state_dict(),
-            "shared_buffers": self._shared_buffers(),
+            "shared_buffers": shared_buffers(learner.algo),
             "progress": progress.get_state(),
             "learners": states,
         }
@@ -83,12 +83,8 @@ class Checkpointer:
     def _pull(self) -> None:
         """Takes over the newest of what learners share."""
         self.learner.update.pull()
-        with self.learner.update.locked_buffers(self._shared_buffers()):
+        with self.learner.update.locked_buffers(shared_buffers(self.learner.algo)):
             pass
-
-    def _shared_buffers(self) -> dict[str, torch.Tensor]:
-        statistics = self.learner.algo.statistics
-        return statistics.shared_buffers() if statistics else {}
 
     def _cuda_generator(self) -> torch.Tensor | None:
         """Returns the state of the generator that networks with dropout draw from on a GPU; None on the CPU."""
@@ -116,7 +112,7 @@ class Checkpointer:
         if not learner.config.is_central:  # else the store was made from the checkpoint
             learner.update.load_state_dict(state["update"])
         learner.algo.policy.load_state_dict(state["policy"])
-        for name, value in self._shared_buffers().items():
+        for name, value in shared_buffers(learner.algo).items():
             value.copy_(state["shared_buffers"][name])
         learner.update.pull()
         states = state["learners"]

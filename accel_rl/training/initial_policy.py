@@ -58,10 +58,11 @@ class InitialPolicy:
 def statistics_beside_policy(algo: Algo) -> Tensors:
     """Returns the shared buffers of an algorithm's statistics that are no part of its network."""
     own = {id(buffer) for buffer in algo.policy.buffers()}
-    return {name: buffer for name, buffer in _shared_buffers(algo).items() if id(buffer) not in own}
+    return {name: buffer for name, buffer in shared_buffers(algo).items() if id(buffer) not in own}
 
 
-def _shared_buffers(algo: Algo) -> Tensors:
+def shared_buffers(algo: Algo) -> Tensors:
+    """Returns the running statistics that an algorithm shares with other learners, by name; none if it has none."""
     return algo.statistics.shared_buffers() if algo.statistics else {}
 
 
@@ -93,7 +94,7 @@ def read_initial_policy(source: Path, algo: Algo, settings: Mapping[str, Any]) -
     fits = all(name in statistics and statistics[name].shape == buffer.shape for name, buffer in beside.items())
     statistics = {name: statistics[name] for name in beside} if fits else {}
     names = {id(buffer): name for name, buffer in algo.policy.named_buffers()}
-    in_policy = {name for name, buffer in _shared_buffers(algo).items() if names.get(id(buffer)) in tensors}
+    in_policy = {name for name, buffer in shared_buffers(algo).items() if names.get(id(buffer)) in tensors}
     summary = _summarize(source, found, wanted, taken, beside, bool(statistics))
     return InitialPolicy(tensors, statistics, frozenset(in_policy | statistics.keys()), summary)
 
