@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -114,11 +115,20 @@ def with_initial_policy(config: Config) -> Config:
     return replace(config, initial=read_initial_policy(Path(source), build_algo(on_cpu(config)), config.as_dict()))
 
 
-def build_algo_and_update(config: Config) -> tuple[Algo, Update]:
-    """Makes the algorithm, ready to learn, and what changes its parameters; of a central store a new one."""
-    algo, make_update = build_algo(config), partial(build_update, config)
-    update = make_update(algo.policy, store=build_store(config) if config.is_central else None)
-    algo.setup(config.run.seed, make_update)
+def build_algo_and_update(
+    config: Config, store: CentralStore | None = None, all_reduce: bool = False
+) -> tuple[Algo, Update]:
+    """Makes the algorithm, ready to learn, and what changes its parameters (see `build_update`).
+
+    store: None: a new one, if the run has one at all."""
+    algo, make_update = build_algo(config), partial(build_update, config, all_reduce=all_reduce)
+    if config.is_central and store is None:
+        store = build_store(config)
+    update, seed = make_update(algo.policy, store=store), config.run.seed
+    if rank := config.rank_info.rank:  # learners draw different numbers, but start with the same parameters
+        seed = int(np.random.SeedSequence(seed, spawn_key=(0, rank)).generate_state(1)[0])
+        torch.manual_seed(seed)
+    algo.setup(seed, make_update)
     return algo, update
 
 

@@ -2,15 +2,13 @@
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from accel_rl.algos.base import Algo
 from accel_rl.samplers.base import Sampler
-from accel_rl.training.build import build_algo, build_training_sampler, build_update
+from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.coordinator import Coordinator
 from accel_rl.training.finite_guard import FiniteGuard
 from accel_rl.training.metrics import MetricsBuffer
@@ -55,28 +53,17 @@ def build_learner(
 
     config: as this learner sees it. steps: of the run so far. show: progress on the console. store: of the parameters,
     if learners share them."""
-    run, rank = config.run, coordinator.rank
+    run = config.run
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs to repeat bit for bit
         torch.use_deterministic_algorithms(True)
-    algo = build_algo(config)
-    make_update = partial(build_update, config, all_reduce=coordinator.is_synchronous)
-    update = make_update(algo.policy, store=store)
-    seed = learner_seed(run.seed, rank)
-    if rank:  # learners draw different numbers, but start with the same parameters
-        torch.manual_seed(seed)
-    algo.setup(seed, make_update)
+    algo, update = build_algo_and_update(config, store, all_reduce=coordinator.is_synchronous)
     sampler = build_training_sampler(config, algo)
     try:
-        progress = Progress(folder, steps, run.steps, run.tensorboard, show) if rank == 0 else None
+        progress = Progress(folder, steps, run.steps, run.tensorboard, show) if coordinator.rank == 0 else None
         metrics = MetricsBuffer()
         guard = FiniteGuard(folder, config.algo, metrics.statistics, algo.policy, update, config.trust)
     except BaseException:
         sampler.close()
         raise
     return Learner(config, folder, coordinator, algo, update, sampler, metrics, progress, guard, steps)
-
-
-def learner_seed(seed: int, rank: int) -> int:
-    """Returns the seed of a learner's own draws; that of rank 0 is the run's."""
-    return seed if rank == 0 else int(np.random.SeedSequence(seed, spawn_key=(0, rank)).generate_state(1)[0])

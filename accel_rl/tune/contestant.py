@@ -1,12 +1,11 @@
 """A whole training as a contestant."""
 
 from contextlib import ExitStack
-from functools import partial
 
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.hardware.placement import pinned
 from accel_rl.rollout import Rollout
-from accel_rl.training.build import build_algo, build_store, build_training_sampler, build_update
+from accel_rl.training.build import build_algo_and_update, build_store, build_training_sampler
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import Config
 
@@ -20,14 +19,12 @@ class Training:
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
         self.shares: Shares = {}
-        self.algo = build_algo(config)
         with ExitStack() as stack:
             store = build_store(config) if config.is_central else None
             if store:
                 stack.callback(store.close)
-            self._update = build_update(config, self.algo.policy, store=store)
+            self.algo, self._update = build_algo_and_update(config, store)
             stack.callback(self._update.close)
-            self.algo.setup(config.run.seed, partial(build_update, config))
             self._sampler = build_training_sampler(config, self.algo)
             stack.callback(self._sampler.close)
             self._close = stack.pop_all().close
