@@ -38,9 +38,6 @@ class Evaluation:
             episodes=len(games),
         )
 
-    def as_metrics(self, group: str = "eval") -> dict[str, float]:
-        return {f"{group}/{name}": value for name, value in asdict(self).items()}
-
 
 class Evaluator:
     """Scores a learner's policies in its workers, together with the other learners where these wait for each other.
@@ -75,7 +72,8 @@ class Evaluator:
         self._keep_best(scores.get(""))
         metrics: dict[str, float] = {}
         for name, evaluation in scores.items():
-            metrics |= evaluation.as_metrics(f"eval_{name}" if name else "eval")
+            group = f"eval_{name}" if name else "eval"
+            metrics |= {f"{group}/{metric}": value for metric, value in asdict(evaluation).items()}
         return metrics
 
     def _play(self, policy: Any) -> list[Game]:
