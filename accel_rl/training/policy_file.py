@@ -229,8 +229,8 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor] | None = None) -> tupl
             metadata = file.metadata() or {}
             _check_format(path, metadata.get("format"))
             found = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if wanted is not None:
-                _compare(path, found, wanted)
+            if wanted is not None and (problem := find_difference(found, wanted)):
+                raise UsageError(f"{path} does not fit the network that {DESCRIPTION} describes: {problem}")
             tensors = {name: file.get_tensor(name) for name in found}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
@@ -271,12 +271,6 @@ def _is_pickle(path: Path) -> bool:
     with path.open("rb") as file:
         start = file.read(4)
     return start[:1] == b"\x80" or start == b"PK\x03\x04"
-
-
-def _compare(path: Path, found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> None:
-    """Raises UsageError if a file's tensors are not those that the described network has."""
-    if problem := find_difference(found, wanted):
-        raise UsageError(f"{path} does not fit the network that {DESCRIPTION} describes: {problem}")
 
 
 def find_difference(found: Mapping[str, torch.Size], wanted: Mapping[str, Tensor]) -> str | None:
