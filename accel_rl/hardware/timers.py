@@ -29,15 +29,10 @@ class DeviceTimer:
 
     def read(self) -> float:
         """Returns the seconds since the last call. Waits for the GPU."""
-        seconds = sum(_elapsed_s(start, end) for start, end in self._events)
-        if self._device.type == "cuda":
-            self._spare += [event for pair in self._events for event in pair]
-        self._events = []
-        return seconds
-
-
-def _elapsed_s(start: Any, end: Any) -> float:
-    if isinstance(start, float):
-        return float(end - start)
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+        events, self._events = self._events, []
+        if self._device.type != "cuda":
+            return float(sum(end - start for start, end in events))
+        for _, end in events:
+            end.synchronize()
+        self._spare += [event for pair in events for event in pair]
+        return float(sum(start.elapsed_time(end) for start, end in events)) / 1e3

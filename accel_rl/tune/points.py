@@ -51,7 +51,8 @@ class Space:
 
     def grid(self) -> list[Point]:
         """Returns all points of coarse values, the start first."""
-        points = [Point(tuple(zip(self.axes, values, strict=True))) for values in product(*self._coarse())]
+        coarse = [axis.coarse for axis in self.axes.values()]
+        points = [Point(tuple(zip(self.axes, values, strict=True))) for values in product(*coarse)]
         return [self.start, *(point for point in points if point != self.start)]
 
     def line(self, point: Point, name: str) -> list[Point]:
@@ -61,9 +62,6 @@ class Space:
     def near(self, point: Point, name: str) -> list[Point]:
         """Returns the points that differ from this one in one setting only, by values between the coarse ones."""
         return [point.replace(name, n) for n in self.axes[name].between(point.settings[name])]
-
-    def _coarse(self) -> list[tuple[int, ...]]:
-        return [axis.coarse for axis in self.axes.values()]
 
 
 def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) -> Space:
