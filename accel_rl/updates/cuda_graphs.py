@@ -140,19 +140,17 @@ class CudaGraphs:
         return results
 
     def _capture(self, key: Hashable, call: "GraphedCall") -> bool:
+        """Captures the call; returns False, and drops all calls of this key, if it cannot be captured."""
         try:
             call.capture(self._stream)
         except CaptureError as error:  # for example, a user's network that reads values
-            self._give_up(key, error)
+            name = getattr(key, "__qualname__", "the update")
+            logger.warning("%s cannot be captured as a CUDA graph and runs without one: %s", name, error)
+            self._not_capturable.add(key)
+            for whole_key in [each for each in self._calls if each[0] == key]:  # type: ignore[index]
+                del self._calls[whole_key]
             return False
         return True
-
-    def _give_up(self, key: Hashable, error: CaptureError) -> None:
-        name = getattr(key, "__qualname__", "the update")
-        logger.warning("%s cannot be captured as a CUDA graph and runs without one: %s", name, error)
-        self._not_capturable.add(key)
-        for whole_key in [each for each in self._calls if each[0] == key]:  # type: ignore[index]
-            del self._calls[whole_key]
 
     def _disable(self, reason: str) -> None:
         logger.warning("the update cannot be captured as a CUDA graph and runs without one: %s", reason)
