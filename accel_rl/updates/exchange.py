@@ -92,6 +92,7 @@ class Exchange:
     # ---- checkpoints, and the end ----
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns parameters and the optimizer's state, exactly: what all learners share."""
         return {"parameters": self.parameters.values, "optimizer": self.optimizer_state, "num_syncs": self.num_syncs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,16 +102,18 @@ class Exchange:
         self.optimizer_state = to_devices(state["optimizer"], self.optimizer.init(values), values.device)
 
     def local_state_dict(self) -> dict[str, Any]:
+        """Returns what belongs to this learner alone."""
         return {}
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         pass
 
     def read_seconds(self) -> dict[str, float]:
+        """Returns the seconds that other learners have cost since the last reading, by cause; may wait for a GPU."""
         return {}
 
     def close(self) -> None:
-        pass
+        """Releases shared memory. Call it before the memory itself is unmapped."""
 
 
 def means(sums: Terms, num_samples: Tensor) -> Terms:

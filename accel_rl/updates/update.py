@@ -29,7 +29,8 @@ class Update:
         function one for each shape of its arguments.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
 
-    Besides its own methods it offers those of its exchange: `sum`, `max`, `pull`, `sync_target`, `locked_buffers`.
+    Besides its own methods it offers those of its exchange: `sum`, `max`, `pull`, `sync_target`, `locked_buffers`,
+    `state_dict`, `local_state_dict`, `read_seconds`, `close`.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Update:
         self.exchange.bind(module, self.parameters, optimizer, clip_grad_norm)
         self.sum, self.max, self.pull = self.exchange.sum, self.exchange.max, self.exchange.pull
         self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
+        self.state_dict, self.local_state_dict = self.exchange.state_dict, self.exchange.local_state_dict
+        self.read_seconds, self.close = self.exchange.read_seconds, self.exchange.close
         self.slice_elements, self.log_norms = slice_elements, log_norms
         self.device = self.parameters.values.device
         self._on_cpu = self.device.type == "cpu"
@@ -146,19 +149,11 @@ class Update:
         is_sum = reduction == "sum" or self.exchange.sums_gradients
         return loss_sum if is_sum else loss_sum / num_samples.clamp(min=1)
 
-    # ---- checkpoints, and the end ----
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns parameters and the optimizer's state, exactly: what all learners share."""
-        return self.exchange.state_dict()
+    # ---- checkpoints ----
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.exchange.load_state_dict(state)
         self._forget_graphs()
-
-    def local_state_dict(self) -> dict[str, Any]:
-        """Returns what belongs to this learner alone."""
-        return self.exchange.local_state_dict()
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         self.exchange.load_local_state_dict(state)
@@ -168,14 +163,6 @@ class Update:
         """Drops graphs that would go on with tensors that have been replaced."""
         if self._graphs:
             self._graphs.forget()
-
-    def read_seconds(self) -> dict[str, float]:
-        """Returns the seconds that other learners have cost since the last reading, by cause; may wait for a GPU."""
-        return self.exchange.read_seconds()
-
-    def close(self) -> None:
-        """Releases shared memory. Call it before the memory itself is unmapped."""
-        self.exchange.close()
 
 
 def _call(function: Callable[..., Result], *arguments: Any) -> Result:
