@@ -12,7 +12,6 @@ from torch import nn
 
 from accel_rl.algos.base import Algo, RunInfo
 from accel_rl.config.queue_settings import AgentReplayConfig
-from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.making import import_name
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.allocator import keep_freed_memory
@@ -215,7 +214,7 @@ def build_sampler(config: Config, policy: Any, replay: AgentReplayConfig | None 
     """Makes the run's sampler. replay: of the queued sampler's agents. changes: fields of SamplerConfig that differ
     from the run's."""
     settings = replace(sampler_config(config), **changes)
-    return config.sampler_kind.build(config, batch_config(config), policy, settings, replay)
+    return config.sampler_kind.build(config, policy, settings, replay)
 
 
 def sampler_config(config: Config) -> SamplerConfig:
@@ -244,16 +243,3 @@ def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     would leave long games out."""
     possible = [n for n in range(2, num_envs + 1, 2) if divides_evenly(n, num_workers)] or [num_envs]
     return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])
-
-
-def batch_config(config: Config) -> BatchConfig:
-    num_busy = config.plan.topology.num_busy
-    return BatchConfig(
-        env=config.env,
-        seed=config.run.seed,
-        first_env=config.rank_info.rank * config.local_envs,
-        reset_mode=config.run.reset_mode,
-        decorrelation_steps=config.run.decorrelation_steps,
-        restart_on_error=config.run.on_env_error == "restart",
-        env_threads=max(1, num_busy // max(1, config.workers)),
-    )

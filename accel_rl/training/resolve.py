@@ -13,6 +13,7 @@ from accel_rl.config.queue_settings import QueueSettings
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import overlay, read_yaml
 from accel_rl.envs.atari import game_name, make_options
+from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.envs.choice import check_simulator, check_wrappers, choose_simulator
 from accel_rl.envs.making import ENVPOOL, import_name, is_vector
 from accel_rl.envs.pictures import LARGE, is_picture, is_small
@@ -76,6 +77,19 @@ class Config:
     def sampler_kind(self) -> SamplerKind:
         """How the run's sampler is planned, built and described."""
         return SAMPLER_KINDS[self.run.sampler]
+
+    @property
+    def batch(self) -> BatchConfig:
+        """This learner's environments."""
+        return BatchConfig(
+            env=self.env,
+            seed=self.run.seed,
+            first_env=self.rank_info.rank * self.local_envs,
+            reset_mode=self.run.reset_mode,
+            decorrelation_steps=self.run.decorrelation_steps,
+            restart_on_error=self.run.on_env_error == "restart",
+            env_threads=max(1, self.plan.topology.num_busy // max(1, self.workers)),
+        )
 
     @property
     def min_training_batch(self) -> int:

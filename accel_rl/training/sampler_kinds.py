@@ -13,7 +13,6 @@ from gymnasium import spaces
 
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.config.run_settings import RunSettings
-from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, divides_evenly
 from accel_rl.hardware.topology import CpuTopology, count
@@ -60,9 +59,7 @@ class SamplerKind(ABC):
         """Raises UsageError for what it cannot do."""
 
     @abstractmethod
-    def build(
-        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
-    ) -> "Sampler":
+    def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
         """Makes the sampler. replay: what its agents keep for auxiliary tasks, if it has agents."""
 
     # ---- how it is described ----
@@ -106,12 +103,10 @@ class SamplerKind(ABC):
 class Serial(SamplerKind):
     """The learner's process steps all environments itself."""
 
-    def build(
-        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
-    ) -> "Sampler":
+    def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
         from accel_rl.samplers.serial import SerialSampler
 
-        return SerialSampler(config.spec, batch, policy, settings, config.device)
+        return SerialSampler(config.spec, config.batch, policy, settings, config.device)
 
 
 class Alternating(SamplerKind):
@@ -132,12 +127,10 @@ class Alternating(SamplerKind):
             )
         return workers
 
-    def build(
-        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
-    ) -> "Sampler":
+    def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
         from accel_rl.samplers.alternating import AlternatingSampler
 
-        return AlternatingSampler(config.spec, batch, policy, settings, config.device)
+        return AlternatingSampler(config.spec, config.batch, policy, settings, config.device)
 
     def simulated_in(self, config: "Config") -> str:
         return count(config.workers * config.rank_info.size, "worker")
@@ -174,12 +167,10 @@ class Device(SamplerKind):
             if value:
                 raise UsageError(f"sampler=device steps one batch of environments, but {name}={value} {why}: omit it")
 
-    def build(
-        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
-    ) -> "Sampler":
+    def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
         from accel_rl.samplers.device import DeviceSampler
 
-        return DeviceSampler(config.spec, batch, policy, settings, config.device)
+        return DeviceSampler(config.spec, config.batch, policy, settings, config.device)
 
     def simulated_in(self, config: "Config") -> str:
         return "one batch on the network's device"
@@ -232,12 +223,10 @@ class Queued(SamplerKind):
         _check_number_of_agents(config)
         _check_memory_of_agents(config, algo)
 
-    def build(
-        self, config: "Config", batch: BatchConfig, policy: Any, settings: "SamplerConfig", replay: Any
-    ) -> "Sampler":
+    def build(self, config: "Config", policy: Any, settings: "SamplerConfig", replay: Any) -> "Sampler":
         from accel_rl.samplers.queued.sampler import QueuedSampler
 
-        return QueuedSampler(config.spec, batch, policy, settings, config.device, _queue_config(config), replay)
+        return QueuedSampler(config.spec, config.batch, policy, settings, config.device, _queue_config(config), replay)
 
     def simulated_in(self, config: "Config") -> str:
         return count(config.run.envs, "agent")

@@ -14,7 +14,7 @@ from torch import Tensor
 from accel_rl.envs.batch_simulator import make_simulator
 from accel_rl.models.layers import expect_changes
 from accel_rl.samplers.base import noise_generator
-from accel_rl.training.build import batch_config, build_algo, build_optimizer, build_training_sampler, build_update
+from accel_rl.training.build import build_algo, build_optimizer, build_training_sampler, build_update
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
 from accel_rl.updates.flat import FlatParameters
@@ -117,7 +117,7 @@ class Reference:
         self.optimizer = build_optimizer(config)
         self.state = self.optimizer.init(self.flat.values)
         self.agents = [PlainAgent(config, index) for index in range(config.run.envs)]
-        self.generator = noise_generator(batch_config(config), torch.device("cpu"))
+        self.generator = noise_generator(config.batch, torch.device("cpu"))
         self.batch: list[Segment] = []
         self.num_updates, self.lags = 0, list[list[int]]()
 
