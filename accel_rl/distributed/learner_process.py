@@ -19,7 +19,7 @@ from accel_rl.training import checkpoint
 from accel_rl.training.callbacks import Row, RowListener
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Coordinator, Request, SingleLearner
-from accel_rl.training.log import close_log, open_log
+from accel_rl.training.log import open_log
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.resolve import Config
 from accel_rl.training.trainer import Trainer
@@ -125,17 +125,15 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
     """Receives a LearnerSetup through the connection fd, calls work, and reports how that ended."""
     supervisor: Connection[Any, Any] = Connection(fd)
     setup: LearnerSetup = supervisor.recv()
-    handlers = open_log(setup.folder, setup.show, setup.config.rank_info.rank)
     answer = ("done", "")
-    try:
-        with advice_on_limits():
-            work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
-    except (RunError, UsageError) as error:
-        answer = ("usage" if isinstance(error, UsageError) else "failed", str(error))
-    except Exception as error:
-        answer = ("failed" if peer_failure_message(error) is None else "lost", traceback.format_exc().rstrip())
-    finally:
-        close_log(handlers)
+    with open_log(setup.folder, setup.show, setup.config.rank_info.rank):
+        try:
+            with advice_on_limits():
+                work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
+        except (RunError, UsageError) as error:
+            answer = ("usage" if isinstance(error, UsageError) else "failed", str(error))
+        except Exception as error:
+            answer = ("failed" if peer_failure_message(error) is None else "lost", traceback.format_exc().rstrip())
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, and so is its log
         supervisor.send(answer)
 

@@ -58,8 +58,9 @@ def command() -> str:
     return shlex.quote(str(shown)) if script.exists() else f"{shlex.quote(sys.executable)} -m accel_rl"
 
 
-def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
-    """Sends the framework's messages to log.txt and, with show, to the console; `close_log` undoes it.
+@contextlib.contextmanager
+def open_log(folder: Path, show: bool, rank: int = 0) -> Iterator[None]:
+    """Sends the framework's messages to log.txt and, with show, to the console, until this is left.
 
     rank: of the learner that logs. Those of rank 1 and more log only warnings and errors, with their rank."""
     folder.mkdir(parents=True, exist_ok=True)  # a learner on another machine may not see it yet
@@ -71,14 +72,12 @@ def open_log(folder: Path, show: bool, rank: int = 0) -> list[logging.Handler]:
         handler.setLevel(logging.WARNING if rank else logging.INFO)
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    return handlers
-
-
-def close_log(handlers: list[logging.Handler]) -> None:
-    """Undoes `open_log`, whose result it takes."""
-    for handler in handlers:
-        logger.removeHandler(handler)
-        handler.close()
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
 
 
 @contextlib.contextmanager
@@ -87,13 +86,11 @@ def logged(folder: Path, show: bool, has_page: bool = False, rank: int = 0) -> I
 
     has_page: adds to that exception how a page about the run is made: making it now would keep the user from the error.
     """
-    handlers = open_log(folder, show, rank)
-    try:
-        yield
-    except Exception as error:
-        logger.error("%s", describe_exceeded_limit(error) or error)
-        if has_page and not rank and os.path.exists(folder / "progress.csv"):
-            error.add_note(f"a page about the run so far: {command()} report {shlex.quote(str(folder))}")
-        raise
-    finally:
-        close_log(handlers)
+    with open_log(folder, show, rank):
+        try:
+            yield
+        except Exception as error:
+            logger.error("%s", describe_exceeded_limit(error) or error)
+            if has_page and not rank and os.path.exists(folder / "progress.csv"):
+                error.add_note(f"a page about the run so far: {command()} report {shlex.quote(str(folder))}")
+            raise
