@@ -76,12 +76,9 @@ def _train_here(
     """Trains with all learners of the run on this machine. tracker: what ends the run's tracker."""
     with request.open_run() as (config, state, folder):
         tracker.enter_context(tracked(config, folder, show, callbacks))
-        if config.rank_info.size > 1:
-            with logged(folder, False, config.run.report):  # rank 0 shows them
-                supervise(config, folder, state, stop, show, callbacks)
-        else:
-            with logged(folder, show, config.run.report):
-                _learn_alone(config, folder, state, stop, show, callbacks)
+        is_alone = config.rank_info.size == 1
+        with logged(folder, show and is_alone, config.run.report):  # of several learners, rank 0 shows them
+            (_learn_alone if is_alone else supervise)(config, folder, state, stop, show, callbacks)
     return folder
 
 
