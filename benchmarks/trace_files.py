@@ -16,7 +16,7 @@ from accel_rl.samplers import worker, worker_pool
 from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
 from accel_rl.tune.points import Point
-from accel_rl.tune.tuning import builder, short_settings
+from accel_rl.tune.tuning import build_training, short_settings
 from command_line import run_program
 
 PACKAGE = Path(accel_rl.__file__).parent
@@ -45,7 +45,7 @@ def trace(settings: dict[str, Any]) -> dict[str, list[Path]]:
         os.environ[FOLDER] = folder
         worker_pool.simulator_server = lambda _, *rest: serve("trace_files:run_worker", *rest)
         try:
-            training: Any = builder({**settings, **short_settings(config)}, config.spec)(Point(()))
+            training: Any = build_training({**settings, **short_settings(config)}, config.spec, Point(()))
         finally:
             worker_pool.simulator_server = serve
         calls, start = record(), time.monotonic_ns()

@@ -19,7 +19,7 @@ from accel_rl.training.run_directory import as_file_name
 from accel_rl.tune.contestant import Training
 from accel_rl.tune.options import TuneOptions
 from accel_rl.tune.points import Point, Space, make_space
-from accel_rl.tune.search import Build, Found, Search
+from accel_rl.tune.search import Found, Search
 from accel_rl.tune.summary import comments, introduction, rate_of_pick, table, write_settings
 
 Settings = dict[str, Any]
@@ -67,16 +67,13 @@ def plan_search(config: Config, chosen: Settings, options: TuneOptions) -> Space
 
 def search(config: Config, chosen: Settings, space: Space, options: TuneOptions) -> Found:
     """Searches with trainings."""
-    build = builder({**chosen, **config.sampler_kind.fixed_for_tuning(config), **short_settings(config)}, config.spec)
+    settings = {**chosen, **config.sampler_kind.fixed_for_tuning(config), **short_settings(config)}
+    build = partial(build_training, settings, config.spec)
     return Search(space, build, options.seconds, options.minutes * 60).run(options.full_grid)
 
 
-def builder(settings: Settings, spec: EnvSpec) -> Build:
-    """Returns what makes a warmed-up training of each point, with these settings besides."""
-    return partial(_build, settings, spec)
-
-
-def _build(settings: Settings, spec: EnvSpec, point: Point) -> Contestant:
+def build_training(settings: Settings, spec: EnvSpec, point: Point) -> Contestant:
+    """Makes a warmed-up training with a point's settings and these besides."""
     config = check(resolve({**settings, **point.settings}, spec=spec))
     with advice_on_memory(config):
         training = Training(str(point), config)

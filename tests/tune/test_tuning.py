@@ -43,7 +43,7 @@ class Simulated:
 def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of two logical CPUs on which training is simulated; returns the current folder."""
     monkeypatch.setattr(resolving, "read_topology", lambda *_: TWO)
-    monkeypatch.setattr(tuning, "_build", Simulated)
+    monkeypatch.setattr(tuning, "build_training", Simulated)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     Simulated.open = []
