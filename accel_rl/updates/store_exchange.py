@@ -78,7 +78,7 @@ class StoreExchange(Exchange):
             self.optimizer_state = {}  # of whole vectors
             if self.own_state or not self._in_place:
                 self._states = [optimizer.init(values[span]) for span in store.spans]
-        self._pull_chunks()
+        self.pull()
 
     def _check_store(self, shared: set[str]) -> None:
         """shared: the names of the optimizer's state that the store must hold."""
@@ -183,11 +183,8 @@ class StoreExchange(Exchange):
         if self._num_pending:
             self.flush()
         else:
-            self._pull_chunks()
-
-    def _pull_chunks(self) -> None:
-        self._wait_for_gpu()
-        self.store.for_each_chunk(self._pull)
+            self._wait_for_gpu()
+            self.store.for_each_chunk(self._pull)
 
     def _pull(self, chunk: int) -> None:
         part, span = self.store.chunks[chunk], self.store.spans[chunk]
