@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.timers import DeviceTimer
@@ -33,17 +33,15 @@ class AllReduce(Exchange):
     def __init__(self, through_memory: bool = True):
         self._through_memory = through_memory
 
-    def bind(
-        self, module: nn.Module, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None
-    ) -> None:
-        super().bind(module, parameters, optimizer, clip_grad_norm)
+    def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
+        super().bind(parameters, optimizer, clip_grad_norm)
         device = parameters.values.device
         self._clock = DeviceTimer(device)
         uses_nccl = device.type == "cuda" and _can_use_nccl(device)
         self._by_copies = device.type == "cuda" and not uses_nccl  # not all builds of Gloo take GPU tensors
         can_share = self._through_memory and not uses_nccl and dist.get_world_size() > 1
         self._shared_sum = SharedSum.open(parameters.shared) if can_share else None
-        for tensor in (parameters.values, *module.buffers()):
+        for tensor in (parameters.values, *parameters.module.buffers()):
             self._call(dist.broadcast, tensor, 0)
 
     def apply(self, sums: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str = "mean") -> Terms:

@@ -20,7 +20,7 @@ CLIP_EPSILON = 1e-7  # keeps a gradient of zeros finite, as in the original code
 class Exchange:
     """Applies gradients to the parameters of one learner; the base of those that exchange with other learners.
 
-    An `Update` binds it to its module before the first use.
+    An `Update` binds it to its parameters before the first use.
     """
 
     is_capturable: ClassVar[bool] = True
@@ -28,19 +28,15 @@ class Exchange:
     sums_gradients: ClassVar[bool] = False
     """Whether `apply` sums gradients over learners: then it expects the gradient of a sum of losses, not of a mean."""
 
-    module: nn.Module
     parameters: FlatParameters
     optimizer: Optimizer
     clip_grad_norm: float | None
     optimizer_state: State
     num_syncs: int  # the count that the target network belongs to
 
-    def bind(
-        self, module: nn.Module, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None
-    ) -> None:
-        """Takes the module whose parameters it is to change, with the same parameters as flat vectors."""
-        self.module, self.parameters = module, parameters
-        self.optimizer, self.clip_grad_norm = optimizer, clip_grad_norm
+    def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
+        """Takes the parameters that it is to change."""
+        self.parameters, self.optimizer, self.clip_grad_norm = parameters, optimizer, clip_grad_norm
         self.optimizer_state = optimizer.init(parameters.values)
         self.num_syncs = 0
 
@@ -81,7 +77,7 @@ class Exchange:
         Learners that share parameters share the target, too: the first one syncs it, the others take it over."""
         if count > self.num_syncs:
             self.num_syncs = count
-            copy_module(self.module, target)
+            copy_module(self.parameters.module, target)
 
     def locked_buffers(self, buffers: dict[str, Tensor]) -> AbstractContextManager[None]:
         """Locks running statistics that learners share without updating together.

@@ -26,6 +26,7 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         _check(module)
+        self.module = module
         parameters = list(module.parameters())
         self._names = [name for name, _ in module.named_parameters()]
         self._sizes = [parameter.numel() for parameter in parameters]

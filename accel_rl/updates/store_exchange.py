@@ -48,15 +48,13 @@ class StoreExchange(Exchange):
         self.store, self.own_state, self.updates_per_exchange = store, own_state, updates_per_exchange
         self._in_place_option = in_place
 
-    def bind(
-        self, module: nn.Module, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None
-    ) -> None:
+    def bind(self, parameters: FlatParameters, optimizer: Optimizer, clip_grad_norm: float | None) -> None:
         """Raises ValueError for a store of another network or optimizer, UsageError for an optimizer that cannot share
         its state."""
         shared = shared_state(
             optimizer, torch.zeros(1), own_state=self.own_state, updates_per_exchange=self.updates_per_exchange
         )
-        super().bind(module, parameters, optimizer, clip_grad_norm)
+        super().bind(parameters, optimizer, clip_grad_norm)
         values, store = parameters.values, self.store
         self._check_store(set(shared))
         self._on_cpu = values.device.type == "cpu"
@@ -208,7 +206,7 @@ class StoreExchange(Exchange):
             self.num_syncs = int(part.current["count"])
             vector = part.current[PARAMETERS].to(self.parameters.values.device, copy=True)
         copy_tensors(target.parameters(), self.parameters.views(vector))
-        copy_tensors(target.buffers(), self.module.buffers())
+        copy_tensors(target.buffers(), self.parameters.module.buffers())
 
     def _write_target(self, part: LockedTensors, count: int) -> None:
         """Makes what the store holds now the target of this count."""

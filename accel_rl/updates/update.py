@@ -46,7 +46,7 @@ class Update:
     ):
         self.module, self.parameters = module, FlatParameters(module)
         self.exchange = exchange or Exchange()
-        self.exchange.bind(module, self.parameters, optimizer, clip_grad_norm)
+        self.exchange.bind(self.parameters, optimizer, clip_grad_norm)
         self.sum, self.max, self.pull = self.exchange.sum, self.exchange.max, self.exchange.pull
         self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
         self.state_dict, self.local_state_dict = self.exchange.state_dict, self.exchange.local_state_dict
