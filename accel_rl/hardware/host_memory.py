@@ -37,7 +37,7 @@ def check_fits(
     fits, and way_out, as in "--replay-device cpu, or ".
     num_learners: of those that need the bytes together. untouched: compares with all memory of a GPU, used or not,
     since this process is not to use the GPU: even the question what is free would keep some of its memory."""
-    free = total_bytes(device) if untouched else free_bytes(device)
+    free = free_bytes(device, untouched)
     usable = free * USABLE_SHARE
     if num_bytes > usable:
         place = f"{device} for {num_learners} learners" if num_learners > 1 else f"{device}"
@@ -49,22 +49,16 @@ def check_fits(
     return free
 
 
-def total_bytes(device: torch.device) -> int:
-    """Returns how many bytes a GPU has; of the host, those that are free."""
-    if device.type == "cuda":
-        import torch
+def free_bytes(device: torch.device, untouched: bool) -> int:
+    """Returns how many bytes can still be allocated on the host, within the process's control group, or on a GPU;
+    untouched: all bytes of a GPU."""
+    if device.type != "cuda":
+        return free_host_bytes()
+    import torch
 
+    if untouched:
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return free_host_bytes()
-
-
-def free_bytes(device: torch.device) -> int:
-    """Returns how many bytes can still be allocated on a GPU or on the host, within the process's control group."""
-    if device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_host_bytes()
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def free_host_bytes() -> int:
