@@ -114,8 +114,10 @@ def _convert(name: str, value: Any, to: Any) -> Any:
 
 def _parse(text: str, kind: type) -> Any:
     if kind is tuple:
-        numbers = re.sub(r"(?<=\d)\s*x\s*(?=\d)", ",", text.strip("()[] "))
-        text = f"[{numbers}]"  # 84x84, 84,84 and (84, 84) are the same
+        items = text.strip("()[] ")
+        if re.fullmatch(r"[\d.,x\s]*", items):  # 84x84, 84,84 and (84, 84) are the same; a module's name stays
+            items = re.sub(r"(?<=\d)\s*x\s*(?=\d)", ",", items)
+        text = f"[{items}]"
     if kind is int and (match := re.fullmatch(r"(\d+|\d*\.\d+)([kKM])", text)):
         text = match[1] + ("e6" if match[2] == "M" else "e3")
     try:

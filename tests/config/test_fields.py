@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.fields import pick
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.config.sources import read_yaml
@@ -21,6 +22,18 @@ def test_whole_numbers_have_short_forms(text: str, steps: int, tmp_path: Path) -
     for given in ({"steps": text}, read_yaml(tmp_path / "run.yaml", "settings")):
         run = pick(RunSettings, given)
         assert run.steps == steps and isinstance(run.steps, int)
+
+
+@pytest.mark.parametrize("text", ["84x84", "84 x 84", "84,84", "(84, 84)", "[84,84]"])
+def test_sizes_have_short_forms(text: str) -> None:
+    """Would catch a form of frame_shape that is no longer read."""
+    assert pick(AtariOptions, {"frame_shape": text}).frame_shape == (84, 84)
+
+
+def test_the_name_of_a_module_is_no_size() -> None:
+    """Would catch a wrapper's name that is cut in two where it has 4x4."""
+    given = {"wrappers": "mazes.grid4x4:Flip, gymnasium.wrappers:FlattenObservation"}
+    assert pick(RunSettings, given).wrappers == ("mazes.grid4x4:Flip", "gymnasium.wrappers:FlattenObservation")
 
 
 @pytest.mark.parametrize("value", ["1.5", "1.2345k", "k", "5kk", 1.5, "inf", True])
