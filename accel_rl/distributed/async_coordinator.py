@@ -7,10 +7,9 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, SharedArrays
-from accel_rl.training.coordinator import Coordinator, Request
+from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 
 
 class AsyncCoordinator(Coordinator):

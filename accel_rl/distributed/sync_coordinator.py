@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
-from accel_rl.distributed.tensors import copy_to_cpu
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import describe_exceeded_limit
-from accel_rl.training.coordinator import Coordinator, Request
+from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 from accel_rl.training.log import logger
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's

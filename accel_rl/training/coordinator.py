@@ -89,3 +89,14 @@ class SingleLearner(Coordinator):
     def collect_states(self) -> list[Any] | None:
         states, self._states = self._states, None
         return states
+
+
+def copy_to_cpu(state: Any) -> Any:
+    """Returns the nested dicts, lists and tuples of state, with copies of all tensors on the CPU."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return type(state)((name, copy_to_cpu(value)) for name, value in state.items())
+    if type(state) in (list, tuple):
+        return type(state)(map(copy_to_cpu, state))
+    return state
