@@ -52,16 +52,11 @@ def find_device(name: str, setting: str = "device") -> str:
 
 def _first_device(setting: str) -> str:
     """Returns the first GPU that this build of PyTorch has kernels for; if there is none, the CPU."""
-    skipped = ""
-    for gpu in range(num_gpus()):
-        if not (reason := _missing_kernels(gpu)):
-            device = f"cuda:{gpu}"
-            break
-        skipped = skipped or reason
-    else:
-        device = "cpu"
-    if skipped:
-        logger.warning("%s=auto is %s: %s", setting, device, skipped)
+    gpus = range(num_gpus())
+    usable = next((gpu for gpu in gpus if not _missing_kernels(gpu)), None)
+    device = "cpu" if usable is None else f"cuda:{usable}"
+    if gpus and usable != 0:
+        logger.warning("%s=auto is %s: %s", setting, device, _missing_kernels(0))
     return device
 
 
