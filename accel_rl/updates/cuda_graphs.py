@@ -78,20 +78,16 @@ class CudaGraphs:
         )
         if in_place not in calls.graphs and len(calls.graphs) >= MAX_GRAPHS_PER_CALL - 1:
             in_place = (None,) * len(given)
-        call = calls.graphs.get(in_place)
-        if call is None:
-            call = GraphedCall(work, arguments, [place is not None for place in in_place], self.device)
-            call.fill(given)
-            if not self._capture(key, call):
-                return work(*to_device(arguments, self.device))
-            calls.graphs[in_place] = call
-        else:
-            call.fill(given)
+        known = calls.graphs.get(in_place)
+        call = known or GraphedCall(work, arguments, [place is not None for place in in_place], self.device)
+        call.fill(given)
+        if not known and not self._capture(key, call):
+            return work(*to_device(arguments, self.device))
+        calls.graphs[in_place] = call
         results = call.run()
-        if not call.is_known:
+        if not known:
             for leaf in leaves(results):
                 self._results.setdefault(id(leaf), (leaf, calls))  # it may be another graph's that is handed on
-            call.is_known = True
         return results
 
     def forget(self) -> None:
@@ -182,7 +178,6 @@ class GraphedCall:
     is_in_place: for each leaf of the arguments, whether the graph reads it where it is."""
 
     def __init__(self, work: Work, arguments: tuple[Any, ...], is_in_place: list[bool], device: torch.device):
-        self.is_known = False
         self._work, self._is_in_place = work, is_in_place
 
         def buffer(leaf: Any) -> Tensor:
