@@ -24,7 +24,7 @@ class Plan:
 
     worker_cpus: of each simulator process, in order; server_cpus: of this process, which chooses actions and learns.
         None: wherever the operating system puts it.
-    sampling_threads, learning_threads: of PyTorch, on the CPU.
+    sampling_threads, learning_threads: of PyTorch, on the CPU. num_free: the logical CPUs that are there for workers.
     """
 
     topology: CpuTopology
@@ -33,6 +33,7 @@ class Plan:
     server_cpus: Cpus | None
     sampling_threads: int
     learning_threads: int
+    num_free: int
     warnings: tuple[str, ...] = ()
 
     @property
@@ -107,57 +108,6 @@ def make_plan(
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here where they are None.
     With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take turns
     on all logical CPUs; of two, one is left to choose actions where environments are few."""
-    plan, num_free = _place(topology, num_envs, num_workers, on_gpu, gpu_node, sampling_threads, learning_threads)
-    return replace(plan, warnings=_warnings(num_envs, num_workers, [num_free]))
-
-
-def make_plans(
-    topology: CpuTopology,
-    num_envs_of_each: int,
-    num_workers_of_each: int | None = None,
-    *,
-    gpu_nodes: Sequence[int | None],
-    on_gpu: bool = False,
-    share: bool = False,
-    sampling_threads: int | None = None,
-    learning_threads: int | None = None,
-) -> tuple[Plan, ...]:
-    """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
-
-    With several learners, all threads of each are pinned to its part. Everything else is chosen as by make_plan. The
-    first plan has the warnings, which count environments and workers of the whole run."""
-    num_learners = len(gpu_nodes)
-    placed = [
-        _place(part, num_envs_of_each, num_workers_of_each, on_gpu, node, sampling_threads, learning_threads)
-        for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
-    ]
-    plans = [plan for plan, _ in placed]
-    if num_learners > topology.num_busy:
-        text = f"learners={num_learners} share {count(topology.num_busy, 'logical CPU')}"
-        warnings: tuple[str, ...] = (f"{text}; {count(topology.num_busy, 'learner')} would have one each",)
-    else:
-        warnings = _warnings(num_envs_of_each, num_workers_of_each, [num_free for _, num_free in placed])
-    return (replace(plans[0], warnings=warnings), *plans[1:])
-
-
-def learning_threads_for(flops: float) -> int:
-    """Returns how many threads an update of so many FLOPs keeps busy.
-
-    On two logical CPUs of an AMD EPYC, one thread trains A2C with updates of 104 MFLOP 0.98 times as fast as two, and
-    PPO with 219 MFLOP 0.86 times (benchmarks/results/thread_plan_vectors.json)."""
-    return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
-
-
-def _place(
-    topology: CpuTopology,
-    num_envs: int,
-    num_workers: int | None,
-    on_gpu: bool,
-    gpu_node: int | None,
-    sampling_threads: int | None,
-    learning_threads: int | None,
-) -> tuple[Plan, int]:
-    """Returns the plan, and the number of logical CPUs that it has for workers."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
@@ -176,18 +126,62 @@ def _place(
         if len(cores) == 1 or num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK:
             num_busy = 1
     cpus = _spread(cores)
-    if num_workers is None:
-        num_workers = default_workers(num_envs, num_busy)
+    chosen_workers = default_workers(num_envs, num_busy) if num_workers is None else num_workers
     num_threads = 1 if on_gpu else topology.num_busy  # with a GPU there is almost nothing for them to do
-    plan = Plan(
+    return Plan(
         topology,
         num_envs,
-        tuple(cpus[worker % len(cpus)] if topology.can_pin else None for worker in range(num_workers)),
+        tuple(cpus[worker % len(cpus)] if topology.can_pin else None for worker in range(chosen_workers)),
         server_cpus,
         sampling_threads or min(num_threads, MAX_SAMPLING_THREADS),
         learning_threads or min(num_threads, MAX_LEARNING_THREADS),
+        num_busy,
+        _warnings(num_envs, num_workers, [num_busy]),
     )
-    return plan, num_busy
+
+
+def make_plans(
+    topology: CpuTopology,
+    num_envs_of_each: int,
+    num_workers_of_each: int | None = None,
+    *,
+    gpu_nodes: Sequence[int | None],
+    on_gpu: bool = False,
+    share: bool = False,
+    sampling_threads: int | None = None,
+    learning_threads: int | None = None,
+) -> tuple[Plan, ...]:
+    """Returns the plans of a run's learners, each for its part of the machine (gpu_nodes, share: see divide).
+
+    With several learners, all threads of each are pinned to its part. Everything else is chosen as by make_plan. The
+    first plan has the warnings, which count environments and workers of the whole run."""
+    num_learners = len(gpu_nodes)
+    plans = [
+        make_plan(
+            part,
+            num_envs_of_each,
+            num_workers_of_each,
+            on_gpu=on_gpu,
+            gpu_node=node,
+            sampling_threads=sampling_threads,
+            learning_threads=learning_threads,
+        )
+        for part, node in zip(divide(topology, gpu_nodes, share), gpu_nodes, strict=True)
+    ]
+    if num_learners > topology.num_busy:
+        text = f"learners={num_learners} share {count(topology.num_busy, 'logical CPU')}"
+        warnings: tuple[str, ...] = (f"{text}; {count(topology.num_busy, 'learner')} would have one each",)
+    else:
+        warnings = _warnings(num_envs_of_each, num_workers_of_each, [plan.num_free for plan in plans])
+    return tuple(replace(plan, warnings=() if rank else warnings) for rank, plan in enumerate(plans))
+
+
+def learning_threads_for(flops: float) -> int:
+    """Returns how many threads an update of so many FLOPs keeps busy.
+
+    On two logical CPUs of an AMD EPYC, one thread trains A2C with updates of 104 MFLOP 0.98 times as fast as two, and
+    PPO with 219 MFLOP 0.86 times (benchmarks/results/thread_plan_vectors.json)."""
+    return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 
 def _warnings(num_envs: int, num_workers: int | None, num_free: list[int]) -> tuple[str, ...]:
