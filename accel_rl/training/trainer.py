@@ -50,12 +50,12 @@ class Trainer:
         try:
             if state:
                 self.checkpointer.restore(state)
+            if learner.progress:
+                log_description(config, learner.algo.policy)
+                write_machine(config, folder)
         except BaseException:
-            learner.sampler.close()
+            learner.close()
             raise
-        if learner.progress:
-            log_description(config, learner.algo.policy)
-            write_machine(config, folder)
 
     def run(self) -> Request:
         """Trains until the run's steps are done (GO_ON), or until it is asked to end; returns how."""

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def test_without_its_replay_a_run_fills_it_anew(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -> None:
-    """Would catch a resume that removes the replays it needs, or learns without one that has disappeared."""
+    """Would catch a resume that removes the replays it needs, or learns without one that has disappeared; and a console
+    that goes on telling of a run that could not be resumed."""
     settings = {**CARTPOLE, **REPLAY, "algo": "dqn", "checkpoint_interval_steps": 20}
     run = accel_rl.train(**settings, steps=100, out=tmp_path / "run")
     assert sorted(path.name for path in run.glob("replay-*")) == ["replay-100.pt", "replay-80.pt"]
@@ -148,7 +150,8 @@ def test_a_replay_that_the_checkpoint_needs_is_kept_and_missed(tmp_path: Path) -
     assert sorted(path.name for path in run.glob("replay-*")) == ["replay-120.pt", "replay-140.pt"]
     os.unlink(run / "replay-140.pt")
     with pytest.raises(UsageError, match=r"checkpoint.pt needs its replay replay-140\.pt, which is missing"):
-        accel_rl.train(resume=run, steps=180)
+        accel_rl.train(resume=run, steps=180, show=True)
+    assert "console" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_resumed_run_keeps_its_best_policy(tmp_path: Path) -> None:
