@@ -50,17 +50,16 @@ class RunRequest:
     @contextlib.contextmanager
     def open_run(self) -> Iterator[tuple[Config, dict[str, Any] | None, Path]]:
         """Yields what `resolve` returns, and the run's folder, which no other run can write to in the meantime."""
-        if self.resume is not None:
-            folder = Path(self.resume)
-            read_settings(folder)  # raises UsageError if this is no run's folder
-            with locked(folder, "run"):
+        with contextlib.ExitStack() as lock:
+            if self.resume is None:
                 config, state = self.resolve()
-                self.open_folder(config, state, folder)
-                yield config, state, folder
-            return
-        config, state = self.resolve()
-        folder = choose_folder(config, self.out)
-        with locked(folder, "run"):
+                folder = choose_folder(config, self.out)
+                lock.enter_context(locked(folder, "run"))
+            else:
+                folder = Path(self.resume)
+                read_settings(folder)  # raises UsageError if this is no run's folder
+                lock.enter_context(locked(folder, "run"))
+                config, state = self.resolve()
             self.open_folder(config, state, folder)
             yield config, state, folder
 

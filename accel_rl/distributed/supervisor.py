@@ -30,8 +30,6 @@ THREADS_OF_LEARNER = 8  # its own, the console's, and three of Gloo for each of 
 EXIT_TIMEOUT_S = 5.0  # for learners that have finished
 FAILURE_KINDS = ("died", "usage", "failed", "late", "lost")  # the first of these is the likeliest cause
 
-Setups = list[LearnerSetup]
-
 
 @dataclass
 class WatchedLearner:
@@ -132,7 +130,7 @@ def started_learners(
         yield learners, control
 
 
-def _connect_to_rank_0(setups: Setups) -> "list[Connection[Any, Any]]":
+def _connect_to_rank_0(setups: list[LearnerSetup]) -> "list[Connection[Any, Any]]":
     """Opens a one-way connection to rank 0 for each other learner; returns all the ends."""
     ends = []
     for rank, setup in enumerate(setups[1:], start=1):

@@ -37,8 +37,6 @@ WORTH_IT = 1.03  # a ratio to the default, even if not sure
 FINAL = 0.3  # its share of the time
 LEAST_FREE = 0.1  # of the memory that is free at the start: below it, no further point is built
 
-Build = Callable[[Point], Contestant]
-
 
 @dataclass
 class Trial:
@@ -82,7 +80,7 @@ class Search:
     def __init__(
         self,
         space: Space,
-        build: Build,
+        build: Callable[[Point], Contestant],
         seconds: float,
         budget_s: float,
         clock: Callable[[], float] = time.perf_counter,
