@@ -53,8 +53,8 @@ class Console:
         self._scores = {name: score for name, score in named.items() if score is not None}
         if training is not None:
             self._curve.append(training)
-        shares = {name.removeprefix("time/").removesuffix("_share"): x for name, x in row.items() if "_share" in name}
-        self._shares = {name.replace("_", " "): share for name, share in shares.items()}
+        names = [name for name in row if name.startswith("time/") and name.endswith("_share")]
+        self._shares = {name[len("time/") : -len("_share")].replace("_", " "): row[name] for name in names}
         if self._has_lines:
             self._show_line()
 

@@ -47,7 +47,8 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
     shown = Console(0, 4000, show=False)
     shown.advance(1000)
     for score in (1.0, 2.0, 8.0):
-        shown.show_row({"rollout/ep_rew_mean": score, "time/env_wait_share": 0.25, "time/fps": 5.0}, 3.5)
+        times = {"time/env_wait_share": 0.25, "time/fps": 5.0}
+        shown.show_row({"rollout/ep_rew_mean": score, **times, "train/tail_share": 0.5}, 3.5)
     texts = {}
     for width in (100, 40):
         terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
@@ -63,6 +64,7 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
     ):
         assert re.search(words, texts[100]), (words, texts[100])
         assert re.search(words.removesuffix(" +▁▂█"), texts[40]), (words, texts[40])
+    assert "tail" not in texts[100]  # a statistic of an algorithm's is no share of time
     assert not capsys.readouterr().err
     line = sparkline(range(1000), 8)
     assert line == "▁▂▃▄▅▆▇█" and sparkline([5, 5], 8) == "▁▁" and sparkline([], 8) == ""
