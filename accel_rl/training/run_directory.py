@@ -258,8 +258,8 @@ class Job:
 
     def owns(self, folder: Path) -> bool:
         """Returns whether a job of this name, or with one of these launchers, was the last to write to the folder."""
-        name, _, *launchers = _read(folder) or ("none", "")
-        return name == self.name != "none" or not set(launchers).isdisjoint(self.launchers)
+        name, *token_and_launchers = _read(folder) or ["none"]
+        return name == self.name != "none" or not set(token_and_launchers).isdisjoint(self.launchers)
 
     def claim(self, folder: Path) -> None:
         """Marks the folder as this job's."""

@@ -20,7 +20,7 @@ import pytest
 
 from accel_rl.errors import UsageError
 from accel_rl.training import checkpoint, run_directory
-from accel_rl.training.run_directory import Job
+from accel_rl.training.run_directory import JOB, Job
 from tests.helpers.processes import MARKER, TIMEOUT_S, TINY, Command
 
 MORTAL = ["setpriv", "--pdeathsig", "KILL"]  # killed by the kernel when the test's process is
@@ -227,6 +227,8 @@ def test_a_restarted_job_continues_only_its_own_run(tmp_path: Path) -> None:
     Job("some-job", "1", ("east:7:100",)).claim(tmp_path)
     assert Job("some-job", "2", ("west:9:200",)).owns(tmp_path)
     assert not Job("other-job", "2", ("west:9:200",)).owns(tmp_path)
+    (tmp_path / JOB).write_text("some-j")  # as a power cut may leave it
+    assert not Job("some-job", "2", ("east:7:100",)).owns(tmp_path)
 
 
 @pytest.mark.slow
