@@ -20,6 +20,7 @@ logger = logging.getLogger("accel_rl")
 
 MAPS = Path("/proc/self/maps")  # what this process has loaded, and where
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a machine
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")  # as in sm_90a: kind, major, minor, suffix
 
 # ---- the devices that a setting names ----
 
@@ -130,14 +131,14 @@ def _missing_kernels(gpu: int) -> str | None:
     None also where the build does not say what it was made for: that of a CPU, or of AMD's GPUs."""
     import torch
 
-    architectures = [arch for arch in torch.cuda.get_arch_list() if _parse_architecture(arch)]
+    architectures = {arch: match for arch in torch.cuda.get_arch_list() if (match := ARCHITECTURE.fullmatch(arch))}
     if not architectures:
         return None
     with warnings.catch_warnings():  # PyTorch's own are several lines, about all GPUs
         warnings.simplefilter("ignore")
         capability = torch.cuda.get_device_capability(gpu)
         name = torch.cuda.get_device_name(gpu)
-    if any(_runs_on(arch, *capability) for arch in architectures):
+    if any(_runs_on(match, *capability) for match in architectures.values()):
         return None
     # docs/hardware.md has the table, and where it is from.
     wheel = "CUDA 12.6 (cu126)" if capability < (7, 5) else "a newer CUDA"
@@ -147,22 +148,14 @@ def _missing_kernels(gpu: int) -> str | None:
     )
 
 
-def _parse_architecture(arch: str) -> tuple[str, int, int, str] | None:
-    """Returns the parts of an architecture's name, as in sm_90a: kind, major, minor, suffix. None for other names."""
-    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
-    return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
-
-
-def _runs_on(arch: str, major: int, minor: int) -> bool:
-    """Tells whether code for this architecture runs on a GPU of this compute capability (CUDA C++ Programming Guide,
+def _runs_on(architecture: re.Match[str], major: int, minor: int) -> bool:
+    """Tells whether code for this ARCHITECTURE runs on a GPU of this compute capability (CUDA C++ Programming Guide,
     "Compute Capabilities" and "Feature sets").
 
     Machine code (sm) serves the capability that it was made for and larger ones of the same major version; PTX
     (compute), which the driver compiles, all larger ones. With the suffix a, either serves this one capability only;
     with f, its major version."""
-    parts = _parse_architecture(arch)
-    assert parts
-    kind, own_major, own_minor, suffix = parts
+    kind, own_major, own_minor, suffix = architecture[1], int(architecture[2]), int(architecture[3]), architecture[4]
     if suffix == "a":
         return (major, minor) == (own_major, own_minor)
     if kind == "compute" and not suffix:
