@@ -77,8 +77,9 @@ def _train_here(
     with request.open_run() as (config, state, folder):
         tracker.enter_context(tracked(config, folder, show, callbacks))
         is_alone = config.rank_info.size == 1
-        with logged(folder, show and is_alone, config.run.report):  # of several learners, rank 0 shows them
-            (_learn_alone if is_alone else supervise)(config, folder, state, stop, show, callbacks)
+        train_all = _learn_alone if is_alone else supervise
+        with logged(folder, show and is_alone, config.run.report):  # of several learners, rank 0 shows what is logged
+            train_all(config, folder, state, stop, show, callbacks)
     return folder
 
 

@@ -56,7 +56,8 @@ def speeds(curves: Sequence[Curve], most: int) -> Figure:
 def shares(curves: Sequence[Curve]) -> Figure:
     """Draws the mean of each share of time in progress.csv, over the rows of a run and then over runs."""
     columns = {name for curve in curves for run in curve.runs for name in run.columns}
-    named = {name: name.removeprefix("time/").removesuffix("_share") for name in columns if name.endswith("_share")}
+    names = [name for name in columns if name.startswith("time/") and name.endswith("_share")]
+    named = {name: name.removeprefix("time/").removesuffix("_share") for name in names}
     bars = []
     for curve in curves:
         means = {}

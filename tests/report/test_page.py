@@ -159,7 +159,7 @@ def test_plotly_takes_the_figures(tmp_path: Path) -> None:
 def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     """Would catch a name or a log that becomes a part of the page, there or in its figures."""
     hostile = {"algo": HOSTILE, "env": HOSTILE, "env_options": {HOSTILE: HOSTILE}, HOSTILE: HOSTILE}
-    header = f"{COLUMNS} {HOSTILE.replace(' ', '')}_share"
+    header = f"{COLUMNS} time/{HOSTILE.replace(' ', '')}_share train/tail_share"
     runs = [write_run(tmp_path / str(seed), header=header, **hostile) for seed in (1, 2)]
     other = write_run(tmp_path / "<b>", **hostile, horizon=HOSTILE)
     (other / "log.txt").write_text(f"2026-01-01 10:00:00,000 WARNING {HOSTILE}")
@@ -175,6 +175,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
     names = [trace["name"].replace("<br>", " ") for figure in found.figures.values() for trace in figure["data"]]
     names += found.figures["shares-0"]["data"][0]["x"]
+    assert not any("tail" in name for name in names)  # a statistic of an algorithm's is no share of time
     assert not any("<" in name for name in names)
     assert sum(html.unescape(name).startswith(HOSTILE) for name in names) == len(names) - 2
     assert as_text("<a\n&amp;") == "&lt;a<br>&amp;amp;"
