@@ -39,4 +39,4 @@ def test_actions_and_states() -> None:
     for action in (0, 1, 1, 0):
         env.step(action)
     assert env.unwrapped.agent_dir == before  # it cannot turn
-    assert is_exact(lambda: make_env(MAKE))
+    assert is_exact(lambda: make_env(MAKE), choose=lambda env, *_: env.action_space.sample())
