@@ -91,6 +91,8 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         _check(self, "cores", "envs_per_core", "workers", "horizon", "rounds")
+        if self.figure and not self.table:
+            raise UsageError(f"figure={self.figure} is of the table's runs; leave --no-table out")
 
 
 @dataclass(frozen=True)

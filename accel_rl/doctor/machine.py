@@ -48,7 +48,7 @@ def logical_cpus(root: Path = Path("/")) -> Finding:
         what = "there is one logical CPU: simulators and network take turns on it"
         problems.append(Problem("warning", what, _more_cpus(2)))
     elif quota is not None and quota < num_cpus:
-        what = f"a quota of {quota:g} CPUs leaves most of {num_cpus} logical CPUs idle"
+        what = f"a quota of {quota:g} CPUs leaves {num_cpus - quota:g} of {num_cpus} logical CPUs idle"
         problems.append(Problem("warning", what, _more_cpus(num_cpus)))
     data = {
         "cores": len(topology.cores),

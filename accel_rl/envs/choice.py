@@ -48,16 +48,17 @@ def check_simulator(config: EnvConfig) -> None:
 def choose_simulator(config: EnvConfig) -> tuple[str, str]:
     """Returns the simulator of an Atari game, native or ale, and why it is that one.
 
-    auto is native where that is exact and can run, else ale. Raises UsageError for native where it cannot run: without
-    a Numba that compiles it (which happens now, if it never did), or with settings beyond its range."""
+    auto is native where that is exact and can run, else ale. Raises UsageError for an unknown preset or option, and for
+    native where it cannot run: without a Numba that compiles it (which happens now, if it never did), or with settings
+    beyond its range."""
     check_simulator(config)
+    game, options = str(game_name(config.env_id)), make_options(config.preset, config.options)
     if config.simulator == "ale":
         return "ale", "as asked for"
-    game = str(game_name(config.env_id))
     try:
+        _check_range(options)
         if problem := find_problem():
             raise UsageError(problem)
-        _check_range(make_options(config.preset, config.options))
     except UsageError as error:
         if config.simulator == "auto":
             return "ale", str(error)

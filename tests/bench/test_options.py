@@ -18,6 +18,7 @@ BAD = [
     ("sampling --cores 1 --envs-per-core 3", "envs=3 does not split into 2 groups"),
     ("sampling --cores 1 --workers 3", "workers=3"),
     ("sampling --figure picture.bmp", "figure=picture.bmp must end in .png"),
+    ("sampling --no-table --figure picture.png", "figure=picture.png is of the table's runs; leave --no-table out"),
     ("sampling --secnds 2", "unknown argument '--secnds'; did you mean --seconds"),
     ("network --network a3c dqn", "network=dqn is unknown; choose from a3c, nature, cule, mlp"),
     ("network --batches 8 0", "batches=0 must be at least 1"),

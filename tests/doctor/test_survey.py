@@ -51,7 +51,8 @@ def test_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write(tmp_path, siblings | {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"})
     finding = machine.logical_cpus(root)
     problem = the_problem(finding)
-    assert problem.level == "warning" and "quota of 1.5 CPUs" in problem.what and "--cpus=4" in problem.command
+    assert problem.level == "warning" and "--cpus=4" in problem.command
+    assert "of 1.5 CPUs leaves 2.5 of 4 " in problem.what
     expected = {"cores": 2, "logical_cpus": 4, "threads_per_core": 2, "numa_nodes": 1, "quota": 1.5, "online": 4}
     assert finding.data == expected
     write(tmp_path, {"sys/fs/cgroup/cpu.max": "400000 100000"})

@@ -155,6 +155,16 @@ def test_bad_input(env: str, simulator: str, words: str) -> None:
         resolve({"env": env, "simulator": simulator, "device": "cpu"})
 
 
+@pytest.mark.parametrize("config", [EnvConfig("pong", "dqn48"), EnvConfig("pong", options={"frame_skp": 4})])
+def test_unknown_settings_are_refused_before_anything_is_compiled(
+    config: EnvConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would catch half a minute of compiling before a typing error is told, and `ale` chosen because of one."""
+    monkeypatch.setattr(choice, "find_problem", lambda: pytest.fail("it compiles"))
+    with pytest.raises(UsageError, match=r"did you mean (dqn84|frame_skip)"):
+        choose_simulator(config)
+
+
 def test_a_run_knows_its_simulator() -> None:
     """Would catch workers that choose anew, and a config.yaml that only runs where Numba is."""
     config = resolve({"env": "pong", "device": "cpu"})
