@@ -20,6 +20,9 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
+UPDATES_PER_FLUSH = 64
+FLUSHED = 1e4  # times the smallest normal number: an average with a decay of 0.9 takes 87 updates for it
+
 
 class Optimizer(Protocol):
     capturable: ClassVar[bool]
@@ -96,6 +99,7 @@ class Adam:
     def _advance(self, gradient: Tensor, learning_rate: float | Tensor, state: State) -> tuple[Any, Tensor, Tensor]:
         """Takes a gradient into the state; returns t, a number if the learning rate is one on a CPU, m, and
         sqrt(v) + epsilon."""
+        _flush(state)
         count = state["step"].add_(1)
         # Reading it would wait for a GPU.
         step = count if count.device.type != "cpu" or isinstance(learning_rate, Tensor) else float(count)
@@ -168,6 +172,19 @@ class SGD:
         _subtract(parameters, gradient, learning_rate)
 
 
+def _flush(state: State) -> None:
+    """Sets to 0 what has decayed to almost nothing, on a CPU and once in UPDATES_PER_FLUSH updates.
+
+    Averages of weights that have no gradient any more, as those of dead units, shrink until they are subnormal, and
+    stay so. After 75,000 updates of DQN on Pong, 47 % of the means and 21 % of the squares were, and each update of Adam
+    took 9.7 ms in place of 4.4 (one core of an EPYC)."""
+    if "step" not in state or state["step"].device.type != "cpu" or int(state["step"]) % UPDATES_PER_FLUSH:
+        return
+    for value in state.values():
+        if value.dim() and value.device.type == "cpu":
+            torch.hardshrink(value, FLUSHED * torch.finfo(value.dtype).tiny, out=value)
+
+
 def _add_ratio(target: Tensor, numerator: Tensor, denominator: Tensor, factor: float | Tensor) -> None:
     """Computes  target += factor * numerator / denominator."""
     if isinstance(factor, Tensor):
@@ -217,6 +234,7 @@ class TorchOptimizer:
         vector.grad = gradient
         optimizer = self._optimizer(vector, float(learning_rate))
         optimizer.state[vector] = state
+        _flush(state)
         optimizer.step()
         torch.autograd.graph.increment_version(vector)  # fused implementations do not, and models/prepared.py reads it
 
