@@ -32,6 +32,7 @@ class Console:
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
         self._scores: dict[str, float] | None = None  # of the last row; None: there was none yet
+        self._has_learned: bool | None = None  # None: there was no row yet
         self._curve: list[float] = []  # training scores, of each row
         self._shares: dict[str, float] = {}
         self._recent = deque([(self._started, steps)], maxlen=10 * REFRESHES_PER_S)  # times and steps of refreshes
@@ -48,6 +49,9 @@ class Console:
 
     def show_row(self, row: Mapping[str, float], evaluation: float | None) -> None:
         """Shows a row of the log. evaluation: mean score of the last evaluation; None: there is none yet."""
+        self._has_learned = self._has_learned or any(name.startswith("train/") for name in row)
+        if not self._has_learned:  # a replay is filled, which says nothing about the speed of learning
+            self._started, self._first_step = time.monotonic(), self._steps
         training = row.get("rollout/ep_rew_mean")
         named = {"training score": training, "evaluation score": evaluation}
         self._scores = {name: score for name, score in named.items() if score is not None}
@@ -84,9 +88,9 @@ class Console:
         print_line(line.rstrip())
 
     def _time_left(self, now: float) -> str:
-        """Returns how long the rest takes at the mean speed of this session, evaluations included."""
+        """Returns how long the rest takes at the mean speed of this session since it learns, evaluations included."""
         done, remaining = self._steps - self._first_step, self._total_steps - self._steps
-        if not done or remaining <= 0:
+        if self._has_learned is False or not done or remaining <= 0:
             return ""
         seconds = (now - self._started) / done * remaining
         for unit, unit_s in (("h", 3600), ("min", 60)):

@@ -34,12 +34,27 @@ def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
         shown.show_row({}, None)
         assert "steps/s  no game finished yet" in capsys.readouterr().err
         shown.advance(1000)
-        shown.show_row({"rollout/ep_rew_mean": -20.25}, 3.5)
+        shown.show_row({"rollout/ep_rew_mean": -20.25, "train/loss": 0.5}, 3.5)
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "score" in line][:1]
         assert "1,000 steps" in line and "training score -20.2  evaluation score 3.5" in line and " left" in line
     finally:
         shown.close()
     assert "console" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_time_left_is_that_of_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch twelve minutes left of a DQN that fills its replay, and then learns for two hours."""
+    clock = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    shown = Console(0, 100_000, show=False)
+    left, learned = [], {"train/loss": 0.5}
+    for seconds, steps, row in [(10, 10_000, {}), (15, 15_000, None), (20, 20_000, {}), (30, 20_500, learned)]:
+        clock = seconds
+        shown.advance(steps)
+        if row is not None:
+            shown.show_row(row, None)
+        left.append(shown._time_left(clock))
+    assert left == ["", "", "", "26 min left"]  # 79,500 steps at 50 per second
 
 
 def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
