@@ -176,8 +176,8 @@ def _flush(state: State) -> None:
     """Sets to 0 what has decayed to almost nothing, on a CPU and once in UPDATES_PER_FLUSH updates.
 
     Averages of weights that have no gradient any more, as those of dead units, shrink until they are subnormal, and
-    stay so. After 75,000 updates of DQN on Pong, 47 % of the means and 21 % of the squares were, and each update of Adam
-    took 9.7 ms in place of 4.4 (one core of an EPYC)."""
+    stay so. After 75,000 updates of DQN on Pong, 47 % of the means and 21 % of the squares were, and Adam needed 9.7 ms
+    for an update in place of 4.4 (one core of an EPYC)."""
     if "step" not in state or state["step"].device.type != "cpu" or int(state["step"]) % UPDATES_PER_FLUSH:
         return
     for value in state.values():
