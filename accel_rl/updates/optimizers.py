@@ -20,8 +20,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 
-UPDATES_PER_FLUSH = 64
-FLUSHED = 1e4  # times the smallest normal number: an average with a decay of 0.9 takes 87 updates for it
+TINY = 1e-30  # the root of which is far below any epsilon
 
 
 class Optimizer(Protocol):
@@ -99,13 +98,14 @@ class Adam:
     def _advance(self, gradient: Tensor, learning_rate: float | Tensor, state: State) -> tuple[Any, Tensor, Tensor]:
         """Takes a gradient into the state; returns t, a number if the learning rate is one on a CPU, m, and
         sqrt(v) + epsilon."""
-        _flush(state)
         count = state["step"].add_(1)
         # Reading it would wait for a GPU.
         step = count if count.device.type != "cpu" or isinstance(learning_rate, Tensor) else float(count)
         mean = state["mean"].lerp_(gradient, 1 - self.beta1)
         square = state["square"].mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-        return step, mean, square.sqrt().add_(self.epsilon)
+        # MKL's root of 0 takes 5 times as long on a CPU, and that of a subnormal number 30 times: to these decay
+        # averages of weights without gradient, as dead units have (docs/benchmarks.md).
+        return step, mean, square.add(TINY).sqrt_().add_(self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -172,19 +172,6 @@ class SGD:
         _subtract(parameters, gradient, learning_rate)
 
 
-def _flush(state: State) -> None:
-    """Sets to 0 what has decayed to almost nothing, on a CPU and once in UPDATES_PER_FLUSH updates.
-
-    Averages of weights that have no gradient any more, as those of dead units, shrink until they are subnormal, and
-    stay so. After 75,000 updates of DQN on Pong, 47 % of the means and 21 % of the squares were, and Adam needed 9.7 ms
-    for an update in place of 4.4 (one core of an EPYC)."""
-    if "step" not in state or state["step"].device.type != "cpu" or int(state["step"]) % UPDATES_PER_FLUSH:
-        return
-    for value in state.values():
-        if value.dim() and value.device.type == "cpu":
-            torch.hardshrink(value, FLUSHED * torch.finfo(value.dtype).tiny, out=value)
-
-
 def _add_ratio(target: Tensor, numerator: Tensor, denominator: Tensor, factor: float | Tensor) -> None:
     """Computes  target += factor * numerator / denominator."""
     if isinstance(factor, Tensor):
@@ -234,7 +221,6 @@ class TorchOptimizer:
         vector.grad = gradient
         optimizer = self._optimizer(vector, float(learning_rate))
         optimizer.state[vector] = state
-        _flush(state)
         optimizer.step()
         torch.autograd.graph.increment_version(vector)  # fused implementations do not, and models/prepared.py reads it
 

@@ -7,16 +7,7 @@ import math
 import pytest
 import torch
 
-from accel_rl.updates.optimizers import (
-    SGD,
-    UPDATES_PER_FLUSH,
-    Adam,
-    MomentumSGD,
-    RAdam,
-    RMSProp,
-    TorchOptimizer,
-    make_optimizer,
-)
+from accel_rl.updates.optimizers import SGD, Adam, MomentumSGD, RAdam, RMSProp, TorchOptimizer, make_optimizer
 
 OPTIMIZERS = [
     RMSProp(),
@@ -204,22 +195,6 @@ def test_chunks_update_like_the_whole(optimizer):
     chunks = [slice(0, 10), slice(10, 37)]
     parts = [run(optimizer, start[chunk], [gradient[chunk] for gradient in gradients])[0] for chunk in chunks]
     torch.testing.assert_close(torch.cat(parts), run(optimizer, start, gradients)[0], rtol=1e-12, atol=1e-12)
-
-
-@each_optimizer
-def test_averages_of_dead_weights_end_at_zero(optimizer):
-    """Catches averages that stay subnormal for good, with which a CPU is several times slower."""
-    parameters = torch.ones(2)
-    state = optimizer.init(parameters)
-    optimizer.apply(parameters, torch.ones(2), 1e-2, state)
-    if "step" not in state:
-        return  # only Adam and its kin are slow then, and they count
-    averages = [value for value in state.values() if value.dim()]
-    for average in averages:
-        average[:] = torch.tensor([1e-10, 1e-35])
-    for _ in range(UPDATES_PER_FLUSH):
-        optimizer.apply(parameters, torch.zeros(2), 1e-2, state)
-    assert all(average[0] > 0 and average[1] == 0 for average in averages) and parameters.isfinite().all()
 
 
 def test_adam_counts_steps_exactly():
