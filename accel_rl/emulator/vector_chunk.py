@@ -180,8 +180,9 @@ def _work(jobs: "queue.SimpleQueue[Any]", done: "queue.SimpleQueue[Any]", proces
     if processor >= 0 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {processor})
     while (job := jobs.get()) is not None:
-        done.put(_run(*job))
-        del job  # it holds the environment
+        result = _run(*job)
+        del job  # it holds the environment, which would end its threads from this one
+        done.put(result)
 
 
 def _run(number: int, job: Callable[[], None]) -> tuple[int, Exception | None]:
