@@ -4,10 +4,11 @@ python benchmarks/scores.py add RUN_DIR_OR_FILE ... --how alone|half|shared [--s
 python benchmarks/scores.py page
 
 `add` puts runs into benchmarks/results/scores/<setting>-<game>.json, a file for each setting and game; a run of a seed
-that it holds already replaces that one. --how says what its minutes mean: it had the machine for itself (alone), one
-logical CPU of two, another run the other one (half), or shared the machine with other programs, so that its minutes say
-nothing (shared). `page` writes the tables between the marks in docs/results.md and, of trials, in
-benchmarks/results/scores/README.md, and docs/results.png.
+that it holds already replaces that one. A file is what a program of benchmarks/drivers wrote, on this machine. --how
+says what its minutes mean: it had the machine for itself (alone), one logical CPU of two, another run the other one
+(half), or shared the machine with other programs, so that its minutes say nothing and are in no table (shared). `page`
+writes the tables between the marks in docs/results.md and, of trials, in benchmarks/results/scores/README.md, and
+docs/results.png.
 """
 
 import json
@@ -33,8 +34,9 @@ from accel_rl.analysis.scores import (
     read_scores,
 )
 from accel_rl.bench.output import write_json
+from accel_rl.config.fields import flag_of
+from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine
-from accel_rl.hardware.instructions import read_instructions
 from command_line import make_parser, run_program
 
 FOLDER = Path("benchmarks/results/scores")
@@ -59,17 +61,18 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
             run = ScoredRun(run.game, setting or run.setting, run.seed, _thinned(run.curve), run.final)
             file = FOLDER / f"{run.setting}-{run.game}.json"
             kept: Values = json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
-            about = {"how": how, "machine": _machine(), "command": command or _command(path)}
+            about = {"how": how, "machine": _machine(path), "command": command or _command(path)}
             runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
             write_json(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
             _write_flat(file)
             print(f"{file}: seed {run.seed}, {len(run.curve)} points, score {run.score:.1f}")
 
 
-def _machine() -> str:
-    """Returns the CPU's name, and the instructions that decide how fast a network learns on it."""
-    found = read_instructions()
-    return f"{describe_machine()['cpu']} ({found.bf16 or found.kernels})"
+def _machine(path: Path) -> str:
+    """Returns the CPU that a folder's run was made on, and the instructions that decide how fast a network learns."""
+    file = path / "machine.json"
+    machine = json.loads(file.read_text()) if file.is_file() else describe_machine()
+    return f"{machine['cpu']} ({machine.get('instructions', 'instructions not noted')})"
 
 
 def _thinned(curve: Any) -> Any:
@@ -86,21 +89,43 @@ def _write_flat(file: Path) -> None:
 
 
 def command_per_algorithm() -> dict[str, str]:
-    """Returns one kept command of `accel-rl train` for each algorithm that has runs, by its name."""
-    commands = (
-        run["command"] for file in sorted(FOLDER.glob("*.json")) for run in json.loads(file.read_text())["runs"]
-    )
+    """Returns one command of `accel-rl train` in docs/results.md for each algorithm that has runs, by its name."""
+    files = [file for file in sorted(FOLDER.glob("*.json")) if not is_trial(file.stem)]
+    commands = (run["command"] for file in files for run in json.loads(file.read_text())["runs"])
     found = ((re.search(r"^accel-rl train .*--algo (\S+)", command), command) for command in commands)
     return {match[1]: command for match, command in found if match}
 
 
 def _command(path: Path) -> str:
-    """Returns the command that made a run's folder, without its --out; of a file, what it says itself."""
-    if path.is_file():
-        return str(json.loads(path.read_text())["command"])
-    words = shlex.split((path / "command.txt").read_text().splitlines()[0])
-    kept = [word for index, word in enumerate(words) if "--out" not in (word, words[index - 1])]
-    return shlex.join(["accel-rl", *kept[next(i for i, word in enumerate(kept) if word == "train") :]])
+    """Returns the command that made a run's folder, without its --out and with the settings of its --config; of a file,
+    what it says itself. Raises UsageError if there is none."""
+    try:
+        if path.is_file():
+            return str(json.loads(path.read_text())["command"])
+        words = shlex.split((path / "command.txt").read_text().splitlines()[0])
+        words = words[words.index("train") :]
+        for option in ("--out", "--config"):
+            if option in words:
+                at = words.index(option)
+                value = words[at + 1]
+                words[at : at + 2] = [] if option == "--out" else _as_flags(yaml.safe_load(Path(value).read_text()))
+    except (KeyError, OSError, ValueError) as error:
+        raise UsageError(f"{path} does not say by which command it was made; give it with --command") from error
+    return shlex.join(["accel-rl", *(word for word in words if word != "--overwrite")])
+
+
+def _as_flags(settings: Values) -> list[str]:
+    """Returns the words by which these settings are given to `accel-rl train`."""
+    words = []
+    for name, value in settings.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-"))
+        elif isinstance(value, dict):
+            words += [flag, "{" + ", ".join(f"{key}: {each}" for key, each in value.items()) + "}"]
+        else:
+            words += [flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    return words
 
 
 # ---- page ----
@@ -109,9 +134,14 @@ def _command(path: Path) -> str:
 def page() -> None:
     """Writes the tables of both pages, and the figure."""
     published: Values = yaml.safe_load(PUBLISHED.read_text())
-    files = sorted(FOLDER.glob("*.json"))
-    kept = {(runs[0].setting, runs[0].game): runs for runs in map(read_scores, files)}
-    about = {(each["setting"], each["game"]): each["runs"] for each in (json.loads(f.read_text()) for f in files)}
+    kept, about = {}, {}
+    for file in sorted(FOLDER.glob("*.json")):
+        content = json.loads(file.read_text())
+        key = content["setting"], content["game"]
+        kept[key], about[key] = read_scores(file), content["runs"]
+        for run, noted in zip(kept[key], about[key], strict=True):
+            if noted["how"] == "shared":
+                run.curve[:, 1] = np.nan
     chosen = published["chosen"]
     parts = [
         f"## `{chosen}` on seven games\n",
@@ -124,13 +154,7 @@ def page() -> None:
         reference_table(kept, published["reference"]),
         "## All games together\n",
     ]
-    comparisons = compare(
-        [
-            file
-            for file, runs in zip(files, map(read_scores, files), strict=True)
-            if runs[0].setting == chosen and runs[0].game in GAMES
-        ]
-    )
+    comparisons = compare([FOLDER / f"{chosen}-{game}.json" for game in GAMES if (chosen, game) in kept])
     parts += [format_table(comparisons) + "\n" if comparisons else "No runs yet.\n"]
     parts += [
         "## Every row's command\n",
@@ -194,13 +218,11 @@ def games_table(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], publ
     rows = []
     for game in GAMES:
         random, human = human_scores()[game]
-        theirs = [
-            f"{published['scores'][name].get(game, ''):,}" if game in published["scores"][name] else ""
-            for name in names
-        ]
+        theirs = [f"{published['scores'][name][game]:,}" if game in published["scores"][name] else "" for name in names]
         cells = _row(kept[setting, game]) if (setting, game) in kept else ["not run", *[""] * (len(COLUMNS) - 1)]
         rows.append([game, *cells, f"{random:,}; {human:,}", *theirs])
-    return _table(["game", *COLUMNS, "random; human", *names], rows)
+    links = [f"[{name}]({published['sources'][name]})" for name in names]
+    return _table(["game", *COLUMNS, "random; human", *links], rows)
 
 
 def is_trial(setting: str) -> bool:
@@ -248,7 +270,7 @@ def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequenc
             for side in ("ours", "theirs")
         ]
         if all(both):
-            mean, low, high = difference(*both)
+            mean, low, high = (round(value, 1) + 0.0 for value in difference(*both))  # no -0.0
             scores = [", ".join(f"{score:.1f}" for score in side) for side in both]
             seeds = f"{low:.1f} to {high:.1f}" if min(map(len, both)) > 1 else "a seed alone has no interval"
             rows.append([pair["name"], game, f"{steps:,}", *scores, f"{mean:.1f} ({seeds})"])
@@ -269,7 +291,7 @@ def commands_table(about: dict[tuple[str, str], list[Values]]) -> str:
 
 
 def figure(setting: str, kept: dict[tuple[str, str], list[ScoredRun]], published: Values) -> Any:
-    """Draws each game's training scores over minutes of wall time, every seed a line, the published ones dashed."""
+    """Draws each game's training scores over agent steps, every seed a line, the published ones dashed."""
     drawn = new_figure(width=13, height=6)
     axes = drawn.subplots(2, 4).flatten()
     for game, each in zip(GAMES, axes, strict=False):

@@ -87,7 +87,7 @@ def human_normalized(game: str, score: npt.ArrayLike) -> Floats:
     Raises UsageError for a game that no human has played for the table."""
     if game not in human_scores():
         raise UsageError(
-            f"no human score is known of {game}; scores can be normalized in the games of human_scores(), such as pong"
+            f"no human score is known of {game}, but of {len(human_scores())} other games, such as pong; leave it out"
         )
     random, human = human_scores()[game]
     return (np.asarray(score, np.float64) - random) / (human - random)
@@ -153,16 +153,25 @@ def read_scores(path: Path) -> list[ScoredRun]:
         content = json.loads(path.read_text())
         game, setting, runs = content["game"], content["setting"], content["runs"]
         games = {run.get("game", game) for run in runs}
-        scored = [
-            ScoredRun(game, setting, run["seed"], np.array(run["curve"], np.float64).reshape(-1, 3), run["final"])
-            for run in runs
-        ]
+        scored = [_scored(game, setting, run) for run in runs]
+        if not scored:
+            raise ValueError("no run")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is neither a run's folder nor a file of scores") from error
     if others := sorted(games - {game}):
         raise UsageError(f"{path} is a file of {game}'s scores, but holds a run of {', '.join(others)}")
+    return scored
+
+
+def _scored(game: str, setting: str, run: dict[str, Any]) -> ScoredRun:
+    """Returns a run of a file of scores. Raises KeyError, TypeError or ValueError if it has no score, or is no run."""
+    curve = np.array(run["curve"], np.float64).reshape(-1, 3)
+    final = None if run["final"] is None else float(run["final"])
+    scored = ScoredRun(game, setting, int(run["seed"]), curve, final)
+    if not (np.isfinite(curve).all() and (final is not None or len(curve)) and np.isfinite(scored.score)):
+        raise ValueError("no score")
     return scored
 
 
@@ -208,10 +217,11 @@ class Comparison(NamedTuple):
 
 
 def compare(paths: Sequence[Path]) -> list[Comparison]:
-    """Returns each setting's scores in these folders and files. Raises UsageError as `read_scores` does, and for a game
-    without a human score."""
+    """Returns each setting's scores in these folders and files; one that is named twice counts once.
+
+    Raises UsageError as `read_scores` does, and for a game without a human score."""
     grouped: dict[str, dict[str, list[float]]] = {}
-    for path in paths:
+    for path in {path.resolve(): path for path in paths}.values():
         for run in read_scores(path):
             score = float(human_normalized(run.game, run.score))
             grouped.setdefault(run.setting, {}).setdefault(run.game, []).append(score)

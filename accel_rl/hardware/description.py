@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from accel_rl.hardware.instructions import read_instructions
 from accel_rl.hardware.topology import available_cpus, physical_cores
 
 PACKAGES = ("torch", "ale-py", "gymnasium", "numpy", "opencv-python-headless", "envpool")
 
 
 def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
-    """Returns what figures depend on: CPU, cores that this process may use, GPUs, versions of Python and packages.
+    """Returns what figures depend on: CPU, the instructions that networks are computed with, cores that this process
+    may use, GPUs, versions of Python and packages.
 
     with_gpus: asks for their names, for which CUDA is started in this process."""
     model = platform.processor() or platform.machine()
@@ -21,8 +23,10 @@ def describe_machine(with_gpus: bool = True) -> dict[str, Any]:
         model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
     import torch
 
+    instructions = read_instructions()
     return {
         "cpu": model,
+        "instructions": instructions.bf16 or instructions.kernels,
         "cores": len(physical_cores(available_cpus())),
         "logical_cpus": len(available_cpus()),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if with_gpus else 0)],

@@ -8,7 +8,9 @@ actions; environments are stepped one after the other, as the zoo does.
 
 import argparse
 import json
+import math
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,11 +91,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algo", choices=ZOO, required=True)
     parser.add_argument("--game", required=True, help="as in Pong")
-    parser.add_argument("--steps", type=int, default=SCHEDULE_STEPS, help="agent steps after which it stops")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="minutes after which it stops")
+    parser.add_argument("--steps", type=int, help=f"agent steps after which it stops ({SCHEDULE_STEPS:,})")
+    parser.add_argument("--minutes", type=float, help="minutes after which it stops")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, help="PyTorch's threads (its own choice)")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    parser.add_argument("--out", type=Path, help="JSON file (sb3_<algo>_<game>_s<seed>.json)")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -102,19 +104,20 @@ def main() -> None:
     envs = make_atari_env(f"{options.game}NoFrameskip-v4", settings.pop("envs"), seed=options.seed)
     algo = getattr(stable_baselines3, options.algo.upper())
     model = algo("CnnPolicy", VecFrameStack(envs, 4), seed=options.seed, device="cpu", **settings)
-    curve = Curve(options.steps, options.minutes)
+    curve = Curve(options.steps or SCHEDULE_STEPS, options.minutes or math.inf)
     model.learn(SCHEDULE_STEPS, curve)
-    command = f"benchmarks/drivers/sb3_learning.py --algo {options.algo} --game {options.game} --seed {options.seed}"
-    run = {"seed": options.seed, "curve": curve.points, "final": None}
+    given = {name: value for name, value in vars(options).items() if value is not None and name != "out"}
+    game, setting = re.sub("(?<!^)(?=[A-Z])", "_", options.game).lower(), f"sb3_{options.algo}"
     about = {
-        "game": re.sub("(?<!^)(?=[A-Z])", "_", options.game).lower(),
-        "setting": f"sb3_{options.algo}",
+        "game": game,
+        "setting": setting,
         "program": f"stable-baselines3 {stable_baselines3.__version__}",
-        "command": f"python {command} --steps {options.steps} --threads {torch.get_num_threads()}",
-        "runs": [run],
+        "command": " ".join([f"python {sys.argv[0]}", *(f"--{name} {value}" for name, value in given.items())]),
+        "runs": [{"seed": options.seed, "curve": curve.points, "final": None}],
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(about) + "\n")
+    out = options.out or Path(f"{setting}_{game}_s{options.seed}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(about) + "\n")
 
 
 if __name__ == "__main__":

@@ -98,11 +98,20 @@ def test_folders_and_files(tmp_path):
     np.testing.assert_allclose(again[0].curve, found.curve)
 
 
+def a_run(score):
+    return f'{{"game": "pong", "setting": "a2c", "runs": [{{"seed": 1, {score}}}]}}'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", "neither a run's folder nor a file of scores"),
         ('{"game": "pong", "runs": []}', "neither a run's folder nor a file of scores"),
+        ('{"game": "pong", "setting": "a2c", "runs": []}', "neither a run's folder nor a file of scores"),
+        (a_run('"curve": [], "final": null'), "neither a run's folder nor a file of scores"),
+        (a_run('"curve": [], "final": NaN'), "neither a run's folder nor a file of scores"),
+        (a_run('"curve": [], "final": "much"'), "neither a run's folder nor a file of scores"),
+        (a_run('"curve": [[1, 2, NaN]], "final": 1'), "neither a run's folder nor a file of scores"),
         (
             '{"game": "pong", "setting": "a2c", "runs": [{"game": "qbert", "seed": 1, "curve": [], "final": 1}]}',
             "pong's scores, but holds a run of qbert",
@@ -131,7 +140,7 @@ def test_the_figure_and_the_table_hold_every_setting(tmp_path, capsys):
         for algo in ("a2c", "ppo")
         for seed in (0, 1)
     ]
-    figure = make_figure(compare(folders))
+    figure = make_figure(compare([*folders, folders[0]]))  # named twice, counts once
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "a2c (1 games, 2 runs)",
         "ppo (1 games, 2 runs)",

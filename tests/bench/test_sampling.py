@@ -26,7 +26,15 @@ RATIO = {"median": float, "low": float, "high": float}
 SCHEMA = {
     "benchmark": str,
     "version": int,
-    "machine": {"cpu": str, "cores": int, "logical_cpus": int, "gpus": [str], "python": str, "packages": {ANY: str}},
+    "machine": {
+        "cpu": str,
+        "instructions": str,
+        "cores": int,
+        "logical_cpus": int,
+        "gpus": [str],
+        "python": str,
+        "packages": {ANY: str},
+    },
     "options": {
         "env": str,
         "env_preset": str,

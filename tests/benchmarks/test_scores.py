@@ -55,8 +55,19 @@ def test_runs_are_kept_by_setting_and_game(folder):
 
 
 def test_commands_of_folders(tmp_path):
-    (tmp_path / "command.txt").write_text("/some/where/accel-rl train --algo ppo --env pong --out x/y --seed 1\n")
+    """Would catch a command that only repeats the run where its file of settings is, or the run's own folder in it."""
+    command, file = tmp_path / "command.txt", tmp_path / "it.yaml"
+    command.write_text("/some/where/accel-rl train --algo ppo --env pong --out x/y --seed 1\n")
     assert scores._command(tmp_path) == "accel-rl train --algo ppo --env pong --seed 1"
+    file.write_text(
+        "{algo: dqn, clip_grad_norm: 10, optimizer_options: {eps: 1.0e-5}, epsilon_final: [0.1, 0.2], report: false}"
+    )
+    command.write_text(f"/some/where/accel-rl train --config {file} --out x/y --overwrite --device cpu\n")
+    flags = "--algo dqn --clip-grad-norm 10 --optimizer-options '{eps: 1e-05}' --epsilon-final 0.1,0.2 --no-report"
+    assert scores._command(tmp_path) == f"accel-rl train {flags} --device cpu"
+    file.unlink()
+    with pytest.raises(UsageError, match="by which command it was made; give it with --command"):
+        scores._command(tmp_path)
 
 
 def test_the_page_holds_what_is_kept(folder):
@@ -66,6 +77,7 @@ def test_the_page_holds_what_is_kept(folder):
             {
                 "chosen": "small",
                 "reference": [{"name": "PPO", "game": "pong", "steps": 1_000_000, "ours": "small", "theirs": "sb3"}],
+                "sources": {"zoo": "there"},
                 "scores": {"zoo": {"pong": 21.0}},
             }
         )
@@ -73,6 +85,7 @@ def test_the_page_holds_what_is_kept(folder):
     for setting, last in (("small", (16, 20)), ("sb3", (10, 10)), ("trial_x", (1,))):
         for seed, score in enumerate(last):
             scores.add([driver_file(folder, setting, seed, score, final=19.0)], "half", None, None)
+    scores.add([driver_file(folder, "busy", 0, 12)], "shared", None, None)
     for page in (scores.PAGE, scores.TRIALS):
         page.write_text(f"before\n{scores.BEGIN}old\n{scores.END}after\n")
     scores.page()
@@ -82,6 +95,8 @@ def test_the_page_holds_what_is_kept(folder):
     cells = "9.0 (8.0 to 10.0) | 18.0 (16.0 to 20.0) | 13.5 (12.0 to 15.0) | 19.0 (19.0 to 19.0)"
     assert f"| pong | 2 | {cells} | -20.7; 14.6 | 21.0 |" in text
     assert f"| `small` | pong | 2 | 7.2 (6.4 to 8.0) | {cells} |" in text
+    assert "| `busy` | pong | 1 | 4.8 (1 seed) | 6.0 (1 seed) | 12.0 (1 seed) |  |  | 12.0 at 2.00 M |" in text
+    assert "| [zoo](there) |" in text
     assert "| 0 | not reached |  | 16.0 |" in text
     assert "| 1 | 1,802,000 | 36.0 | 20.0 |" in text
     assert "| PPO | pong | 1,000,000 | 8.0, 10.0 | 5.0, 5.0 | 4.0 (3.0 to 5.0) |" in text
