@@ -1,4 +1,4 @@
-# make train      trains PPO on Pong until it wins; pass settings on with ARGS="--env breakout --steps 200000 --seed 3"
+# make train      trains PPO on Pong, which it wins; settings, also another --algo, in ARGS="--env breakout --seed 3"
 # make test       runs the tests that prove the product, in about 3 minutes on 2 cores
 # make test-slow  runs the other tests
 # make test-all   runs all of them

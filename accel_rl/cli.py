@@ -97,6 +97,7 @@ def _unexpected(word: str, arguments: list[str], command: str, actions: list[arg
     from accel_rl.config.fields import as_mapping
     from accel_rl.config.flags import MAPPING
     from accel_rl.config.names import unknown_setting
+    from accel_rl.training.declared_settings import built_in_setting_names
 
     if not word.startswith("-"):  # it may belong to a mapping that the shell has split: --env-options g=1 h=2
         at = arguments.index(word)
@@ -105,7 +106,8 @@ def _unexpected(word: str, arguments: list[str], command: str, actions: list[arg
         if any(flag in action.option_strings for action in actions if action.metavar == MAPPING):
             return UsageError(f"{flag} takes one mapping in quotes, as in {flag} {as_mapping(' '.join(values))}")
     known = [flag for action in actions for flag in action.option_strings]
-    return unknown_setting("argument", word.split("=")[0], known, f"(`accel-rl {command} --help`)")
+    others = built_in_setting_names() if command in ("train", "launch") else []
+    return unknown_setting("argument", word.split("=")[0], known, f"(`accel-rl {command} --help`)", others)
 
 
 def _actions(parser: argparse.ArgumentParser, command: str) -> list[argparse.Action]:

@@ -153,6 +153,7 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
     accel_rl.train(**settings, steps=16, out=out)
     assert (out / "best.safetensors").exists()
     (out / "notes.md").write_text("mine")
+    (out / "video.mp4").touch()
     words = ["--env", "CartPole-v1", "--steps", 32, "--horizon", 4, *SERIAL, "--out", out]
     refused = call(capfd, "train", *words)
     refused.assert_one_line(2)
@@ -162,7 +163,7 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
     bad.assert_one_line(2)
     assert (out / "best.safetensors").exists()  # settings are checked first
     assert call(capfd, "train", *words, "--overwrite").status == 0
-    assert not (out / "best.safetensors").exists()
+    assert not (out / "best.safetensors").exists() and not (out / "video.mp4").exists()
     assert [row["time/total_timesteps"] for row in rows(out)] == ["32"]
     assert (out / "notes.md").exists()
 
@@ -404,6 +405,7 @@ BAD_ARGUMENTS = [
     ("train --learning_rate 1e-3", "unknown argument --learning_rate: here it is --learning-rate$"),
     ("train --algo ppo --batch-size 64", "--batch-size: here it is --envs x --horizon / --minibatches$"),
     ("train --algo a2c --batch-size 64", "--batch-size: here it is --envs x --horizon$"),
+    ("train --algo pqn --replay-size 1000", "argument --replay-size: other algorithms have it, this one does not$"),
     ("train --algo a2d", "unknown algorithm 'a2d'; did you mean a2c"),
     ("train --learning-rate fast", "learning_rate='fast' must be of type float"),
     ("train --steps 1.5", "steps=1.5 must be of type int"),

@@ -47,11 +47,10 @@ def _describe_default(field: Any, presets: list[dict[str, Any]]) -> str:
     for_pixels, for_vectors = preset_settings(presets, "pixels"), preset_settings(presets, "vectors")
     for_box = preset_settings(presets, "vectors", is_box=True)
     pixels, vectors, box = (_default(field, values) for values in (for_pixels, for_vectors, for_box))
-    if pixels is None:
-        return ""
-    of_vectors = "" if vectors == pixels else f"; vectors: {vectors}"
-    of_box = "" if box == vectors else f"; vectors, Box actions: {box}"
-    return f" (default: {pixels}{of_vectors}{of_box})"
+    shown = [] if pixels is None else [str(pixels)]
+    shown += [] if vectors == pixels else [f"vectors: {vectors}"]
+    shown += [] if box == vectors else [f"vectors, Box actions: {box}"]
+    return f" (default: {'; '.join(shown)})" if shown else ""
 
 
 def _default(field: Any, values: dict[str, Any]) -> Any:

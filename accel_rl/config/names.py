@@ -100,9 +100,11 @@ def run_setting_names() -> list[str]:
     return [f.name for group in RUN_GROUPS.values() for f in fields(group)]
 
 
-def unknown_setting(kind: str, name: str, known: Iterable[str], way_out: str = "") -> UsageError:
+def unknown_setting(
+    kind: str, name: str, known: Iterable[str], way_out: str = "", of_others: Iterable[str] = ()
+) -> UsageError:
     """Returns the error for a setting or a flag that does not exist: with what it is here, if other frameworks have it,
-    else with the nearest names."""
+    else with the nearest names. of_others: settings that other algorithms have."""
     by_name = {_plain(each): each for each in known}
     asked = _plain(name)
     formulas = [asked] if asked in by_name else [ours for ours, theirs in ELSEWHERE.items() if asked in theirs.split()]
@@ -110,6 +112,8 @@ def unknown_setting(kind: str, name: str, known: Iterable[str], way_out: str = "
         if by_name.keys() >= {*NAME.findall(formula)}:
             here = NAME.sub(lambda match: by_name[match[0]], formula)
             return UsageError(f"unknown {kind} {name}: here it is {here}")
+    if asked in of_others:
+        return UsageError(f"{kind} {name}: other algorithms have it, this one does not")
     return unknown(kind, name, by_name.values(), way_out)
 
 

@@ -44,7 +44,9 @@ def train(
     also from another user's checkpoint, although reading it can run code; show: progress on the console; callbacks:
     called with each row of progress.csv, a dict; the run ends if one returns True. Raises UsageError for settings that
     are wrong or do not fit together, RunError if the run fails, and what a callback raises; KeyboardInterrupt after
-    SIGINT and SystemExit after SIGTERM, once a checkpoint is written."""
+    SIGINT and SystemExit after SIGTERM or SIGHUP, once a checkpoint is written.
+
+    Unlike the command it draws no curve, writes no report.html and plays no `final_games`."""
     make_env = None if env is None or isinstance(env, str) else env
     named = {"algo": algo, "env": env if isinstance(env, str) else None, "steps": steps}
     given = {**{name: value for name, value in named.items() if value is not None}, **settings}

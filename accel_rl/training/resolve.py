@@ -26,6 +26,7 @@ from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_g
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
+from accel_rl.training.declared_settings import built_in_setting_names
 from accel_rl.training.sampler_kinds import SAMPLER_KINDS, SamplerKind
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def resolve(
     names = setting_names(algo_class)
     for name in chosen:
         if name not in names:
-            raise unknown_setting("setting", name, names)
+            raise unknown_setting("setting", name, names, of_others=built_in_setting_names())
 
     env, spec, below = _environment([*presets, variant], chosen, spec, function)
     # A preset normalizes where that is possible; a user who asks for more gets an error.

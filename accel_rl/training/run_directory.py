@@ -108,6 +108,8 @@ def _clear(folder: Path) -> None:
         *policy_file.EXPORTED,
         finite_guard.MARKER_FILE,
         "summary.json",
+        "final.json",
+        "video.mp4",
         "learning_curve.png",
         "machine.json",
         "report.html",
@@ -153,7 +155,9 @@ def reopen(
         raise UsageError(f"{folder / 'config.yaml'} lacks {', '.join(lacking)}: start a new run with --config")
     if changed := changed_settings(folder, saved, values):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise UsageError(f"{flags} would change the run; a resumed run takes only --steps")
+        raise UsageError(
+            f"{flags} would change the run; only --steps, and what it runs on, may differ (docs/resume.md)"
+        )
     if wanted.run.steps <= state["steps"] and _is_summarized(folder, state["steps"]):
         raise UsageError(f"{folder} has {state['steps']} steps already; use --steps with more to continue")
     return replace(wanted, trust=trust), state

@@ -242,7 +242,7 @@ OPTIMIZERS: dict[str, type[RMSProp | Adam | MomentumSGD | SGD]] = {
 
 
 def make_optimizer(name: str, **hyperparameters: Any) -> Optimizer:
-    """Returns the optimizer called `name`: rmsprop, adam, momentum_sgd, sgd, or torch.<class name in torch.optim>.
+    """Returns the optimizer called `name`: rmsprop, adam, radam, momentum_sgd, sgd, or torch.<class of torch.optim>.
 
     Raises ValueError for an unknown name, and for an unknown or invalid hyperparameter.
     """

@@ -100,7 +100,7 @@ PQN: dict[str, Any] = {"algo": "pqn", "envs": 8, "horizon": 4, "minibatches": 4,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"replay_size": 100}, "unknown setting 'replay_size'"),
+        ({"replay_size": 100}, "setting replay_size: other algorithms have it"),
         ({"minibatches": 5}, "envs=8 x horizon=4 = 32 samples do not divide into minibatches=5"),
         ({"core": "lstm", "minibatches": 16}, "envs=8 sequences do not divide into minibatches=16"),
         ({"previous_inputs": True}, "previous_inputs are inputs of a recurrent core"),

@@ -156,7 +156,7 @@ def test_a_variant_is_an_algorithm_by_its_own_name(preset: str) -> None:
         ({"algo": "vtrace", "steps": 200}, "nothing would be learned"),
         ({"algo": "vtrace", "envs": 18, "workers": 1}, "do not divide into batches"),
         ({"algo": "vtrace", "rho_bar": 0.5}, "at most rho_bar"),
-        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "unknown setting 'core'"),
+        ({"algo": "docs.reinforce:Reinforce", "core": "lstm"}, "setting core: other algorithms have it"),
         (
             {"algo": "a2c", "env": "pong", "network": "tests.helpers.samplers:Flat", "normalize_observations": True},
             "does not begin with a convolution of bytes",
