@@ -1,4 +1,4 @@
-"""PPO on Atari in one file, with the settings of Schulman et al. 2017, for either AtariVectorEnv.
+"""PPO on Atari in one file, with CleanRL's settings but for its clipped value loss, for either AtariVectorEnv.
 
 python docs/examples/ppo_atari.py --game breakout --total-steps 10000000
 """
