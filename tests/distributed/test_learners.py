@@ -154,10 +154,11 @@ def test_learners_of_pqn_resume_exactly_and_normalize_together(tmp_path: Path) -
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_synchronous_learners_split_replay_and_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", [{}, {"algo": "qr_dqn", "quantiles": 5, "prioritized": True}], ids=["", "quantiles"])
+def test_synchronous_learners_split_replay_and_batches(own: dict[str, Any], tmp_path: Path) -> None:
     """Would catch warm-up, target network or replay that each learner counts on its own, the replay of the first
     learner in place of all, priorities that a checkpoint lacks, and old replays that are never removed."""
-    settings = {**TWO, **REPLAY, "schedule_steps": 240}
+    settings = {**TWO, **REPLAY, **own, "schedule_steps": 240}
     run = accel_rl.train(**settings, steps=240, checkpoint_interval_steps=60, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, checkpoint_interval_steps=60, out=tmp_path / "half")
     shutil.copytree(half, tmp_path / "alone")

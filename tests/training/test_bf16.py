@@ -32,6 +32,7 @@ ALGOS: dict[str, dict[str, Any]] = {
     "dqn": {"algo": "dqn", **REPLAY},
     "ppo lstm": {"algo": "ppo", "epochs": 2, "minibatches": 2, "core": "lstm", "core_size": 8, **EVALUATED},
     "eps_rainbow": {"algo": "eps_rainbow", **REPLAY, "new_priority": None},
+    "qr_dqn": {"algo": "qr_dqn", **REPLAY, "quantiles": 5},
     "pqn gru": {"algo": "pqn", "epochs": 2, "minibatches": 2, "core": "gru", "core_size": 8, **EVALUATED},
 }
 
