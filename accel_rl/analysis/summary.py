@@ -47,6 +47,7 @@ def play_final_games(folder: Path, count: int, seed: int) -> None:
     Writes final.json and video.mp4 to the run's folder. The code that its settings name has just trained, so it is
     trusted. What cannot be played or shown is said, and is no error: the run is complete."""
     policy = load(folder, trust=True)
+    print(f"final policy    plays {count} games, and one that is recorded ...", flush=True)
     try:
         evaluation = policy.evaluate(count, seed)
         (folder / "final.json").write_text(json.dumps(asdict(evaluation), indent=2) + "\n")
