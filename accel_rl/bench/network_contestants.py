@@ -15,7 +15,7 @@ from accel_rl.algos.a2c import A2C, A2CSettings, A2CTargets
 from accel_rl.bench.timing import Repeated
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.models.actor_critic import ActorCritic, Encoder
-from accel_rl.models.trunks import a3c_net, cule_net, make_trunk, nature_cnn
+from accel_rl.models.trunks import a3c_net, add_layer_norms, cule_net, make_trunk, nature_cnn
 from accel_rl.rollout import Batch
 from accel_rl.updates import Update
 from accel_rl.updates.optimizers import make_optimizer
@@ -48,6 +48,9 @@ CART_POLE = EnvSpec(gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym
 NETWORKS = {
     "a3c": Network("A3C-Net on 4x104x80", _pong(104, 80), a3c_net),
     "nature": Network("Nature-CNN on 4x84x84", _pong(84, 84), nature_cnn),
+    "nature_norm": Network(
+        "Nature-CNN with layer normalization", _pong(84, 84), lambda spec: add_layer_norms(nature_cnn(spec))
+    ),
     "cule": Network("CuLE's network on 4x84x84", _pong(84, 84), cule_net),
     # Policy and value are apart, as the presets a2c and ppo have it for vectors; 16 environments are two groups of 8.
     "mlp": Network("MLPs of CartPole", CART_POLE, make_trunk, True, (8,), ()),

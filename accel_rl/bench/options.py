@@ -9,7 +9,7 @@ from typing import Any
 from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.topology import available_cpus
 
-NETWORKS = ("a3c", "nature", "cule", "mlp")
+NETWORKS = ("a3c", "nature", "nature_norm", "cule", "mlp")
 PARTS = ("raw", "steps", "vector", "sampler", "python", "starts")
 DEFAULT_PARTS = PARTS[:-1]
 
@@ -101,7 +101,8 @@ class NetworkOptions:
 
     network: Sequence[str] = _option(
         ("a3c", "nature", "mlp"),
-        "networks: a3c (on frames of 104x80), nature, cule (both 84x84), mlp (CartPole) (a3c nature mlp)",
+        "networks: a3c (on frames of 104x80), nature, nature_norm (with layer normalization), cule (all 84x84), "
+        "mlp (CartPole) (a3c nature mlp)",
         nargs="+",
         metavar="NAME",
     )

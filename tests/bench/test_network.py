@@ -127,7 +127,11 @@ def test_flops_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("name", "env", "preset"),
-    [("a3c", "pong", "stooke"), ("nature", "pong", "dqn84"), ("cule", "pong", "dqn84"), ("mlp", "CartPole-v1", "")],
+    [
+        ("a3c", "pong", "stooke"),
+        *((name, "pong", "dqn84") for name in ("nature", "nature_norm", "cule")),
+        ("mlp", "CartPole-v1", ""),
+    ],
 )
 def test_networks_are_those_of_training(name: str, env: str, preset: str) -> None:
     """Would catch figures for a network that no run has."""

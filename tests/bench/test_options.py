@@ -20,7 +20,7 @@ BAD = [
     ("sampling --figure picture.bmp", "figure=picture.bmp must end in .png"),
     ("sampling --no-table --figure picture.png", "figure=picture.png is of the table's runs; leave --no-table out"),
     ("sampling --secnds 2", "unknown argument '--secnds'; did you mean --seconds"),
-    ("network --network a3c dqn", "network=dqn is unknown; choose from a3c, nature, cule, mlp"),
+    ("network --network a3c dqn", "network=dqn is unknown; choose from a3c, nature, nature_norm, cule, mlp"),
     ("network --batches 8 0", "batches=0 must be at least 1"),
     ("network --threads 99999", f"threads=99999 must be from 1 to {len(available_cpus())}, the logical CPUs"),
     ("emulator --games pongg", "unknown game 'pongg'; did you mean pong"),
