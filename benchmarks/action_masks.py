@@ -19,12 +19,12 @@ from training_contestants import Training
 
 VERSION = 1  # of the JSON
 BUDGET_S = 220.0
-SETTINGS: dict[str, Any] = {"algo": "ppo", "env": "benchmarks.masked_pong:pong", "network": "a3c"}
+SETTINGS: dict[str, Any] = {"algo": "ppo", "env": "masked_pong:pong", "network": "a3c"}
 
 
 def measure(options: TurnOptions) -> None:
     """Prints the rates and their ratio, and writes them to options.json."""
-    wrappers = {"without": (), "with masks": ("benchmarks.masked_pong:AllowAll",)}
+    wrappers = {"without": (), "with masks": ("masked_pong:AllowAll",)}
     builders = [partial(Training, name, SETTINGS | {"wrappers": each}) for name, each in wrappers.items()]
     turns = compare(builders, options.schedule(BUDGET_S), "PPO on Pong")
     cost = ratio(turns["with masks"].rates, turns["without"].rates)

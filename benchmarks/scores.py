@@ -23,6 +23,8 @@ import yaml
 
 from accel_rl.analysis.plot import COLORS, new_figure, save, tidy
 from accel_rl.analysis.scores import (
+    MINUTES,
+    STEPS,
     ScoredRun,
     as_json,
     compare,
@@ -33,7 +35,6 @@ from accel_rl.analysis.scores import (
     mean_of_means,
     read_scores,
 )
-from accel_rl.bench.output import write_json
 from accel_rl.config.fields import flag_of
 from accel_rl.errors import UsageError
 from accel_rl.hardware.description import describe_machine
@@ -63,8 +64,7 @@ def add(paths: Sequence[Path], how: str, setting: str | None, command: str | Non
             kept: Values = json.loads(file.read_text()) if file.exists() else as_json([run]) | {"runs": []}
             about = {"how": how, "machine": _machine(path), "command": command or _command(path)}
             runs = {each["seed"]: each for each in kept["runs"]} | {run.seed: as_json([run])["runs"][0] | about}
-            write_json(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
-            _write_flat(file)
+            _write(file, kept | {"runs": [runs[seed] for seed in sorted(runs)]})
             print(f"{file}: seed {run.seed}, {len(run.curve)} points, score {run.score:.1f}")
 
 
@@ -81,9 +81,8 @@ def _thinned(curve: Any) -> Any:
     return np.concatenate([curve[:-1:every], curve[-1:]]) if len(curve) else curve
 
 
-def _write_flat(file: Path) -> None:
-    """Writes a file of scores again with a line for each run."""
-    content = json.loads(file.read_text())
+def _write(file: Path, content: Values) -> None:
+    """Writes a file of scores with a line for each run."""
     runs = ",\n".join(json.dumps(run) for run in content.pop("runs"))
     file.write_text(f'{json.dumps(content)[:-1]}, "runs": [\n{runs}\n]}}\n')
 
@@ -183,23 +182,19 @@ def _cell(values: Sequence[float | None]) -> str:
     return f"{mean:,.1f} ({low:,.1f} to {high:,.1f})"
 
 
-def _at(run: ScoredRun, steps: float | None = None, minutes: float | None = None) -> float | None:
+def _at(run: ScoredRun, column: int, value: float) -> float | None:
     """Returns the training score after so many steps or minutes; the last one, if it stopped just before."""
-    column, value = (0, steps) if steps else (1, minutes)
-    assert value is not None
     last = run.curve[-1, column] if len(run.curve) else 0.0
-    return (run.at_steps if column == 0 else run.at_minutes)(
-        min(value, last) if last > value * (1 - MOST_MISSING) else value
-    )
+    return run.at(column, min(value, last) if last > value * (1 - MOST_MISSING) else value)
 
 
 def _row(runs: Sequence[ScoredRun]) -> list[str]:
     """Returns the cells of a setting on a game: seeds, at 1 and 2 million steps, after 30 minutes, the final policy."""
     return [
         str(len(runs)),
-        _cell([_at(run, steps=1e6) for run in runs]),
-        _cell([_at(run, steps=2e6) for run in runs]),
-        _cell([_at(run, minutes=30) for run in runs]),
+        _cell([_at(run, STEPS, 1e6) for run in runs]),
+        _cell([_at(run, STEPS, 2e6) for run in runs]),
+        _cell([_at(run, MINUTES, 30) for run in runs]),
         _cell([run.final for run in runs]),
     ]
 
@@ -235,7 +230,7 @@ def settings_table(kept: dict[tuple[str, str], list[ScoredRun]]) -> str:
     rows = []
     for (setting, game), runs in kept.items():
         ends = [f"{run.curve[-1, 2]:.1f} at {run.curve[-1, 0] / 1e6:.2f} M" for run in runs if len(run.curve)]
-        early = _cell([_at(run, steps=8e5) for run in runs])
+        early = _cell([_at(run, STEPS, 8e5) for run in runs])
         rows.append([f"`{setting}`", game, str(len(runs)), early, *_row(runs)[1:], ", ".join(ends)])
     return _table(["setting", "game", COLUMNS[0], "0.8 M steps", *COLUMNS[1:], "end of each run"], rows)
 
@@ -266,7 +261,7 @@ def reference_table(kept: dict[tuple[str, str], list[ScoredRun]], pairs: Sequenc
     for pair in pairs:
         game, steps = pair["game"], pair["steps"]
         both = [
-            [score for run in kept.get((pair[side], game), []) if (score := _at(run, steps=steps)) is not None]
+            [score for run in kept.get((pair[side], game), []) if (score := _at(run, STEPS, steps)) is not None]
             for side in ("ours", "theirs")
         ]
         if all(both):

@@ -225,7 +225,7 @@ def main() -> int:
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, metavar="NAME", help=f"{names} (both)")
     for name in ("workers", "sampling-threads", "learning-threads"):
         parser.add_argument(f"--{name}", nargs="+", type=int, metavar="N", help=f"numbers of {name.replace('-', ' ')}")
-    add_turns(parser, seconds=0.7, budget="10 minutes")
+    add_turns(parser, seconds=0.7, budget="15 minutes")
     add_json(parser)
     given: dict[str, Any] = vars(parser.parse_args())
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, fields
@@ -22,6 +23,7 @@ from safetensors.torch import load_file
 import accel_rl
 from accel_rl import cli
 from accel_rl.algos.a2c import A2CSettings
+from accel_rl.analysis import summary
 from accel_rl.cli import main
 from accel_rl.config.atari_options import AtariOptions
 from accel_rl.config.learners import LearnerSettings
@@ -169,6 +171,17 @@ def test_overwrite_leaves_nothing_of_the_old_run(pong: Path, tmp_path: Path, cap
 
 
 # ---- what is done with a run ----
+
+
+def test_a_renderer_that_fails_is_said_and_no_error(
+    cartpole: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
+    """Would catch a training of hours that ends in a traceback of a graphics library."""
+    shutil.copytree(cartpole, tmp_path / "run")
+    monkeypatch.setattr(summary, "record_video", lambda *_, **__: [].eglInitialize)
+    summary.play_final_games(tmp_path / "run", 1, seed=0)
+    said = capfd.readouterr().out
+    assert "in 1 games" in said and "video           none: 'list' object has no attribute 'eglInitialize'" in said
 
 
 def test_eval_prints_one_json_object(cartpole: Path, capfd: Any) -> None:

@@ -67,7 +67,7 @@ def _make_video(agent: TrainedPolicy, path: Path, seed: int) -> list[str]:
     try:
         env = agent.make_env()
         record_video(env, agent.player(env), path, seed=seed)
-    except (RunError, UsageError) as error:
+    except Exception as error:  # a renderer may raise anything
         return [f"No video: {error}"]
     return []
 

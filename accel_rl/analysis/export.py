@@ -237,7 +237,8 @@ def _check(policy: ExportablePolicy, run: Run) -> None:
                 found = dict(zip(expected, run(inputs), strict=True))
                 problem = find_difference(policy, found, expected)
             except Exception as error:  # whatever stops another program
-                problem = f"with {num_samples} observations, {str(error).strip().splitlines()[-1]}"
+                said = str(error).strip() or repr(error)
+                problem = f"with {num_samples} observations, {said.splitlines()[-1]}"
         if problem:
             raise RunError(
                 f"the file would not act as the policy does, and was not written: {problem} (does the network "

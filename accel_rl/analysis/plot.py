@@ -35,6 +35,9 @@ NOT_SETTINGS = (
     "sampling_threads",
     "learning_threads",
     "report",
+    "tensorboard",
+    "track",
+    "final_games",
 )
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#808080")  # Okabe & Ito 2008
 LINE_STYLES = ("-", "--", ":", "-.")  # for the second, third, ... round through the colours
@@ -142,7 +145,7 @@ def draw_curves(over_steps: "Axes", over_time: "Axes", curves: list[Curve]) -> N
     if any(run.evaluation.value.size for run in runs):
         handles += over_steps.plot([], [], "o", color="#777777", markersize=5, label="evaluation")
     longest_label = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
-    columns = min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH))
+    columns = max(1, min(len(handles), MAX_LEGEND_WIDTH // (longest_label + LEGEND_HANDLE_WIDTH)))
     columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))  # as many rows, evenly filled
     over_steps.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 

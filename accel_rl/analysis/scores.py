@@ -25,6 +25,7 @@ ByGame = Mapping[str, Floats]
 
 NUM_RESAMPLES = 2000
 LEVEL = 0.95  # of intervals
+STEPS, MINUTES = 0, 1  # columns of a curve
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,9 @@ class ScoredRun:
         """The final policy's score, or else the last one of training."""
         return float(self.curve[-1, 2]) if self.final is None else self.final
 
-    def at_steps(self, steps: float) -> float | None:
-        """Returns the training score when the run had made so many agent steps; None if it has not, or had none."""
-        return self._at(0, steps)
-
-    def at_minutes(self, minutes: float) -> float | None:
-        """Returns the training score after so many minutes; None if the run was shorter, or had none."""
-        return self._at(1, minutes)
-
-    def _at(self, column: int, value: float) -> float | None:
+    def at(self, column: int, value: float) -> float | None:
+        """Returns the training score after so many agent steps (column STEPS) or minutes (MINUTES); None if the run
+        was shorter, or had none yet."""
         reached = self.curve[:, column]
         if not len(reached) or not reached[0] <= value <= reached[-1]:
             return None
@@ -147,9 +142,9 @@ def read_scores(path: Path) -> list[ScoredRun]:
     """Reads the folder of an Atari run, or a file of scores (see `as_json`).
 
     Raises UsageError for anything else, for a run without a score yet, and for a file that holds runs of two games."""
-    if path.is_dir():
-        return [_read_folder(path)]
     try:
+        if path.is_dir():
+            return [_read_folder(path)]
         content = json.loads(path.read_text())
         game, setting, runs = content["game"], content["setting"], content["runs"]
         games = {run.get("game", game) for run in runs}
@@ -158,8 +153,10 @@ def read_scores(path: Path) -> list[ScoredRun]:
             raise ValueError("no run")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UsageError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is neither a run's folder nor a file of scores") from error
+        raise UsageError(f"{path} is neither a run's folder nor a file of scores, or it is damaged") from error
     if others := sorted(games - {game}):
         raise UsageError(f"{path} is a file of {game}'s scores, but holds a run of {', '.join(others)}")
     return scored

@@ -47,14 +47,15 @@ class SimulationLimit:
 
     def run(self, seconds: float) -> float:
         """Takes a turn; returns the steps/s of all processes together."""
-        for _, control in self._workers:
-            control.send(seconds)
-        return sum(self._receive_rates())
+        return sum(self._receive_rates(seconds))
 
-    def _receive_rates(self) -> list[float]:
+    def _receive_rates(self, seconds: float | None = None) -> list[float]:
+        """Returns each process's rate, after it has been asked for one of so many seconds."""
         try:
+            for _, control in self._workers if seconds else ():
+                control.send(seconds)
             return [float(control.recv()) for _, control in self._workers]
-        except EOFError:
+        except (EOFError, ConnectionError):
             self.close()
             raise RunError("a process of the simulation limit has died; its traceback stands above") from None
 

@@ -14,29 +14,29 @@ PARTS = ("raw", "steps", "vector", "sampler", "python", "starts")
 DEFAULT_PARTS = PARTS[:-1]
 
 
-def _option(default: Any, help_text: str, **argument: Any) -> Any:
+def option(default: Any, help_text: str, **argument: Any) -> Any:
     """Returns the field of an option: its default, its help, and what else `add_argument` takes."""
     return field(default=default, metadata={"help": help_text, **argument})
 
 
 def _count(default: int | None, help_text: str) -> Any:
-    return _option(default, help_text, type=int, metavar="N")
+    return option(default, help_text, type=int, metavar="N")
 
 
 def _counts(help_text: str) -> Any:
-    return _option(None, help_text, type=int, nargs="+", metavar="N")
+    return option(None, help_text, type=int, nargs="+", metavar="N")
 
 
 def _file(help_text: str) -> Any:
-    return _option(None, help_text, type=Path, metavar="FILE")
+    return option(None, help_text, type=Path, metavar="FILE")
 
 
 def _seconds(default: float, help_text: str) -> Any:
-    return _option(default, help_text, type=float, metavar="S")
+    return option(default, help_text, type=float, metavar="S")
 
 
-def _switch(help_text: str) -> Any:
-    return _option(False, help_text, action="store_true")
+def switch(help_text: str) -> Any:
+    return option(False, help_text, action="store_true")
 
 
 def add_options(parser: argparse.ArgumentParser, options: type) -> None:
@@ -59,9 +59,9 @@ def _check(options: Any, *counts: str) -> None:
 class SamplingOptions:
     """Options of `accel-rl bench sampling`. Raises UsageError for a value out of range."""
 
-    env: str = _option("pong", "Atari game (pong)", metavar="ENV")
-    env_preset: str = _option("stooke", "frames and episodes: stooke, dqn84 or v5 (stooke)", metavar="PRESET")
-    simulator: str = _option(
+    env: str = option("pong", "Atari game (pong)", metavar="ENV")
+    env_preset: str = option("stooke", "frames and episodes: stooke, dqn84 or v5 (stooke)", metavar="PRESET")
+    simulator: str = option(
         "auto", "native, ale, or auto: native for games that it plays exactly (auto)", metavar="SIMULATOR"
     )
     cores: int | None = _count(None, "use only the first N of this process's cores (all)")
@@ -72,18 +72,18 @@ class SamplingOptions:
     horizon: int = _count(64, "steps per rollout without a barrier (64)")
     seconds: float = _seconds(1.0, "length of a turn, in seconds (1.0)")
     rounds: int | None = _count(None, "rounds of each comparison (as many as fit into 4 minutes, or 20 with --full)")
-    device: str | None = _option(
+    device: str | None = option(
         None,
         "where the network of table and figure runs: cpu, cuda, cuda:1 ... (the first GPU, or else cpu)",
         metavar="DEVICE",
     )
-    peers: bool = _option(
+    peers: bool = option(
         True,
         "also measure EnvPool, ale-py's AtariVectorEnv and gymnasium's AsyncVectorEnv",
         action=argparse.BooleanOptionalAction,
     )
-    table: bool = _option(True, "also measure Table 1 and Figure 2", action=argparse.BooleanOptionalAction)
-    full: bool = _switch(
+    table: bool = option(True, "also measure Table 1 and Figure 2", action=argparse.BooleanOptionalAction)
+    full: bool = switch(
         "more rounds, and in the figure one curve each for 1, 2, 4, ... cores instead of one for all cores"
     )
     json: Path | None = _file("write all figures to FILE")
@@ -99,7 +99,7 @@ class SamplingOptions:
 class NetworkOptions:
     """Options of `accel-rl bench network`. Raises UsageError for a value out of range."""
 
-    network: Sequence[str] = _option(
+    network: Sequence[str] = option(
         ("a3c", "nature", "mlp"),
         "networks: a3c (on frames of 104x80), nature, nature_norm (with layer normalization), cule (all 84x84), "
         "mlp (CartPole) (a3c nature mlp)",
@@ -135,10 +135,10 @@ class NetworkOptions:
 class EmulatorOptions:
     """Options of `accel-rl bench emulator`. Raises UsageError for a value out of range."""
 
-    games: Sequence[str] | None = _option(
+    games: Sequence[str] | None = option(
         None, "games, named as in ale-py (ten on one core; three of them on all cores)", nargs="+", metavar="GAME"
     )
-    parts: Sequence[str] | None = _option(
+    parts: Sequence[str] | None = option(
         None,
         "what to measure: raw (frames), steps (of an agent), vector (environments), sampler, python (time per "
         "step), starts (the default leaves these out)",
@@ -153,7 +153,7 @@ class EmulatorOptions:
     rounds: int | None = _count(
         None, "rounds of each comparison (as many as fit into 4 minutes in all, or 20 with --full)"
     )
-    full: bool = _switch(
+    full: bool = switch(
         "20 rounds, `vector` also at half size, and the starts: how long they take, and how much memory"
     )
     json: Path | None = _file("write all figures to FILE")

@@ -46,8 +46,12 @@ def figure_path(asked: Path | None, default: Path) -> Path | None:
 
 
 def create_parents(*files: Path | None) -> None:
-    """Creates the folders of the files that are named: at the start, so that nothing fails after minutes of work."""
+    """Creates the folders of the files that are named: at the start, so that nothing fails after minutes of work.
+
+    Raises UsageError for one that is a folder."""
     for file in files:
+        if file and file.is_dir():
+            raise UsageError(f"{file} is a folder; name a file")
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
 

@@ -34,11 +34,8 @@ def peer_builders(env: EnvConfig, num_envs: int) -> tuple[dict[str, Builder], di
         builders["envpool-async"] = partial(EnvPool, "envpool-async", env, num_envs, half)
     else:
         missing["envpool"] = 'pip install "accel-rl[bench]"'
-    if importlib.util.find_spec("ale_py.vector_env"):
-        builders["ale-sync"] = partial(AtariVector, "ale-sync", env, num_envs, num_envs)
-        builders["ale-async"] = partial(AtariVector, "ale-async", env, num_envs, half)
-    else:
-        missing["ale-py's AtariVectorEnv"] = 'pip install "ale-py>=0.11"'
+    builders["ale-sync"] = partial(AtariVector, "ale-sync", env, num_envs, num_envs)
+    builders["ale-async"] = partial(AtariVector, "ale-async", env, num_envs, half)
     builders["gymnasium-async"] = partial(GymnasiumAsync, "gymnasium-async", env, num_envs)
     return builders, missing
 

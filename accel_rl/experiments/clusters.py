@@ -26,7 +26,7 @@ POLL_S = 0.2
 ASK_AGAIN_S = 5.0  # whether a stopped job has ended
 SUBMIT_AGAIN_S = 60.0  # where Slurm takes no more jobs for now
 PATIENCE_S = 600.0  # with Slurm, which has ended a run, until it says what becomes of the job
-RETRIES = 100  # by Ray, after machines that were lost
+RETRIES = 100  # after machines that were lost, or jobs whose time was over
 DAY_MIN = 24 * 60
 
 
@@ -284,7 +284,7 @@ def _claimed(num_cpus: int) -> Iterator[None]:
     with contextlib.ExitStack() as files:
         cpus: set[int] = set()
         for cpu in sorted(before):
-            lock = files.enter_context(open(Path(tempfile.gettempdir()) / f"accel_rl_cpu_{os.getuid()}_{cpu}", "w"))
+            lock = files.enter_context(open(Path(tempfile.gettempdir()) / f"accel_rl_cpu_{os.getuid()}_{cpu}", "a"))
             with contextlib.suppress(BlockingIOError):
                 if len(cpus) < num_cpus:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

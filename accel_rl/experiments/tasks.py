@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import yaml
 
+from accel_rl.config.fields import flag_of
 from accel_rl.config.sources import read_settings
 from accel_rl.errors import UsageError
 from accel_rl.hardware.signals import StopSignal
@@ -93,7 +94,8 @@ class Task:
             file.write_text(yaml.safe_dump(self.settings, sort_keys=False))
             arguments = ["--config", str(file), "--out", str(self.folder), "--overwrite"]
             settings = placement
-        arguments += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        for name, value in settings.items():
+            arguments += [flag_of(name), "null" if value is None else str(value)]
         with self.console.open("ab") as console:
             begin = partial(_begin, os.getpid())
             return spawn(

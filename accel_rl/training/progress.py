@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, BinaryIO
 
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.rollout import Game
 from accel_rl.training.atomic import write_file
 from accel_rl.training.console import Console
@@ -139,7 +139,10 @@ class _Table:
 
     def __init__(self, path: Path, steps: int):
         self._path = path
-        rows = [row for row in self._read(-1) if float(row["time/total_timesteps"]) <= steps]
+        try:
+            rows = [row for row in self._read(-1) if float(row["time/total_timesteps"]) <= steps]
+        except (KeyError, ValueError, csv.Error) as error:
+            raise UsageError(f"{path} is damaged ({error}); restore it, or move it away") from None
         self._columns = list(rows[0]) if rows else []
         self._newest = {name: value for row in rows for name, value in row.items() if value}
         self._waiting = rows  # for the disk

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from accel_rl.bench.options import add_options
 from accel_rl.training.command import add_settings, given_settings
 from accel_rl.tune.options import TuneOptions
 
@@ -20,30 +21,9 @@ def add_tune(commands: Any, arguments: list[str]) -> None:
         "set below stays as it is.",
         allow_abbrev=False,
     )
-    _add_options(command)
+    add_options(command, TuneOptions)
     add_settings(command, arguments)
     command.set_defaults(run=_tune)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds one argument for each field of TuneOptions."""
-    default = TuneOptions()
-    minutes = f"how long it may take, about (default: {default.minutes:g})"
-    parser.add_argument("--minutes", type=float, default=default.minutes, metavar="X", help=minutes)
-    seconds = f"length of a turn (default: {default.seconds:g})"
-    parser.add_argument("--seconds", type=float, default=default.seconds, metavar="SECONDS", help=seconds)
-    parser.add_argument(
-        "--full-grid", action="store_true", help="try every combination, however long it takes, instead of a search"
-    )
-    parser.add_argument(
-        "--tune-envs",
-        action="store_true",
-        help="also try half, twice and four times the environments, which changes the batch and so what is learned",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE.yaml", help="the settings file (default: tuned-<algo>-<env>.yaml)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 def _tune(options: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel_rl.bench.options import option, switch
 from accel_rl.errors import UsageError
 
 LEAST_TURNS = 20  # that fit into the time: fewer can decide nothing
@@ -11,17 +12,18 @@ LEAST_TURNS = 20  # that fit into the time: fewer can decide nothing
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """minutes: for everything, about. seconds: length of a turn; whole iterations can take longer.
+    """Options of `accel-rl tune`. Raises UsageError for a value out of range."""
 
-    full_grid: tries every combination, however long it takes. tune_envs: searches the number of environments, too.
-    Raises UsageError for a value out of range."""
-
-    minutes: float = 3.0
-    seconds: float = 0.7
-    full_grid: bool = False
-    tune_envs: bool = False
-    overwrite: bool = False
-    out: Path | None = None
+    minutes: float = option(3.0, "how long it may take, about (default: 3)", type=float, metavar="X")
+    seconds: float = option(0.7, "length of a turn (default: 0.7)", type=float, metavar="SECONDS")
+    full_grid: bool = switch("try every combination, however long it takes, instead of a search")
+    tune_envs: bool = switch(
+        "also try half, twice and four times the environments, which changes the batch and so what is learned"
+    )
+    out: Path | None = option(
+        None, "the settings file (default: tuned-<algo>-<env>.yaml)", type=Path, metavar="FILE.yaml"
+    )
+    overwrite: bool = switch("replace the file if it exists")
 
     def __post_init__(self) -> None:
         for name in ("minutes", "seconds"):

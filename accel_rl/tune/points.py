@@ -84,7 +84,8 @@ def make_space(config: Config, fixed: Collection[str], tune_envs: bool = False) 
         raise UsageError(
             f"nothing is left to search: {', '.join(chosen)} are set; omit some"
             if chosen
-            else "nothing is left to search on a machine with one logical CPU; --tune-envs tries other environments"
+            else f"nothing is left to search: this machine leaves sampler={config.run.sampler} on {config.run.device} "
+            "no choice; --tune-envs tries other environments"
         )
     return Space(Point(tuple((name, own[name]) for name in axes)), axes)
 

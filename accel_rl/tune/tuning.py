@@ -125,6 +125,6 @@ def _find_path(config: Config, options: TuneOptions) -> Path:
     if path.exists() and not options.overwrite:
         raise UsageError(f"{path} exists; use --overwrite to replace it, or --out to write another file")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not os.access(parent, os.W_OK):
-        raise UsageError(f"cannot write {path}: {parent} is not writable; use --out")
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise UsageError(f"cannot write {path}: {parent} is no folder that can be written to; use --out")
     return path

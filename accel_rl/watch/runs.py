@@ -1,5 +1,6 @@
 """The runs below a folder, and how each is doing. Nothing is read that a link leads to elsewhere."""
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -49,9 +50,8 @@ class WatchedRuns:
 
     def by_folder(self) -> dict[Path, list[WatchedRun]]:
         """Returns the runs by the folder that they lie in, those that began last first."""
-        folders = list(self._find())
-        self._known = {folder: self._summarize(folder) for folder in folders}
-        runs = sorted(map(self._watch, folders), key=lambda run: (-run.begun_s, run.folder))
+        known = self._known = {folder: self._summarize(folder) for folder in self._find()}  # pages are made in threads
+        runs = sorted(itertools.starmap(self._watch, known.items()), key=lambda run: (-run.begun_s, run.folder))
         by_parent: dict[Path, list[WatchedRun]] = {}
         for run in runs:
             by_parent.setdefault(run.folder.parent, []).append(run)
@@ -92,8 +92,8 @@ class WatchedRuns:
         numbers = (record.last(column) for column in columns)
         return now, Summary(record.steps, int(record.run.config["steps"]), record.is_finished, *numbers), ""
 
-    def _watch(self, folder: Path) -> WatchedRun:
-        files, summary, problem = self._known[folder]
+    def _watch(self, folder: Path, known: tuple[Stamp, Summary | None, str]) -> WatchedRun:
+        files, summary, problem = known
         written_s = {name: time_ns / 1e9 for name, time_ns, _ in files}
         is_running = self.has(folder / LOCK) and is_being_written(folder)
         if is_running and "progress.csv" not in written_s:

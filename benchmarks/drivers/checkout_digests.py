@@ -7,12 +7,11 @@ accel_rl, so that it fits old commits and later ones.
 
 import csv
 import hashlib
-import importlib
 import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 import accel_rl
+from accel_rl.training.checkpoint import load
 
 
 def arrays(value: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -46,20 +46,8 @@ def digest(value: Any) -> str:
     return f"{hashlib.sha1(''.join(each).encode()).hexdigest()[:12]}/{len(each)}"
 
 
-def find_load() -> Callable[[Path], Any]:
-    """Returns the function of this accel_rl that reads a file of a checkpoint."""
-    for module in ("accel_rl.training.checkpoint", "accel_rl.checkpoint"):
-        try:
-            load: Callable[[Path], Any] = importlib.import_module(module).load
-        except ImportError:
-            continue
-        return load
-    raise ImportError(f"no module of {accel_rl.__file__} reads checkpoints")
-
-
 def parts(folder: Path) -> dict[str, str]:
     """Returns the digests of a run's checkpoint, its replays and its log without times."""
-    load = find_load()
     state = load(folder / "checkpoint.pt")
     found = {name: digest(value) for name, value in state.items() if next(arrays(value), None) is not None}
     for file in sorted(folder.glob("replay-*.pt")):

@@ -4,8 +4,6 @@ benchmarks/compare_commits.py runs it with the accel_rl of several checkouts. It
 commits and later ones.
 """
 
-from collections.abc import Callable
-
 import torch
 
 import accel_rl
@@ -14,17 +12,9 @@ from accel_rl.bench.sampling import Benchmark
 from turns import Turns
 
 
-def build_sampler(benchmark: Benchmark) -> Callable[[], int]:
-    """Returns a function that collects one rollout and returns its number of steps."""
-    if hasattr(benchmark, "random_contestant"):
-        return benchmark.random_contestant().collect
-    contestant = benchmark._sampling("random", benchmark.config, None)()  # up to version 0.1.0
-    return lambda: contestant._sampler.collect().reward.numel()
-
-
 def main() -> None:
     benchmark = Benchmark(SamplingOptions(envs_per_core=8, device="cpu"))
-    collect = build_sampler(benchmark)
+    collect = benchmark.random_contestant().collect
     turns = Turns(lambda: 0)
     torch.set_num_threads(1)
     collect()

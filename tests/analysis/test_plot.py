@@ -1,13 +1,14 @@
 """Learning curves: which runs become one curve, what is drawn, and the errors when nothing can be drawn."""
 
 import sys
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 import yaml
 
-from accel_rl.analysis.plot import make_figure, plot_runs
+from accel_rl.analysis.plot import draw_curves, group_runs, make_figure, plot_runs, read_run
 from accel_rl.errors import UsageError
 
 HEADER = "time/total_timesteps,time/time_elapsed,rollout/ep_rew_mean,eval/mean_reward"
@@ -144,6 +145,8 @@ def test_many_long_labels_stay_inside_the_picture(tmp_path):
     assert (box.x0, box.y0) >= (0, 0)
     assert box.x1 <= 1200
     assert len(set(labels(figure))) == 10
+    (curve,) = group_runs([read_run(runs[0])])
+    draw_curves(*figure.axes, [replace(curve, label="x" * 200)])  # wider than the picture
 
 
 def test_errors_name_what_is_wrong(tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ import yaml
 
 from accel_rl import cli
 from accel_rl.analysis.scores import (
+    MINUTES,
+    STEPS,
     ScoredRun,
     as_json,
     compare,
@@ -79,8 +81,8 @@ def test_the_difference_of_means():
 def test_scores_at_steps_and_minutes():
     """Would catch a score beyond the curve's ends, and minutes taken for steps."""
     one = run(curve=[(100, 1, -20), (200, 3, 0), (300, 4, 20)])
-    assert one.at_steps(150) == -10 and one.at_minutes(2) == -10 and one.at_minutes(4) == 20
-    assert one.at_steps(99) is None and one.at_steps(301) is None and one.at_minutes(5) is None
+    assert one.at(STEPS, 150) == -10 and one.at(MINUTES, 2) == -10 and one.at(MINUTES, 4) == 20
+    assert one.at(STEPS, 99) is None and one.at(STEPS, 301) is None and one.at(MINUTES, 5) is None
     assert one.score == 20 and run(final=7).score == 7
 
 
@@ -130,6 +132,9 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path):
         as_json([run(), run("qbert")])
     with pytest.raises(UsageError, match="CartPole-v1, which is no Atari game"):
         read_scores(write_run(tmp_path / "a", [1], env="CartPole-v1"))
+    (write_run(tmp_path / "damaged", [1]) / "final.json").write_text("{")
+    with pytest.raises(UsageError, match=r"damaged is neither a run's folder nor .* or it is damaged"):
+        read_scores(tmp_path / "damaged")
     with pytest.raises(UsageError, match="no human score is known of adventure"):
         compare([write_run(tmp_path / "b", [1], env="adventure")])
 

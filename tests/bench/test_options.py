@@ -19,6 +19,7 @@ BAD = [
     ("sampling --cores 1 --workers 3", "workers=3"),
     ("sampling --figure picture.bmp", "figure=picture.bmp must end in .png"),
     ("sampling --no-table --figure picture.png", "figure=picture.png is of the table's runs; leave --no-table out"),
+    ("network --json .", ". is a folder; name a file"),
     ("sampling --secnds 2", "unknown argument '--secnds'; did you mean --seconds"),
     ("network --network a3c dqn", "network=dqn is unknown; choose from a3c, nature, nature_norm, cule, mlp"),
     ("network --batches 8 0", "batches=0 must be at least 1"),

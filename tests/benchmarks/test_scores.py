@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import scores
-from accel_rl.analysis.scores import ScoredRun, as_json, read_scores
+from accel_rl.analysis.scores import MINUTES, STEPS, ScoredRun, as_json, read_scores
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
 
@@ -107,8 +107,8 @@ def test_the_page_holds_what_is_kept(folder):
 
 def test_a_score_is_not_made_up_beyond_the_end_of_a_run():
     run = ScoredRun("pong", "ppo", 1, curve(10, steps=1_990_000, minutes=20))
-    assert scores._at(run, steps=2_000_000) == 10 and scores._at(run, steps=2_100_000) is None
-    assert scores._at(run, minutes=30) is None
+    assert scores._at(run, STEPS, 2_000_000) == 10 and scores._at(run, STEPS, 2_100_000) is None
+    assert scores._at(run, MINUTES, 30) is None
 
 
 def test_other_files_are_refused(folder):

@@ -14,7 +14,7 @@ import pytest
 
 import accel_rl
 from accel_rl import cli
-from accel_rl.errors import RunError
+from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint, run_directory
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.progress import _Events, _Table
@@ -81,6 +81,15 @@ def test_a_table_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert table.last("train/1") == 1 / 3 and table.last("train/20") is None
     assert len(rows(tmp_path)) == 500
+
+
+def test_a_table_that_another_program_has_changed(tmp_path: Path) -> None:
+    """Would catch a traceback, and rows that are lost."""
+    file = tmp_path / "progress.csv"
+    file.write_text("time/total_timesteps;train/loss\n20;1,5\n")
+    with pytest.raises(UsageError, match=r"progress.csv is damaged .*; restore it, or move it away"):
+        _Table(file, 20)
+    assert file.read_text().endswith("20;1,5\n")
 
 
 def test_tensorboard_does_not_end_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any) -> None:

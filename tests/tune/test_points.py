@@ -82,7 +82,7 @@ def test_other_samplers_and_devices() -> None:
     assert [*make_space(on(TWO, "serial"), ()).axes] == ["learning_threads", "sampling_threads"]
     assert [*make_space(on(MANY, device="cuda:0"), ()).axes] == ["workers"]
     assert coarse(make_space(on(ONE), ())) == {"workers": (1, 2)}
-    with pytest.raises(UsageError, match="nothing is left to search on a machine with one logical CPU"):
+    with pytest.raises(UsageError, match="this machine leaves sampler=serial on cpu no choice"):
         make_space(on(ONE, "serial"), ())
 
 

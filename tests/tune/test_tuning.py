@@ -167,6 +167,7 @@ def test_replays_are_short() -> None:
         (["--env", "CartPole-v1", "--devices", "cpu,cpu"], "tune measures one learner, but there are 2"),
         (["--env", "CartPole-v1", "--dynamic-adjustment"], "dynamic_adjustment changes while running"),
         (["--env", "CartPole-v1", "--out", "."], "is a folder; name a file"),
+        (["--env", "CartPole-v1", "--out", "/dev/null/x.yaml"], "/dev/null is no folder that can be written to"),
         (["--show-affinity"], "unknown argument '--show-affinity'"),
     ],
 )
