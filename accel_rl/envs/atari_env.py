@@ -52,8 +52,7 @@ class AtariEnv(gymnasium.Env[Array, int]):
             count = self._simulator.spec.action_space.n  # type: ignore[attr-defined]
             raise UsageError(f"there is no action {action}: {self._config.env_id} has actions 0 to {count - 1}")
         outcome = self._simulator.step(action, self._frame)
-        if not outcome.terminated or outcome.game_over:  # after a lost life the frame belongs to the next episode
-            self._show(self._frame)
+        self._show(self._frame if outcome.last_frame is None else outcome.last_frame)
         self._life_lost = outcome.terminated and not outcome.game_over
         info = {"score": outcome.score, "lives": self._simulator.lives, "game_over": outcome.game_over}
         return self._observation.copy(), outcome.reward, outcome.terminated, outcome.truncated, info

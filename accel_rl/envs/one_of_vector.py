@@ -49,8 +49,8 @@ class OneOfVector(gymnasium.Env[Any, Any]):
         return str(self._envs)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        if seed is None and self._begun is not None:
-            begun, self._begun = self._begun, None
+        begun, self._begun = self._begun, None
+        if seed is None and begun is not None:
             return begun  # type: ignore[no-any-return]
         if is_envpool(self._envs):
             if seed is not None and seed != self._seed:

@@ -181,11 +181,14 @@ class Worker:
             return self._set_state(argument)
         if request == "open_evaluation":
             role, self._turns = argument
-            return self._open_evaluation(role)
-        assert request == "close_evaluation" and self._active is not self._train
+            if self._active is self._train:  # else this worker has just replaced another one
+                self._open_evaluation(role)
+            return
+        assert request == "close_evaluation"
         # Where a worker serves one group only, in training or in the evaluation, the other one's turns passed it by.
         self._turns = argument
-        return self._close_evaluation()
+        if self._active is not self._train:
+            self._close_evaluation()
 
     def _start(self, batches: dict[int, EnvBatch]) -> None:
         for batch in batches.values():

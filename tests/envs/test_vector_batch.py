@@ -11,12 +11,14 @@ import pytest
 from accel_rl.envs import make_env
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, rollout_layout
 from accel_rl.envs.gym import GymSimulator
+from accel_rl.envs.one_of_vector import OneOfVector
 from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array, EnvConfig, EnvSpec
 from accel_rl.envs.vector_batch import VectorBatch, make_batch
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
 from tests.helpers.samplers import TOYS
+from tests.helpers.vector_envs import OneSeed
 
 VECTORS, MASKED = "tests.helpers.vector_envs", "tests.helpers.masked_envs"
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -218,6 +220,18 @@ def test_broken_rules(how: str, mode: str, words: list[str]) -> None:
     message = str(raised.value)
     assert all(word in message for word in ["environments 2 to 4 (run seed 3", *words]), message
     assert "\n" not in message
+
+
+def test_a_seed_begins_another_game_than_the_last_step_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches the first observation of an older game, which is returned while the environment is elsewhere."""
+    envs, resets = OneSeed(1), list[int | None]()
+    monkeypatch.setattr(envs, "reset", lambda seed, options: resets.append(seed) or OneSeed.reset(envs, seed=seed))
+    env = OneOfVector(lambda seed: envs, 0)
+    env.reset(seed=1)
+    assert [env.step(0)[3] for _ in range(3)] == [False, False, True]  # and the next game has begun
+    env.reset(seed=5)
+    env.reset()
+    assert resets == [1, 5, None]
 
 
 def test_rewards_of_resets_are_not_blamed() -> None:

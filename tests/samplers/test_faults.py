@@ -320,6 +320,28 @@ def test_an_evaluation_goes_on_with_a_new_environment(tmp_path: Path, how: str) 
             (tmp_path / "once").unlink()
 
 
+@pytest.mark.parametrize("when", ["open_evaluation", "close_evaluation"])
+def test_a_worker_is_killed_around_an_evaluation(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a replacement that is told to begin or end what it has begun or never had."""
+    env = EnvConfig(f"{TOYS}:Counting", options={"lengths": [7]})
+    sampler = make(AlternatingSampler, env, SamplerConfig(4, 5, 2), restart_on_error=True)
+    request = getattr(sampler.pool, when)
+
+    def kill_before(*arguments: Any) -> None:
+        victim = sampler.pool.processes[0]
+        victim.kill()
+        victim.wait()
+        request(*arguments)
+
+    with closing(sampler):
+        monkeypatch.setattr(sampler.pool, when, kill_before)
+        for index in range(2):
+            assert len(sampler.evaluate(GamesToPlay(4), index, False)) == 4
+            assert_rollout(sampler.collect(), "immediate")
+            assert_no_token_left(sampler)
+            assert sampler.num_restarts == 2 * (index + 1)
+
+
 def test_any_worker_may_be_killed_at_any_moment() -> None:
     """Would catch moments between announcements in which a worker's death is not made good."""
     env = EnvConfig(f"{TOYS}:Slow", options={"step_s": 0.002, "lengths": [7]})
