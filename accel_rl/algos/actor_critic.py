@@ -11,7 +11,7 @@ from accel_rl.algos.agent_tasks import AgentTasks
 from accel_rl.algos.auxiliary import AuxiliarySettings, AuxiliaryTasks, add_heads
 from accel_rl.algos.base import Algo, AlgoSettings, CoreSettings, MakeUpdate, RunInfo, Stats, masked_sum
 from accel_rl.algos.batches import add_final_values
-from accel_rl.algos.running_statistics import RunningStatistics
+from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.errors import UsageError
@@ -57,14 +57,14 @@ class ActorCriticAlgo(Algo):
     accepts_segments = True
     Settings: ClassVar[type[AlgoSettings]] = ActorCriticSettings
     policy: ActorCritic
-    statistics: RunningStatistics | None
+    statistics: RunningMoments | None
     _envs = slice(None)  # those whose steps are learned from now
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         settings, norm = self.settings, self.policy.norm
         scale = ReturnScale(self.local_envs, settings.discount) if settings.normalize_returns else None
-        self.statistics = RunningStatistics(norm, scale) if norm or scale else None
+        self.statistics = RunningMoments(norm, scale) if norm or scale else None
         if isinstance(settings, AuxiliarySettings):
             self.needs_terminal_frames = any(task.needs_terminal_frames for task in settings.auxiliary_tasks.values())
 

@@ -80,14 +80,6 @@ class RunningStatistics(Protocol):
         """Returns the moments' tensors by name, float64, which are the same for all learners."""
 
 
-class HasState(Protocol):
-    """What a checkpoint can hold."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class Algo(ABC):
     """A method: how it acts (`policy`) and how it learns (`learn`, `on_step`).
 
@@ -117,7 +109,7 @@ class Algo(ABC):
     """The names of the shared buffers of `statistics` that a trained policy has given (init_from); the run sets it."""
     extra_eval_policies: dict[str, Any] = {}
     """Policies that are evaluated besides the one that acts, by name."""
-    replay: HasState | None = None
+    replay: Any = None
     """What the algorithm learns from, if that is a replay; made by `setup`."""
     saves_replay: bool = False
     """Whether checkpoints hold the replay."""
@@ -239,7 +231,4 @@ def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
 
 def frozen_copy(network: Module) -> Module:
     """Returns a copy that is not learned, such as a target network."""
-    copy = deepcopy(network)
-    for parameter in copy.parameters():
-        parameter.requires_grad_(False)
-    return copy
+    return deepcopy(network).requires_grad_(False)

@@ -17,6 +17,7 @@ from accel_rl.algos.running_statistics import ReplayStatistics
 from accel_rl.algos.secondary import SecondaryNetwork
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.config.schedules import schedule
+from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
 from accel_rl.models.q_network import QNetwork, of_action
@@ -75,7 +76,8 @@ class DQN(QAlgo):
         settings = self.settings
         sizes = {"batch_size": settings.batch_size}
         if settings.secondary_batch_size:
-            SecondaryNetwork.validate(settings)
+            if settings.prioritized:
+                raise UsageError("secondary_batch_size: both networks would set the priorities; omit prioritized")
             sizes["secondary_batch_size"] = settings.secondary_batch_size
         self._plan().validate(run, sizes)
 

@@ -14,7 +14,7 @@ from accel_rl.algos.batches import bootstrap, check_minibatches, minibatch, rand
 from accel_rl.algos.exploration import ExplorationSettings
 from accel_rl.algos.q_base import QAlgo, td_error
 from accel_rl.algos.returns import generalized_advantage
-from accel_rl.algos.running_statistics import RunningStatistics
+from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.config.fields import basic_setting, setting
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.normalize import ReturnScale
@@ -48,7 +48,7 @@ class PQN(QAlgo):
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
         if self.settings.normalize_returns:
-            self.statistics = RunningStatistics(None, ReturnScale(self.local_envs, self.settings.discount))
+            self.statistics = RunningMoments(None, ReturnScale(self.local_envs, self.settings.discount))
 
     def build_policy(self, network: Network | None) -> QNetwork:
         settings = self.settings

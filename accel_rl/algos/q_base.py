@@ -7,7 +7,7 @@ from torch import Tensor
 from accel_rl.algos.base import Algo, MakeUpdate, RunInfo, Stats
 from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.exploration import Exploration
-from accel_rl.algos.running_statistics import RunningStatistics
+from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import Rollout
@@ -23,7 +23,7 @@ class QAlgo(Algo):
     settings: Any
     policy: QNetwork
     target: Any = None
-    statistics: RunningStatistics | None = None
+    statistics: RunningMoments | None = None
 
     def build_policy(self, network: Network | None) -> QNetwork:
         return QNetwork(self.spec, network, epsilon_eval=self.settings.epsilon_eval)

@@ -11,7 +11,7 @@ from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
 
-class RunningStatistics:
+class RunningMoments:
     """Normalizes observations (inside the policy) and scales returns; either may be absent."""
 
     def __init__(self, observation_norm: ObservationNorm | PixelNorm | None, return_scale: ReturnScale | None):
@@ -53,7 +53,7 @@ class RunningStatistics:
             self.return_scale.running.copy_(state["running_return"])
 
 
-class ReplayStatistics(RunningStatistics):
+class ReplayStatistics(RunningMoments):
     """Scales returns as they are drawn from a replay, which keeps rewards as they were: the scale still changes."""
 
     return_scale: ReturnScale

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import MakeUpdate, Stats, frozen_copy
-from accel_rl.errors import UsageError
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.replay import restore_generator
 from accel_rl.replay.transitions import TransitionBatch
@@ -45,12 +44,6 @@ class SecondaryNetwork:
         sequence = np.random.SeedSequence(seed, spawn_key=(1,))
         self.generator = torch.Generator(device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
         self.update = make_update(self.network)
-
-    @staticmethod
-    def validate(settings: Any) -> None:
-        """Raises UsageError for prioritized replay: both networks would set the priorities."""
-        if settings.prioritized:
-            raise UsageError("secondary_batch_size: both networks would set the priorities; omit prioritized")
 
     def sync_target(self, count: int) -> None:
         self.update.sync_target(self.target, count)

@@ -1,7 +1,8 @@
 """Several environments, stepped one after the other into columns of time-major arrays.
 
-Worker processes and SerialSampler hold one of these, or a VectorBatch (vector_batch.py). The rules of episodes are in
-one place: resets, scores of whole games, decorrelated starts, and what happens to an environment that raises.
+Worker processes, agents of the queued sampler and SerialSampler hold one of these, or a VectorBatch (vector_batch.py).
+The rules of episodes are in one place: resets, scores of whole games, decorrelated starts, and what happens to an
+environment that raises.
 """
 
 import contextlib

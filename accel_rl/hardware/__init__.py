@@ -1,5 +1,5 @@
 """What the program runs on: the CPUs and who runs where, devices, timers, and what processes share.
 
-Modules: topology (which logical CPUs there are), placement (which part of a run uses which), devices, timers,
-shared_memory (arrays and semaphores between processes), signals (SIGINT and SIGTERM), allocator, description.
+Modules, among others: topology (which logical CPUs there are), placement (which part of a run uses which), devices,
+instructions, shared_memory (arrays and semaphores between processes), signals (SIGINT and SIGTERM), timers.
 """

@@ -131,7 +131,11 @@ class ConvNet(nn.Module):
 
     def __init__(self, spec: EnvSpec, layers: Sequence[ConvLayer], num_features: int, any_scale: bool = False):
         super().__init__()
-        _check_images(spec, layers)
+        if not spec.is_picture:
+            raise UsageError(
+                f"this network takes pictures, but observations are {spec.nested_space or spec.observation_space}; "
+                "omit --network, and the network fits"
+            )
         shape = spec.observation_shape
         (num_inputs, *size), modules = shape, list[nn.Module]()
         low, high = value_range(spec.observation_space) or (0.0, 1.0)
@@ -143,6 +147,11 @@ class ConvNet(nn.Module):
             modules.append(Scale(low, high))
         for index, (num_filters, kernel, stride, padding) in enumerate(layers):
             sides = [_padding(n, kernel, stride, padding) for n in size]
+            if any(n + sum(pads) < kernel for n, pads in zip(size, sides, strict=True)):
+                raise UsageError(
+                    f"this network's convolutions are too large for pictures of {shape[1]}x{shape[2]}; omit --network, "
+                    "and the network fits"
+                )
             (top, bottom), (left, right) = sides
             is_symmetric = top == bottom and left == right
             if not is_symmetric:
@@ -168,25 +177,6 @@ class ConvNet(nn.Module):
 def _padding(size: int, kernel: int, stride: int, padding: int | str) -> tuple[int, int]:
     """Returns the zeros before and behind rows or columns of this size."""
     return same_padding(size, kernel, stride) if padding == "same" else (int(padding), int(padding))
-
-
-def _check_images(spec: EnvSpec, layers: Sequence[ConvLayer]) -> None:
-    """Raises UsageError for observations that are no images, or too small for the kernels of these layers."""
-    shape = spec.observation_shape
-    if not spec.is_picture:
-        raise UsageError(
-            f"this network takes pictures, but observations are {spec.nested_space or spec.observation_space}; omit "
-            "--network, and the network fits"
-        )
-    for size in shape[1:]:
-        for _, kernel, stride, padding in layers:
-            size += sum(_padding(size, kernel, stride, padding)) - kernel
-            if size < 0:
-                raise UsageError(
-                    f"this network's convolutions are too large for pictures of {shape[1]}x{shape[2]}; omit --network, "
-                    "and the network fits"
-                )
-            size = size // stride + 1
 
 
 def _half_size(spec: EnvSpec) -> bool:

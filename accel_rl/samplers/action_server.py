@@ -3,7 +3,6 @@
 Here the policy acts on the CPU; gpu_action_server.py has what differs on a GPU.
 """
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,8 @@ from torch import Tensor
 from accel_rl.envs.batch_simulator import select_envs
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.rollout import Game, Policy, RecurrentInputs, Rollout, TerminalFrames
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import SamplerConfig, restore_noise
 from accel_rl.stacks import blank
-
-logger = logging.getLogger("accel_rl")
 
 # The arrays that every rollout shows whole; final_observation is read only where an episode ended.
 PER_STEP = ("observation", "age", "reset", "action", "reward", "terminated", "truncated", "valid")
@@ -161,7 +158,7 @@ class ActionServer:
         terminal_frames: TerminalFrames | None = None,
     ) -> Rollout:
         """Returns num_steps steps from row `first` on, where row 0 is the window's first."""
-        steps, here = slice(first, first + num_steps), {}
+        steps, here = slice(first, first + num_steps), dict[str, Any]()
         for name in PER_STEP:
             more = len(self._rows[name]) - self.window - self.horizon  # rows than steps
             here[name] = self._rows_here(name, slice(first, first + num_steps + more), envs)
@@ -173,23 +170,17 @@ class ActionServer:
             *(rows[first : first + num_steps + 1, envs] for rows in self._recurrent_inputs)
         )
         return Rollout(
-            observation_rows=here["observation"],
             frame_stack=self.spec.frame_stack,
             policy_outputs={name: rows[steps, envs] for name, rows in self._policy_outputs.items()},
             final_step=final_step,
             final_env=final_env,
             final_observation=self._final_observations(here, final_step, final_env, newest),
+            observation_rows=here.pop("observation"),
             games=games,
             first_step=self.steps_done + (first - self.window) * self._steps_per_row,
             recurrent_inputs=recurrent_inputs,
             terminal_frames=terminal_frames,
-            action=here["action"],
-            reward=here["reward"],
-            age=here["age"],
-            reset=here["reset"],
-            terminated=here["terminated"],
-            truncated=here["truncated"],
-            valid=here["valid"],
+            **here,
         )
 
     def _rows_of_output(self, name: str, value: Tensor) -> Tensor:
@@ -266,11 +257,7 @@ class ActionServer:
                 kept[T:] = rows
         self.arrays["restarts"][:] = state["restarts"]
         self._restarts = self.arrays["restarts"].copy()
-        if state["generator_device"] == self.generator.device.type:
-            self.generator.set_state(state["generator"])
-        else:
-            device = state["generator_device"]
-            logger.warning("the policy's noise starts anew: its generator was saved on another device (%s)", device)
+        restore_noise(self.generator, state)
         self.steps_done = state["steps_done"]
 
     def _find_restarted(self) -> Array:

@@ -1,5 +1,6 @@
 """What the samplers have in common: their interface and settings, generators of noise, games for evaluation."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import divides_evenly
 from accel_rl.rollout import Game, Rollout
+
+logger = logging.getLogger("accel_rl")
 
 EVALUATION_HORIZON = 8  # steps between two checks for finished games
 MAX_GAME_STEPS = 27_100  # per game: Atari's limit of 27,000 and a margin; other environments may never end
@@ -166,12 +169,22 @@ def noise_generator(config: BatchConfig, device: torch.device, role: int = 0) ->
     return torch.Generator(device).manual_seed(seed)
 
 
+def restore_noise(generator: torch.Generator, state: dict[str, Any]) -> None:
+    """Continues the policy's noise from a checkpoint, unless that was made on another kind of device."""
+    if state["generator_device"] == generator.device.type:
+        generator.set_state(state["generator"])
+    else:
+        device = state["generator_device"]
+        logger.warning("the policy's noise starts anew: its generator was saved on another device (%s)", device)
+
+
 @dataclass(frozen=True)
 class GamesToPlay:
     """Which whole games an evaluation plays: a number of episodes, or all that end within a number of steps.
 
-    episodes: each environment plays equally many, its first ones, so that short games are not overrepresented; games
-        longer than MAX_GAME_STEPS are left out. num_steps: steps of all environments together; None: `episodes` counts.
+    episodes: each environment plays equally many, its first ones, so that short games are not overrepresented; those
+        not ended after MAX_GAME_STEPS steps for each game that an environment may play are left out. num_steps: steps
+        of all environments together; None: `episodes` counts.
     stop: asked now and then; True ends the evaluation early.
     """
 

@@ -19,6 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.gym import RESET, STEP
 from accel_rl.envs.making import make_device_env
 from accel_rl.envs.masks import KEY, nums_choices
 from accel_rl.envs.pictures import is_channels_last
@@ -224,7 +225,7 @@ class DeviceBatch:
     # ---- what goes to the environment, and what comes back ----
 
     def _reset(self, seeds: np.random.SeedSequence) -> tuple[Any, Any]:
-        observation, info = self._call("reset", _RESET, seed=int(seeds.generate_state(1)[0] >> 1))
+        observation, info = self._call("reset", RESET, seed=int(seeds.generate_state(1)[0] >> 1))
         library = array_library(observation)
         self._from_torch = (lambda tensor: tensor) if library is torch else library.from_dlpack
         return observation, info
@@ -244,7 +245,7 @@ class DeviceBatch:
         return action.clamp(*self._bounds) if self._bounds else action + self._start
 
     def _step_env(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, Any]:
-        observation, reward, terminated, truncated, info = self._call("step", _STEP, self._from_torch(action))
+        observation, reward, terminated, truncated, info = self._call("step", STEP, self._from_torch(action))
         return (
             observation,
             self._tensor("reward", reward, (), _NUMBERS),
@@ -336,8 +337,6 @@ class DeviceBatch:
         """Does nothing: the sampler keeps the environments."""
 
 
-_RESET = ("observation", "info")
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS)
 

@@ -36,11 +36,8 @@ class WorkerPool:
     Raises UsageError or RunError if an environment cannot be built."""
 
     def __init__(self, config: SamplerConfig, batch: BatchConfig, train: EnvArrays, evaluation: EnvArrays):
-        self._timeout_s, self._build_timeout_s, self._spin = (
-            config.env_timeout_s,
-            config.env_build_timeout_s,
-            config.spin,
-        )
+        self._timeout_s, self._build_timeout_s = config.env_timeout_s, config.env_build_timeout_s
+        self._spin = config.spin
         self._batch, self.train, self._evaluation = batch, train, evaluation
         self._active = train
         self._members = train.members()  # of each group, without those lost in this rollout

@@ -8,7 +8,7 @@ What has been taken out of the training queue and waits here comes first: `queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -45,7 +45,8 @@ class Crew:
         self._num_batches = 1
         self._filled: dict[int, SegmentBatch] = {}  # by the trainer's thread
         self._changed = threading.Condition()  # of all these
-        self._gate, self._auxiliary_gate = Gate(), Gate()
+        self.gate = Gate()  # of trainers and of those predictors that choose actions
+        self.auxiliary_gate = Gate()  # of the other predictors: agents can draw for auxiliary tasks
         self._predictors: list[Loop] = []
         self._trainers: list[Loop] = []
         self._auxiliary_predictors: dict[str, list[Loop]] = {task: [] for task in pool.auxiliary}
@@ -66,7 +67,7 @@ class Crew:
             loop.join()
         with self._changed:
             for loop in gone:
-                if batch := self._filled.pop(loop.ident, None):
+                if batch := self._filled.pop(loop.ident or 0, None):
                     self._open.appendleft(batch)
             while self._num_batches <= num_trainers:
                 self._open.append(self._new_batch())
@@ -75,16 +76,8 @@ class Crew:
     @contextmanager
     def paused(self) -> Iterator[list[int]]:
         """Pauses all threads; gives the slots that wait to be copied."""
-        with self.main_paused(), self.auxiliary_paused():
+        with self.gate.closed(), self.auxiliary_gate.closed():
             yield self.take_segments()
-
-    def main_paused(self) -> AbstractContextManager[None]:
-        """Pauses trainers and those predictors that choose actions. Agents can still draw for auxiliary tasks."""
-        return self._gate.closed()
-
-    def auxiliary_paused(self) -> AbstractContextManager[None]:
-        """Pauses the other predictors."""
-        return self._auxiliary_gate.closed()
 
     def close(self) -> None:
         """Ends all threads."""
@@ -109,14 +102,14 @@ class Crew:
         """Does a predictor's work: serves the requests that there are."""
         self._set_torch_threads()
         if self._pool.predictions.wait(POLL_S):
-            with self._gate.working():
+            with self.gate.working():
                 self.serve(self.take_requests())
 
     def _predict_auxiliary(self, task: str) -> None:
         """Does an auxiliary predictor's work."""
         self._set_torch_threads()
         if self._pool.auxiliary[task].wait(POLL_S):
-            with self._auxiliary_gate.working():
+            with self.auxiliary_gate.working():
                 self.serve_auxiliary(task, self._prediction_batch)
 
     def _set_torch_threads(self) -> None:
@@ -129,7 +122,7 @@ class Crew:
         me = threading.get_ident()
         batch = self._filled.get(me) or self._take_open(me)
         if batch and (self.queued or self._pool.trainings.wait(POLL_S)):
-            with self._gate.working():
+            with self.gate.working():
                 if self.merge(batch):
                     with self._changed:
                         del self._filled[me]

@@ -4,7 +4,6 @@ A predictor takes the requests that there are, up to a limit, and serves them as
 policy whose parameters the learner has published in one piece, so never with half an update.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Semaphore
 from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Policy, RecurrentInputs
+from accel_rl.samplers.base import restore_noise
 from accel_rl.samplers.queued.agent_replay import last_observations
 from accel_rl.samplers.queued.slots import Status
 from accel_rl.stacks import blank_young, gather_stacks
-
-logger = logging.getLogger("accel_rl")
+from accel_rl.updates.exchange import copy_module
 
 
 @dataclass
@@ -47,15 +46,8 @@ class PolicyCopies:
         self._newest = self._copy()
         self._others: list[Published] = []
 
-    @property
-    def version(self) -> int:
-        """The version that `acquire` returns now."""
-        return self._newest.version
-
     def _copy(self) -> Published:
-        copy = deepcopy(self._policy)
-        for parameter in copy.parameters():
-            parameter.requires_grad_(False)
+        copy = deepcopy(self._policy).requires_grad_(False)
         expect_changes(copy)
         return Published(copy)
 
@@ -67,10 +59,9 @@ class PolicyCopies:
             if unused:
                 self._others.remove(unused)
         copy = unused or self._copy()
-        source, target = ([*each.parameters(), *each.buffers()] for each in (self._policy, copy.policy))
-        torch._foreach_copy_(target, source)
-        if source[0].is_cuda:
-            torch.cuda.current_stream(source[0].device).synchronize()  # predictors act on streams of their own
+        copy_module(self._policy, copy.policy)
+        if (device := next(self._policy.parameters()).device).type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # predictors act on streams of their own
         copy.version = version
         with self._lock:
             self._others.append(self._newest)
@@ -241,10 +232,4 @@ class PredictionServer:
             self.state[slots] = state["state"]
         num_agents = min(len(self._agent_state), len(state["agent_state"]))
         self._agent_state[:num_agents] = state["agent_state"][:num_agents]
-        if state["generator_device"] == self.generator.device.type:
-            self.generator.set_state(state["generator"])
-        else:
-            logger.warning(
-                "the policy's noise starts anew: its generator was saved on another device (%s)",
-                state["generator_device"],
-            )
+        restore_noise(self.generator, state)

@@ -239,10 +239,10 @@ class QueuedSampler:
         while self.pool.starting:
             self.pool.watch(self.crew.paused)
             time.sleep(WATCH_S)
-        with self.crew.main_paused():
+        with self.crew.gate.closed():
             arrays = self.pool.arrays
             agents, failed = self.pool.get_states(self.crew.check)
-            with self.crew.auxiliary_paused():
+            with self.crew.auxiliary_gate.closed():
                 queued = self.crew.take_segments()
                 for agent, error in failed.items():
                     self.pool.replace(agent, error, lambda: nullcontext(queued))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 class Gate:
-    """Lets threads work while it is open. `close` returns once none is at work any more."""
+    """Lets threads work while it is open. `closed` waits until none is at work any more."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -39,32 +39,24 @@ class Gate:
                 self._changed.notify_all()
 
 
-class Loop:
+class Loop(threading.Thread):
     """Calls work() again and again in a thread of its own, until `stop` or the first exception.
 
     on_error: is told of that exception, in the thread."""
 
     def __init__(self, name: str, work: Callable[[], None], on_error: Callable[[BaseException], None]):
+        super().__init__(name=name, daemon=True)
         self._work, self._on_error = work, on_error
         self._stops = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while not self._stops.is_set():
                 self._work()
         except BaseException as error:
             self._on_error(error)
 
-    @property
-    def ident(self) -> int:
-        """The thread's number."""
-        return self._thread.ident or 0
-
     def stop(self) -> None:
         """Asks the thread to end after its present piece of work."""
         self._stops.set()
-
-    def join(self) -> None:
-        self._thread.join()
