@@ -134,6 +134,7 @@ def test_the_committed_page_is_of_the_committed_scores(tmp_path, monkeypatch):
 def test_the_command_of_a_row_runs(tmp_path, algo):
     """Would catch a setting that was renamed after the runs were made, and a final policy that cannot play."""
     command = re.sub(r" --(steps|final-games) \S+", "", scores.command_per_algorithm()[algo])
+    command = re.sub(r"--warmup-steps \S+", "--warmup-steps 1000", command)
     ending = ["--final-games", "1", "--steps", "2000", "--out", str(tmp_path / "run")]
     assert main([*shlex.split(command)[1:], *ending]) == 0
     assert {"final.json", "policy.safetensors", "video.mp4"} <= {file.name for file in (tmp_path / "run").iterdir()}
