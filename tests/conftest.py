@@ -52,6 +52,9 @@ def gpus(request: pytest.FixtureRequest) -> Iterator[None]:
                 from tests.fake_cuda import fake_gpus
 
                 stack.enter_context(fake_gpus(count, request.config.getoption("--gpu-order")))
+            from tests.helpers.same_numbers import exact_float32, same_numbers
+
+            stack.enter_context(same_numbers() if mark.kwargs.get("like_cpu") else exact_float32())
         yield
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from accel_rl.distributed.launch import train
 from accel_rl.doctor.gpus import find_driver, why_no_gpu
+from accel_rl.doctor.same_numbers import CpuRandomNumbers, exact_float32
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.rollout import Rollout
@@ -127,8 +127,7 @@ def _find_gpu() -> torch.device:
 def compare(settings: Settings, device: torch.device) -> tuple[float, float, float]:
     """Returns how far a GPU is from the CPU in its rollouts and in updates, and graphs from single operations."""
     in_float32, single = {**settings, "bf16": False}, {**settings, "cuda_graphs": False}
-    # Without TF32, and without the search for the fastest convolution, whose choice may differ between two calls.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+    with exact_float32():
         expected = record({**in_float32, "sampler": "serial"}, "cpu")
         here = learn(in_float32, "cpu", expected)
         with CpuRandomNumbers():
@@ -225,25 +224,3 @@ def _trains(settings: Settings, device: torch.device) -> bool:
     with TemporaryDirectory() as folder:
         run = train(**settings, **where, out=Path(folder) / "run")
         return all(bool(value.isfinite().all()) for value in checkpoint.load(run / "checkpoint.pt")["policy"].values())
-
-
-class CpuRandomNumbers(TorchFunctionMode):
-    """Replaces what a GPU's generators draw by what a CPU's with the same seed do: the GPU's own numbers are others.
-
-    Not for drawing within a CUDA graph: the numbers are copied to the GPU."""
-
-    DRAWS = (torch.rand, torch.randn, torch.randint, torch.randperm)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._twins: dict[int, tuple[torch.Generator, torch.Generator]] = {}  # a GPU's and the CPU's, by id
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = dict(kwargs or {})
-        generator = options.get("generator")
-        if func not in self.DRAWS or generator is None or torch.device(generator.device).type == "cpu":
-            return func(*args, **options)
-        if id(generator) not in self._twins:
-            self._twins[id(generator)] = (generator, torch.Generator("cpu").manual_seed(generator.initial_seed()))
-        options |= {"generator": self._twins[id(generator)][1], "device": "cpu"}
-        return func(*args, **options).to(generator.device)

@@ -147,6 +147,7 @@ def assert_learns_alike(cpu: Run, gpu: Run, learn: Callable[[Run, Rollout], Any]
     assert gpu.update._graphs and gpu.update._graphs.is_enabled and not gpu.update._graphs._not_capturable
 
 
+@pytest.mark.gpu(fake=True, like_cpu=True)
 @pytest.mark.parametrize("name", some_slow(ON_POLICY, IN_TEST_SLOW))
 def test_graphs_learn_what_single_operations_do(name: str) -> None:
     """Would catch whatever a graph freezes, reads too early, or leaves out: schedules, rewards of truncated episodes,

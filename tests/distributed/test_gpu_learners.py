@@ -22,7 +22,7 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(run / "checkpoint.pt")["policy"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.gpu(count=2)
+@pytest.mark.gpu(count=2, like_cpu=True)
 @pytest.mark.parametrize(
     "settings",
     [

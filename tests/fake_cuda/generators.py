@@ -1,4 +1,6 @@
-"""Generators on a GPU. They draw what a CPU's generator draws from the same seed, so that results can be compared."""
+"""Generators on a GPU. From one seed they draw other numbers than a CPU's generator, as real ones do.
+
+tests/helpers/same_numbers.py gives both devices the same."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from tests.fake_cuda.machine import machine
 from tests.fake_cuda.streams import gpu_index
 
 CpuGenerator = torch.Generator
+OTHER_SEED = 0x5EED_5EED  # turns a seed into that of other numbers; a CPU's generator reads 32 bits of it
 TAIL = torch.frombuffer(bytearray(b"of a fake GPU..."), dtype=torch.uint8)  # makes its states differ from a CPU's
 
 
@@ -30,12 +33,19 @@ class Generator(CpuGenerator):
         return generator
 
     def __init__(self, device: Any = "cpu"):
-        super().manual_seed(67280421310721)  # PyTorch's default
+        self.manual_seed(67280421310721)  # PyTorch's default
         _all.add(self)
 
     @property
     def device(self) -> torch.device:
         return self._on
+
+    def manual_seed(self, seed: int) -> Generator:
+        super().manual_seed(seed ^ OTHER_SEED)
+        return self
+
+    def initial_seed(self) -> int:
+        return super().initial_seed() ^ OTHER_SEED
 
     def get_state(self) -> Tensor:
         return torch.cat([super().get_state(), TAIL])
@@ -62,9 +72,9 @@ def find(generator: CpuGenerator) -> Generator:
 
     Raises RuntimeError for a generator of the CPU."""
     seed = generator.initial_seed()
-    for each in [each for each in _all if each.initial_seed() == seed]:
+    for each in [each for each in _all if CpuGenerator.initial_seed(each) == seed]:
         state = each.cpu_state()
-        each.manual_seed(seed + 1)
+        CpuGenerator.manual_seed(each, seed + 1)
         is_same = generator.initial_seed() == seed + 1
         each.set_cpu_state(state)
         if is_same:

@@ -128,7 +128,7 @@ def fake_gpus(num_gpus: int = 1, seed: int | None = None, capacity: int = 16 * G
     inherited = f"{num_gpus},{'' if seed is None else seed},{capacity}"
     path = os.pathsep.join([str(STARTUP), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(os.environ, {VARIABLE: inherited, "PYTHONPATH": path}))
+        stack.enter_context(replaced(os.environ, {VARIABLE: inherited, "PYTHONPATH": path}))
         sys.path.insert(0, str(STARTUP))  # learners get this process's own; some systems have a sitecustomize, too
         stack.callback(sys.path.remove, str(STARTUP))
         yield stack.enter_context(_installed(num_gpus, seed, capacity))
@@ -157,10 +157,10 @@ def _installed(num_gpus: int, seed: int | None, capacity: int) -> Iterator[Machi
     tensor_methods = {"pin_memory": memory.pin, "is_pinned": lambda tensor, device=None: memory.is_pinned(tensor)}
     try:
         with (
-            _replaced(vars(torch.cuda), FUNCTIONS, torch.cuda),
-            _replaced(vars(torch), {"Generator": Generator}, torch),
-            _replaced(vars(torch._C), PRIVATE, torch._C),
-            _replaced(vars(torch.Tensor), tensor_methods, torch.Tensor),
+            replaced(vars(torch.cuda), FUNCTIONS, torch.cuda),
+            replaced(vars(torch), {"Generator": Generator}, torch),
+            replaced(vars(torch._C), PRIVATE, torch._C),
+            replaced(vars(torch.Tensor), tensor_methods, torch.Tensor),
             nccl.over_gloo(),
         ):
             generators.defaults[:] = [Generator(f"cuda:{index}") for index in range(num_gpus)]
@@ -176,7 +176,7 @@ def _installed(num_gpus: int, seed: int | None, capacity: int) -> Iterator[Machi
 
 
 @contextlib.contextmanager
-def _replaced(names: Any, values: dict[str, Any], owner: Any = None) -> Iterator[None]:
+def replaced(names: Any, values: dict[str, Any], owner: Any = None) -> Iterator[None]:
     """Sets names (of a mapping, or as attributes of owner) for a block."""
     before = {name: names.get(name) for name in values}
     present = {name for name in values if name in names}

@@ -36,6 +36,9 @@ NOT_DETERMINISTIC = {
     "aten::nll_loss2d_forward", "aten::_ctc_loss_backward", "aten::grid_sampler_2d_backward", "aten::_embedding_bag",
     "aten::max_unpool2d",
 }  # fmt: skip
+# Operations that may compute in TF32, and the positions of the arguments that are rounded to its 10 bits of mantissa.
+CONVOLUTIONS = {"aten::convolution": (0, 1), "aten::convolution_backward": (0, 1, 2)}
+PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}
 UNKNOWN = {
     "aten::_pin_memory", "aten::is_pinned", "aten::set_", "aten::resize_", "aten::_thnn_fused_lstm_cell",
     "aten::_thnn_fused_gru_cell", "aten::_cudnn_rnn",
@@ -192,12 +195,13 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         wait(f"{name} by a mask", current_queue(gpu), implicit=True)
     if operation.is_random:
         return _draw(func, operation, args, inner_args, inner_kwargs, kwargs, gpu)
+    compute = _in_tf32(func, name) if _allows_tf32(name) else func
     if operation.writes:
-        _launch(gpu, str(func), lambda: func(*inner_args, **inner_kwargs))
+        _launch(gpu, str(func), lambda: compute(*inner_args, **inner_kwargs))
         return _written(operation, args, kwargs)
     new = _allocate_result(func, inner_args, inner_kwargs)
     if name not in EMPTY:
-        _launch(gpu, str(func), lambda: _fill(new, func(*inner_args, **inner_kwargs)))
+        _launch(gpu, str(func), lambda: _fill(new, compute(*inner_args, **inner_kwargs)))
     return _map_result(lambda x: wrap(x, gpu), new)
 
 
@@ -270,6 +274,30 @@ def _check_launch(name: str, on_gpu: list[GpuTensor]) -> None:
     has_floats = bool(on_gpu) and on_gpu[0].dtype.is_floating_point
     if has_floats and name in NOT_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
         raise RuntimeError(f"{name} does not have a deterministic implementation on CUDA")
+
+
+def _allows_tf32(name: str) -> bool:
+    """Tells whether PyTorch lets this operation compute in TF32: by default convolutions, but not matrix products."""
+    if name in CONVOLUTIONS:
+        return torch.backends.cudnn.allow_tf32
+    return name in PRODUCTS and torch.get_float32_matmul_precision() != "highest"
+
+
+def _in_tf32(func: Any, name: str) -> Callable[..., Any]:
+    """Returns the operation with its factors rounded to TF32."""
+    positions = (CONVOLUTIONS | PRODUCTS)[name]
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        return func(*(_to_tf32(x) if i in positions else x for i, x in enumerate(args)), **kwargs)
+
+    return compute
+
+
+def _to_tf32(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        return x
+    bits = x.view(torch.int32)
+    return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)  # to nearest, ties to even
 
 
 def _has_mask(index: Any) -> bool:

@@ -256,10 +256,11 @@ def test_torch_leaves_the_stream_of_a_failed_capture_current() -> None:
 # ---- random numbers ----
 
 
-def test_generators_draw_as_on_a_cpu_and_go_on_in_graphs() -> None:
-    here, there = torch.Generator().manual_seed(3), torch.Generator(GPU).manual_seed(3)
-    expected = [torch.rand(4, generator=here) for _ in range(4)]
+def test_generators_draw_other_numbers_than_a_cpu_and_go_on_in_graphs() -> None:
+    here, there, twin = torch.Generator().manual_seed(3), *(torch.Generator(GPU).manual_seed(3) for _ in range(2))
+    expected = [torch.rand(4, generator=twin, device=GPU).cpu() for _ in range(4)]
     assert torch.equal(torch.rand(4, generator=there, device=GPU).cpu(), expected[0])
+    assert not torch.equal(torch.rand(4, generator=here), expected[0])
     state = there.get_state()
     graph, drawn = captured(lambda: torch.rand(4, generator=there, device=GPU), generators=[there])
     found = []
@@ -273,6 +274,29 @@ def test_generators_draw_as_on_a_cpu_and_go_on_in_graphs() -> None:
         there.set_state(here.get_state())
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(4, generator=here, device=GPU)
+
+
+@pytest.mark.gpu(fake=True, like_cpu=True)
+def test_like_cpu_gives_the_numbers_of_the_cpu() -> None:
+    here, there = torch.Generator().manual_seed(3), torch.Generator(GPU).manual_seed(3)
+    for draw in (torch.rand, torch.randn):
+        assert torch.equal(draw(4, generator=there, device=GPU).cpu(), draw(4, generator=here))
+
+
+def test_convolutions_and_products_round_to_tf32_where_pytorch_allows_it() -> None:
+    factor = 1 + 2**-11  # of which TF32 keeps 1
+    picture, kernel = (torch.full((1, 1, n, n), factor) for n in (2, 1))
+    found = []
+    for allow in (False, True):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=allow):
+            torch.set_float32_matmul_precision("high" if allow else "highest")
+            try:
+                product = picture[0, 0].to(GPU) @ picture[0, 0].to(GPU)
+                convolved = torch.conv2d(picture.to(GPU), kernel.to(GPU))
+                found.append((float(product[0, 0]), float(convolved[0, 0, 0, 0])))
+            finally:
+                torch.set_float32_matmul_precision("highest")
+    assert found == [(pytest.approx(2 * factor**2, abs=1e-7), pytest.approx(factor**2, abs=1e-7)), (2.0, 1.0)]
 
 
 def test_dropout_draws_from_the_gpus_own_generator() -> None:

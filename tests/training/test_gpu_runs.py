@@ -106,7 +106,7 @@ def _not_deterministic() -> Any:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(like_cpu=True)
 @pytest.mark.parametrize("case", [*IN_MAKE_TEST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     """Would catch a missing wait of any kind, a value that a graph has frozen, a tensor on the wrong device, and what

@@ -1,4 +1,5 @@
-"""Python runs this first in processes that inherit the folder in PYTHONPATH: fake GPUs are there once torch is."""
+"""Python runs this first in processes that inherit the folder in PYTHONPATH. Once torch is imported, they have what the
+tests' process has: fake GPUs, and the random numbers of the CPU."""
 
 import importlib.abc
 import importlib.machinery
@@ -6,9 +7,11 @@ import os
 import sys
 from typing import Any
 
+FAKE_GPUS, SAME_NUMBERS = "ACCEL_RL_FAKE_GPUS", "ACCEL_RL_SAME_NUMBERS"
+
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch where it is, and installs the fake GPUs after it has been imported."""
+    """Finds torch where it is, and installs the rest after it has been imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -20,13 +23,18 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
-            from tests.fake_cuda.runtime import install_here
+            if FAKE_GPUS in os.environ:
+                from tests.fake_cuda.runtime import install_here
 
-            install_here(os.environ["ACCEL_RL_FAKE_GPUS"])
+                install_here(os.environ[FAKE_GPUS])
+            if SAME_NUMBERS in os.environ:
+                from tests.helpers.same_numbers import install_same_numbers
+
+                install_same_numbers()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-if "ACCEL_RL_FAKE_GPUS" in os.environ:
+if FAKE_GPUS in os.environ or SAME_NUMBERS in os.environ:
     sys.meta_path.insert(0, _TorchFinder())

@@ -173,7 +173,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(like_cpu=True)
 @pytest.mark.parametrize("case", [name if name == "ga3c" else pytest.param(name, marks=slow) for name in ON_GPU])
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     """Would catch a missing wait, a value frozen in a graph, or padding that counts on a GPU."""
