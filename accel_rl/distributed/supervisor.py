@@ -15,6 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accel_rl.distributed.async_coordinator import Control
 from accel_rl.distributed.learner_process import LearnerSetup
+from accel_rl.distributed.sync_coordinator import check_loopback
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import check_threads
 from accel_rl.hardware.signals import StopSignal
@@ -116,6 +117,7 @@ def started_learners(
                 setup.store = store.setup
         else:
             check_threads(size * THREADS_OF_LEARNER)
+            check_loopback()
             meeting = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
             for setup in setups:
                 setup.port = meeting.port

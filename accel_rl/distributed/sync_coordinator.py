@@ -1,7 +1,9 @@
 """Synchronous learners: they agree on steps, on when to stop, and on what rank 0 writes, by torch.distributed."""
 
 import contextlib
+import os
 import re
+import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -109,6 +111,8 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
     port: of the store that the supervisor has opened on this machine; None: the one that the environment names
     (torchrun). Raises UsageError if the port is in use."""
     uses_nccl = offers_nccl and dist.is_nccl_available()
+    if port and (loopback := loopback_interface()):  # the machine may have no other
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     store = port and TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
     backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
     try:
@@ -131,6 +135,23 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
+
+
+def loopback_interface() -> str | None:
+    """Returns the name of the network interface that reaches this machine itself, as in lo; None if there is none."""
+    return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), None)
+
+
+def check_loopback() -> None:
+    """Raises UsageError if processes of this machine cannot connect to each other: the store would retry for long."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=10).close()
+    except OSError as error:
+        raise UsageError(
+            f"the learners cannot connect to each other at 127.0.0.1 ({error.strerror or error}): the system has to "
+            "bring that interface up, as by `ip link set lo up`"
+        ) from None
 
 
 def peer_failure_message(error: Exception) -> str | None:

@@ -20,6 +20,9 @@ FIELDS = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
+# Fields of /proc/meminfo: memory that cannot be reclaimed.
+HELD = ("Active(anon)", "Inactive(anon)", "Unevictable", "SUnreclaim", "KernelStack", "PageTables", "Hugetlb")
+
 
 def check_fits(
     num_bytes: int,
@@ -78,9 +81,10 @@ def free_and_total() -> list[tuple[int, int]]:
     """Returns the bytes that are free and all bytes: of the system first, then of each control group with a limit."""
     found = []
     meminfo = dict(line.split(":", 1) for line in _read(ROOT / "proc/meminfo").splitlines() if ":" in line)
-    if "MemAvailable" in meminfo:
-        free, total = (int(meminfo.get(name, "0 kB").split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-        found.append((free, total))
+    sizes = {name: int(text.split()[0]) * 1024 for name, text in meminfo.items() if text.endswith(" kB")}
+    if "MemAvailable" in sizes:
+        total = sizes.get("MemTotal", 0)
+        found.append((max(sizes["MemAvailable"], _unused_bytes(sizes, total)), total))
     for folder in control_groups("memory", ROOT):
         for limit_name, usage_name, cache_field in FIELDS:
             limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
@@ -89,6 +93,14 @@ def free_and_total() -> list[tuple[int, int]]:
                 stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
                 found.append((int(limit) - int(usage) + int(stat.get(cache_field, 0)), int(limit)))
     return found
+
+
+def _unused_bytes(sizes: dict[str, int], total: int) -> int:
+    """Returns what neither programs nor the kernel hold; 0 on a system that does not say what they hold.
+
+    A virtual machine may hold back memory that it gives as soon as it is asked for (a balloon): it is not available
+    yet, but nothing uses it."""
+    return total - sum(sizes.get(name, 0) for name in HELD) if {"Active(anon)", "Inactive(anon)"} <= sizes.keys() else 0
 
 
 def _read(path: Path) -> str:

@@ -57,7 +57,7 @@ def test_asynchronous_learners_on_gpus_finish(settings: dict[str, Any], tmp_path
 @pytest.mark.slow
 def test_learners_on_gpus_resume_exactly(tmp_path: Path) -> None:
     """Would catch a generator, replay or optimizer state of a learner that a checkpoint puts on the wrong GPU."""
-    settings = {**COMMON, **DQN, "devices": "all"}
+    settings = {**COMMON, **DQN, "devices": "all", "deterministic": True}
     whole = accel_rl.train(**settings, steps=240, out=tmp_path / "whole")
     half = accel_rl.train(**settings, steps=120, out=tmp_path / "half")
     accel_rl.train(resume=half, steps=240)

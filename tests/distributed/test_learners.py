@@ -1,8 +1,10 @@
 """Several learners train one agent: what they compute together, and that an interrupted run continues exactly."""
 
+import errno
 import os
 import shutil
 import signal
+import socket
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 
 import accel_rl
 from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
+from accel_rl.distributed.sync_coordinator import check_loopback
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training import checkpoint
 from accel_rl.training.build import build_algo, build_store
@@ -199,6 +202,18 @@ def test_parameters_that_differ_end_the_run(tmp_path: Path) -> None:
     ):
         accel_rl.train(**settings, steps=400, checkpoint_interval_steps=80, out=tmp_path / "run")
     assert load(tmp_path / "run")["steps"] == 80
+
+
+def test_a_machine_that_cannot_connect_to_itself_is_named(monkeypatch: Any) -> None:
+    """The store of the learners would try for minutes, with a traceback for each attempt."""
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    check_loopback()
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(UsageError, match=r"at 127.0.0.1 \(Network is unreachable\): .* `ip link set lo up`"):
+        check_loopback()
 
 
 # ---- asynchronous ----

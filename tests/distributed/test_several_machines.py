@@ -39,6 +39,19 @@ def why_no_machines() -> str:
     return f"namespaces are not allowed here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
+@pytest.mark.slow
+def test_learners_need_no_network(tmp_path: Path) -> None:
+    """Two learners of one machine meet where there is no interface but the one to the machine itself."""
+    if reason := why_no_machines():
+        pytest.skip(reason)
+    train = f"{sys.executable} -m accel_rl train --algo a2c --env CartPole-v1 --devices cpu,cpu --sampler serial"
+    train += f" --envs 4 --horizon 5 --steps 200 --eval-interval-steps 0 --no-tensorboard --out {tmp_path / 'run'}"
+    command = ["unshare", "--net", "sh", "-c", f"ip link set lo up && exec {train}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["steps"] == 200
+
+
 class Node:
     """Runs a torchrun on a machine of its own: when it is killed, all processes that it has started die at once."""
 

@@ -34,6 +34,15 @@ def test_without_a_limit_the_available_memory_is_free(kernel: Write) -> None:
     assert free_host_bytes() == 2**62 and used_share() == 0.0
 
 
+def test_memory_that_nothing_uses_is_free_before_it_is_available(kernel: Write) -> None:
+    """A virtual machine gives memory when it is asked for: what counts is how much programs and the kernel hold."""
+    held = "Active(anon): 2000 kB\nInactive(anon): 1000 kB\nSUnreclaim: 500 kB\nHugetlb: 500 kB\n"
+    kernel({"proc/meminfo": f"MemTotal: 16000 kB\nMemAvailable: 300 kB\n{held}Cached: 900 kB"})
+    assert free_host_bytes() == 12_000 * 1024
+    kernel({"proc/meminfo": f"MemTotal: 16000 kB\nMemAvailable: 300 kB\n{held}Unevictable: 11900 kB"})
+    assert free_host_bytes() == 300 * 1024
+
+
 def test_a_control_group_limits_what_is_free(kernel: Write) -> None:
     """Would catch cached files counted as used, and a limit that is ignored, as that of a group within another one."""
     kernel({f"{V2}/memory.max": "9000000", f"{V2}/memory.current": "700000"})

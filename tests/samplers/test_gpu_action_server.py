@@ -13,10 +13,22 @@ from torch.utils._pytree import tree_leaves
 from accel_rl.envs import EnvConfig
 from accel_rl.hardware import devices
 from accel_rl.hardware.timers import DeviceTimer
+from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.rollout import PolicyStep, RecurrentInputs
 from accel_rl.samplers import AlternatingSampler, SerialSampler, gpu_action_server
 from accel_rl.samplers.base import SamplerConfig, StepHook
-from tests.helpers.samplers import COUNTING, Echo, SameNoise, assert_equal, closing, copy, make, to_cpu, use_gpu_server
+from tests.helpers.samplers import (
+    COUNTING,
+    Echo,
+    SameNoise,
+    assert_equal,
+    closing,
+    copy,
+    make,
+    spec_of,
+    to_cpu,
+    use_gpu_server,
+)
 
 PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3})
 CONFIG = SamplerConfig(4, 5, 2, terminal_frames=True)
@@ -278,3 +290,23 @@ def test_the_clock_adds_up() -> None:
         pass
     assert clock.read() == 1.75
     assert clock.read() == 0.0
+
+
+def test_captured_actions_spread_as_the_policy_says() -> None:
+    """A captured policy acts by new noise in each step and each rollout: in one state, its actions have the spread of
+    its distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)"""
+    env = EnvConfig("Pendulum-v1")
+    policy = ActorCritic(spec_of(env), None).to(GPU)
+    with torch.no_grad():
+        for parameter in policy.parameters():  # whatever it sees, the mean is 0 and the deviation 1
+            parameter.zero_()
+    sampler = on_gpu(env, policy, SamplerConfig(16, 64, 2))
+    with closing(sampler):
+        for _ in range(3):
+            sampler.collect()
+        rollouts = [to_cpu(sampler.collect()).action.flatten() for _ in range(2)]
+        assert all(group.graph for group in sampler._server._on_device)
+    for action in rollouts:
+        assert len(action) == 1024 and len(action.unique()) > 1000
+        assert abs(float(action.mean())) < 0.2 and 0.9 < float(action.std()) < 1.1
+    assert not any(value in rollouts[0] for value in rollouts[1])
