@@ -68,7 +68,7 @@ class ForkServer:
         self._popen, self._control = spawn_connected(__name__, *words, fds=fds, environment=environment)
         self._lost = lost
         self._is_prepared = False
-        self._control.send(([path or os.getcwd() for path in sys.path], argument))
+        send_message(self._control, ([path or os.getcwd() for path in sys.path], argument))
 
     def launch(self, setup: Any, fds: Iterable[int] | None = None) -> "Child":
         """Starts a child, whose first message is its setup. fds: the only ones it inherits; None: all.
@@ -77,7 +77,7 @@ class ForkServer:
         to be compiled. Raises UsageError if it cannot be, OSError if the system refuses another process."""
         ours, theirs = Pipe()
         with self._connected():
-            self._control.send(("fork", fds and [*fds]))
+            send_message(self._control, ("fork", fds and [*fds]))
             send_handle(self._control, theirs.fileno(), self._popen.pid)
         theirs.close()
         child = Child(self._answer(), ours, setup, self)
@@ -92,7 +92,7 @@ class ForkServer:
     def ask(self, *request: Any) -> Any:
         """Returns the forking process's answer to a request."""
         with self._connected():
-            self._control.send(request)
+            send_message(self._control, request)
         return self._answer()
 
     def close(self, children: Iterable["Child"] = (), patience_s: float = 0.0) -> None:
@@ -138,7 +138,7 @@ class Child:
     def send(self, message: Any) -> None:
         """Sends a message; that a child has died shows when its answer is waited for."""
         with contextlib.suppress(OSError):
-            self.control.send_bytes(pickle.dumps(message))
+            send_message(self.control, message)
 
     def receive(self, timeout_s: float = EXIT_PATIENCE_S) -> tuple[str, Any]:
         """Waits for the child's next message, a kind and a content. If it has hung up, they are "died" and how, for
@@ -163,6 +163,14 @@ class Child:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(EXIT_PATIENCE_S)
+
+
+def send_message(connection: "Connection[Any, Any]", message: Any) -> None:
+    """Sends an object, as Connection.send does.
+
+    That would leave a buffer in the traceback of a failure. When Python 3.12.0 or 3.12.1 collects it as garbage, it
+    crashes (python/cpython#111049); Python 3.13 prints an error."""
+    connection.send_bytes(pickle.dumps(message))
 
 
 # ---- the forking process ----
