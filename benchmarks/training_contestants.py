@@ -69,7 +69,7 @@ class Training(accel_rl.tune.contestant.Training):
 
     def network(self) -> Repeated:
         """Returns a contestant that makes only the passes of the network of an iteration, without simulation."""
-        rollout = self._sampler.collect()
+        rollout = self.sampler.collect()
         half, horizon = self.config.run.envs // 2, self.config.run.horizon
         observation = rollout.observations(0, 1)[0, :half].clone()
         noise = self.algo.policy.draw_noise(1, half, torch.Generator())[0]
@@ -108,6 +108,6 @@ class Training(accel_rl.tune.contestant.Training):
 
         def collect() -> int:
             torch.set_num_threads(self.config.plan.sampling_threads)
-            return self._sampler.collect().reward.numel()
+            return self.sampler.collect().reward.numel()
 
         return Repeated("sampling", collect)

@@ -13,8 +13,9 @@ from accel_rl.training.resolve import Config
 class Training:
     """Repeats a run's iterations (training/iteration.py), without logging, evaluations and checkpoints.
 
-    total_steps: valid agent steps so far. Between turns its processes sleep. With the queued sampler, they do once the
-    training queue and the batches are full: so each turn first learns from as many steps, which do not count."""
+    total_steps: valid agent steps so far; sampler, iteration: the run's own. Between turns its processes sleep. With
+    the queued sampler, they do once the training queue and the batches are full: so each turn first learns from as many
+    steps, which do not count."""
 
     def __init__(self, name: str, config: Config):
         self.name, self.config, self.total_steps = name, config, 0
@@ -25,11 +26,11 @@ class Training:
                 stack.callback(store.close)
             self.algo, self._update = build_algo_and_update(config, store)
             stack.callback(self._update.close)
-            self._sampler = build_training_sampler(config, self.algo)
-            stack.callback(self._sampler.close)
+            self.sampler = build_training_sampler(config, self.algo)
+            stack.callback(self.sampler.close)
             self._close = stack.pop_all().close
         pull_horizon = config.learners.pull_horizon
-        self._iteration = Iteration(self._sampler, self.algo, self._update, config.plan, pull_horizon)
+        self.iteration = Iteration(self.sampler, self.algo, self._update, config.plan, pull_horizon)
         self._turn = Repeated(name, self.iterate)
         self._steps_in_queues = config.sampler_kind.steps_held(config)
 
@@ -47,7 +48,7 @@ class Training:
 
     def iterate(self) -> int:
         """Trains for one iteration; returns its number of valid steps."""
-        return self.count(self._iteration.collect_and_learn(self.total_steps).rollout)
+        return self.count(self.iteration.collect_and_learn(self.total_steps).rollout)
 
     def count(self, rollout: Rollout) -> int:
         """Adds a rollout's steps to those so far, and returns their number."""
@@ -58,4 +59,4 @@ class Training:
     def close(self) -> None:
         """Ends its processes and lets go of its memory."""
         self._close()
-        del self.algo, self._update, self._sampler, self._iteration, self._turn, self._close
+        del self.algo, self._update, self.sampler, self.iteration, self._turn, self._close

@@ -103,6 +103,7 @@ FUNCTIONS: dict[str, Any] = {
     "memory_allocated": _allocated,
     "memory_reserved": _allocated,
     "max_memory_allocated": _allocated,
+    "reset_peak_memory_stats": lambda device=None: None,
     "manual_seed": lambda seed: default_generator().manual_seed(seed),
     "manual_seed_all": _manual_seed_all,
     "get_rng_state": lambda device=None: default_generator(device).get_state(),

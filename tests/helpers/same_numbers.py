@@ -13,7 +13,7 @@ VARIABLE = "ACCEL_RL_SAME_NUMBERS"  # processes that inherit it call install_sam
 
 @contextlib.contextmanager
 def same_numbers() -> Iterator[None]:
-    """Gives GPUs the random numbers of the CPU and exact float32 for a block, here and in processes that start in it."""
+    """Gives GPUs the CPU's random numbers and exact float32 for a block, also in processes that it starts."""
     path = os.pathsep.join([str(STARTUP), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with replaced(os.environ, {VARIABLE: "1", "PYTHONPATH": path}), exact_float32(), CpuRandomNumbers():
         sys.path.insert(0, str(STARTUP))

@@ -144,7 +144,7 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
     "case", [name if name in RESUMED_IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
-    """No graph keeps the tensors from before, and no generator is forgotten by a checkpoint. Bit for bit this holds with
+    """No graph keeps the tensors from before, and a checkpoint forgets no generator. Bit for bit this holds with
     deterministic operations only: on a real GPU, others add in an order of their own."""
     settings = {**RESUMED[case], "device": "cuda:0", "steps": 120, "deterministic": True}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")

@@ -1,0 +1,35 @@
+"""The process of one part of a GPU session, which benchmarks/gpu_session.py starts.
+
+checks.py, runs.py and speed.py have the parts, rows.py has what they make.
+"""
+
+import torch
+
+from accel_rl.doctor.gpus import why_no_gpu
+from accel_rl.errors import UsageError
+from accel_rl.hardware.devices import find_device, num_gpus
+from accel_rl.version import __version__
+from gpu import checks, runs, speed
+from gpu.rows import Rows, run_part
+
+
+def probe(rows: Rows) -> None:
+    """Tells which GPUs there are, or why none can be used."""
+    try:
+        if not num_gpus():
+            raise UsageError(f"there is no GPU here: {why_no_gpu()}")
+        find_device("cuda:0")
+    except UsageError as error:
+        rows.put({"name": "probe", "no_gpu": str(error)})
+        return
+    gpu = {"gpu": torch.cuda.get_device_name(0), "num_gpus": num_gpus()}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "accel_rl": __version__}
+    rows.put({"name": "probe", **gpu, **versions})
+
+
+MODULES = (checks, runs, speed)
+PARTS = {"probe": probe, **{name: part for module in MODULES for name, part in module.PARTS.items()}}
+
+
+if __name__ == "__main__":
+    run_part(PARTS)

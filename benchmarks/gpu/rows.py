@@ -1,0 +1,140 @@
+"""What a part of a GPU session makes: rows, which are figures by name, and the tables that show them."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+DETAILS = ("name", "took_s", "complete")  # not shown by default
+
+
+class Rows:
+    """Makes rows and hands them on.
+
+    put: takes a row; one with a name that was there takes its place, and complete=False in it says that a later call
+    is to make it anew. have: the names of rows that an earlier call has made. out: the folder for files. is_dry: tiny
+    settings, on a fake GPU."""
+
+    def __init__(self, put: Callable[[Row], object], have: Sequence[str], out: Path, is_dry: bool):
+        self.put, self.have, self.out, self.is_dry = put, {*have}, out, is_dry
+
+    def add(self, name: str, make: Callable[..., Row], *arguments: Any) -> None:
+        """Makes a row, unless it is there; one that fails has its error, and its traceback is in the part's log."""
+        if name in self.have:
+            return
+        print(f"---- {name}")
+        start = time.perf_counter()
+        try:
+            row = make(*arguments)
+        except Exception as error:
+            traceback.print_exc()
+            row = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+        self.put({"name": name, **row, "took_s": round(time.perf_counter() - start, 1)})
+
+
+def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
+    """Runs the part that the command line names, in a process of its own: PART --rows FD --out DIR [--have NAMES]
+    [--dry-run]. Each row becomes a line of JSON in the descriptor FD."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--have", type=json.loads, default=[])
+    parser.add_argument("--dry-run", action="store_true")
+    options = parser.parse_args()
+    os.set_inheritable(options.rows, False)  # the session waits until nobody can write any more
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a part has started is closed
+    with os.fdopen(options.rows, "w", buffering=1) as file:
+        parts[options.part](
+            Rows(lambda row: print(json.dumps(row), file=file), options.have, options.out, options.dry_run)
+        )
+
+
+# ---- tables, on the console and in docs/gpu.md ----
+
+
+def number(name: str, text: str = "{:,.0f}") -> Callable[[Row], str]:
+    """Returns what shows this figure of a row; nothing if the row has none."""
+    return lambda row: text.format(row[name]) if row.get(name) is not None else ""
+
+
+def percent(name: str, part: str | None = None) -> Callable[[Row], str]:
+    """Returns what shows this share of a row, or of a part of the row, in percent."""
+
+    def show(row: Row) -> str:
+        value = (row.get(part, {}) if part else row).get(name)
+        return "" if value is None else f"{100 * value:.0f} %"
+
+    return show
+
+
+COMMON_RATES: tuple[Column, ...] = (
+    ("steps/s", number("steps_per_s")),
+    ("GPU busy", percent("gpu_use")),
+    ("CPUs busy", percent("cpu_use")),
+    ("env wait", percent("env_wait", "sampler_shares")),
+    ("inference", percent("inference", "sampler_shares")),
+    ("action wait", percent("action_wait", "sampler_shares")),
+)
+TRAINING: tuple[Column, ...] = (
+    *COMMON_RATES,
+    ("learning (host)", percent("learn_host_share")),
+    ("learning (GPU)", percent("learn_gpu_share")),
+    ("workers", number("workers")),
+    ("GPU GiB", number("gpu_gib", "{:.1f}")),
+)
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "training": TRAINING,
+    "precision": TRAINING,
+    "sampling": (*COMMON_RATES, ("workers", number("workers"))),
+    "learners": (("steps/s", number("steps_per_s")), ("exchange", percent("exchange_share"))),
+    "scaling": (("steps/s", number("steps_per_s")), ("exchange", percent("exchange_share"))),
+    "pong": (
+        ("minutes to 18", number("minutes_to_18", "{:.1f}")),
+        ("score", number("score", "{:.1f}")),
+        ("steps", number("steps")),
+        ("minutes", number("minutes", "{:.1f}")),
+    ),
+    "profile": (
+        ("ms", number("wall_ms", "{:.1f}")),
+        ("kernels", number("kernels")),
+        ("GPU busy", percent("gpu_busy_share")),
+        ("longest gap ms", number("longest_gap_ms", "{:.2f}")),
+        ("top kernels", lambda row: "; ".join(f"{100 * s:.0f} % {k}" for k, s in row.get("top", [])[:3])),
+    ),
+    "correctness": (
+        ("verdict", lambda row: row.get("verdict", "")),
+        ("failed", lambda row: ", ".join(row.get("failed", []))),
+    ),
+}
+
+
+def format_rows(part: str, rows: Sequence[Row]) -> str:
+    """Returns a part's table; a row with an error shows it in place of its figures."""
+    if not rows:
+        return "no rows"
+    columns = COLUMNS.get(part) or (("", show_all),)
+    lines = [f"| {part} | {' | '.join(title for title, _ in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for row in rows:
+        cells = [f"error: {row['error']}"] if "error" in row else [show(row) for _, show in columns]
+        lines.append(f"| {row['name']} | {' | '.join(one_line(cell) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def show_all(row: Row) -> str:
+    """Shows what a row says, or else all its figures, with their names."""
+    if "text" in row:
+        return str(row["text"])
+    return ", ".join(f"{name} {value}" for name, value in row.items() if name not in DETAILS)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())[:300]

@@ -1,0 +1,339 @@
+"""Proves, measures and profiles the GPU code on this machine's GPUs, within minutes.
+
+python benchmarks/gpu_session.py [--minutes 8] [--parts correctness training ...] [--out DIR]
+python benchmarks/gpu_session.py --dry-run       rehearses every part on a fake GPU, which computes on the CPU
+
+It needs a checkout, the package's own requirements and pytest. Each part runs in a process of its own, with a time
+limit; it keeps its rows as it goes, and no part's failure ends the others. Results are one JSON file for each part, in
+a folder of DIR for this GPU, this PyTorch and these sources. A second call goes on with what is missing there; parts
+that are named run anew. The last line says verified, or what failed, with status 0 or 1. Most valuable parts first:
+
+{parts}
+
+`python benchmarks/gpu_page.py [DIR/FOLDER ...]` copies results to benchmarks/results/gpu and writes docs/gpu.md.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accel_rl.errors import RunError, UsageError
+from accel_rl.processes.spawning import describe_exit
+from accel_rl.training.atomic import write_file
+from accel_rl.training.folder_lock import locked
+from command_line import check_names, make_parser, run_program
+from gpu.rows import Row, format_rows
+
+VERSION = 1  # of the JSON
+PROGRAM = "gpu.parts"  # a part's process
+ROOT = Path(__file__).parents[1]
+LEAST_S = 8.0  # a part that has less time left than this is not begun
+GRACE_S = 3.0  # between the two signals that end a part
+PROBE_LIMIT_S = 120.0
+DRY_GPUS = "2,,17179869184"  # number, order and bytes of the fake GPUs
+
+
+@dataclass(frozen=True)
+class Part:
+    """limit_s: after which the part is ended. least_gpus: how many it needs."""
+
+    purpose: str
+    limit_s: float
+    least_gpus: int = 1
+
+
+PARTS = {
+    "install": Part("the packages are there; the emulator compiles; what `accel-rl doctor` says", 90),
+    "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
+    "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
+    "training": Part("agent steps per second of fourteen settings, and where the time goes", 125),
+    "pong": Part("ppo_small on Pong to its end: minutes to a score of 18", 100),
+    "sampling": Part("steps per second of the sampler alone, by number of environments", 50),
+    "learners": Part("two learners on one GPU: all-reduce by Gloo, the central store", 50),
+    "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
+    "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
+    "micro": Part("what an act, an upload and a graph cost", 25),
+    "profile": Part("kernels, gaps and the busy share of PPO, PPO in bfloat16, and Rainbow", 40),
+    "precision": Part("PPO with benchmarked convolutions, TF32 products, bfloat16", 45),
+    "nccl": Part("NCCL with one process: it loads and sums, eagerly and in a graph", 20),
+}
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """minutes: of all parts together. parts: None for all that are missing. Raises UsageError for wrong values."""
+
+    minutes: float = 8.0
+    parts: Sequence[str] | None = None
+    out: Path = Path("gpu_session")
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < float("inf"):
+            raise UsageError(f"minutes={self.minutes:g} must be greater than 0")
+        check_names("part", self.parts or (), PARTS)
+
+
+@dataclass
+class Outcome:
+    """How a part went. status: running, complete, failed, crashed or out of time; reason: why it is not complete."""
+
+    status: str = "running"
+    reason: str = ""
+    seconds: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Adds a row, in the place of the one with its name if there is one."""
+        names = [each["name"] for each in self.rows]
+        if row["name"] in names:
+            self.rows[names.index(row["name"])] = row
+        else:
+            self.rows.append(row)
+
+    def judge(self) -> None:
+        """Makes a part that has come to its end, but has rows with errors, a failed one."""
+        wrong = {row["name"]: row["error"] for row in self.rows if "error" in row}
+        if self.status == "complete" and wrong:
+            name, error = next(iter(wrong.items()))
+            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            self.status, self.reason = "failed", f"({name}: {error}{more})"
+
+
+def run(options: SessionOptions) -> None:
+    """Runs the parts and prints their tables and the verdict. Raises UsageError without a GPU, RunError if not all is
+    verified."""
+    deadline = time.monotonic() + 60 * options.minutes
+    identity = find_identity(options)
+    folder = options.out / folder_name(identity)
+    print(f"{describe(identity)}\nresults in {folder}\n", flush=True)
+    with locked(folder, "session"):
+        for name in options.parts or PARTS:
+            if identity["num_gpus"] < PARTS[name].least_gpus:
+                print(f"== {name}: needs {PARTS[name].least_gpus} GPUs\n")
+            elif not options.parts and read_part(folder, name).status == "complete":
+                print(f"== {name}: complete already\n")
+            else:
+                run_and_show(name, folder, identity, options, deadline - time.monotonic())
+        wrong = verdict(folder, identity)
+    if wrong:
+        raise RunError(f"not verified on {describe(identity)}: {'; '.join(wrong)}. The same call goes on from here")
+    print(f"verified: all parts on {describe(identity)}")
+
+
+def run_and_show(name: str, folder: Path, identity: Row, options: SessionOptions, left_s: float) -> None:
+    """Runs one part, keeps its rows in its file as they come, and prints them."""
+    if left_s < LEAST_S:
+        print(f"== {name}: no time left\n")
+        return
+    outcome = Outcome() if options.parts else read_part(folder, name)
+    outcome.rows = [row for row in outcome.rows if "error" not in row and row.get("complete", True)]
+    outcome.status, outcome.reason = "running", ""
+    head = {
+        "version": VERSION,
+        "part": name,
+        "identity": identity,
+        "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+    }
+    unsaved = ""
+
+    def save() -> None:
+        nonlocal unsaved
+        content = json.dumps({**head, **vars(outcome)}, indent=1) + "\n"
+        try:
+            write_file(folder / f"{name}.json", lambda file: file.write(content.encode()), "results")
+            unsaved = ""
+        except RunError as error:  # a full disk: the next row, or the next part, may find room again
+            unsaved = str(error)
+
+    def on_row(row: Row) -> None:
+        outcome.add(row)
+        save()
+
+    limit_s = min(PARTS[name].limit_s, left_s)
+    have = [row["name"] for row in outcome.rows]
+    outcome.status, outcome.reason, outcome.seconds = run_process(name, folder, limit_s, options.dry_run, have, on_row)
+    outcome.judge()
+    save()
+    if unsaved:
+        outcome.status, outcome.reason = "failed", unsaved
+    print(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
+    print(format_rows(name, outcome.rows) + "\n", flush=True)
+
+
+def run_process(
+    name: str, folder: Path, limit_s: float, dry_run: bool, have: Sequence[str], on_row: Callable[[Row], None]
+) -> tuple[str, str, float]:
+    """Runs a part in a process group of its own; returns its status, the reason, and the seconds that it took.
+
+    have: names of rows that need not be made again. What the part prints goes to NAME.log in the folder."""
+    start, (read, write) = time.monotonic(), os.pipe()
+    command = [sys.executable, "-m", PROGRAM, name, "--rows", str(write)]
+    command += ["--out", str(folder.resolve()), "--have", json.dumps([*have]), *(["--dry-run"] if dry_run else [])]
+    with contextlib.ExitStack() as stack:
+        rows = stack.enter_context(os.fdopen(read, "rb"))
+        try:
+            log = stack.enter_context((folder / f"{name}.log").open("wb"))
+        except OSError as error:
+            os.close(write)
+            return "failed", f"{error.filename}: {error.strerror}", 0.0
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[write],
+            env=environment(dry_run),
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        os.close(write)
+        stack.callback(end_group, process)
+        in_time = receive(rows, start + limit_s, on_row) and wait_until(process, start + limit_s)
+    seconds = time.monotonic() - start
+    if not in_time:
+        return "out of time", f"(limit {limit_s:.0f} s; {name}.log)", seconds
+    if process.returncode < 0:
+        return "crashed", f"({describe_exit(process.returncode)}; {name}.log)", seconds
+    if process.returncode:
+        return "failed", f"({last_line(folder / f'{name}.log')}; {name}.log)", seconds
+    return "complete", "", seconds
+
+
+def environment(dry_run: bool) -> dict[str, str]:
+    """Returns what a part's process and all that it starts find: this checkout and, in a dry run, fake GPUs."""
+    paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"PYTHONUNBUFFERED": "1"}
+    if dry_run:
+        paths.insert(0, str(ROOT / "tests" / "fake_cuda" / "startup"))
+        own["ACCEL_RL_FAKE_GPUS"] = DRY_GPUS
+    return {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def receive(rows: Any, deadline: float, on_row: Callable[[Row], None]) -> bool:
+    """Hands on each line of JSON until the part hangs up; returns False if the deadline came first."""
+    os.set_blocking(rows.fileno(), False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(rows, selectors.EVENT_READ)
+        unread = b""
+        while (left_s := deadline - time.monotonic()) > 0:
+            if not selector.select(left_s):
+                continue
+            if not (data := os.read(rows.fileno(), 1 << 16)):
+                return True
+            *lines, unread = (unread + data).split(b"\n")
+            for line in lines:
+                on_row(json.loads(line))
+    return False
+
+
+def wait_until(process: "subprocess.Popen[bytes]", deadline: float) -> bool:
+    """Waits for the end of a process; returns False if the deadline came first."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a part and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        if not wait_until(process, time.monotonic() + GRACE_S):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it has printed nothing")[:300]
+
+
+# ---- whose results they are ----
+
+
+def find_identity(options: SessionOptions) -> Row:
+    """Returns what keeps results apart: GPUs, versions, and the sources. Asks a process of its own, since PyTorch or
+    the driver may hang. Raises UsageError if there is no GPU that can be used."""
+    found: list[Row] = []
+    options.out.mkdir(parents=True, exist_ok=True)
+    status, reason, _ = run_process("probe", options.out, PROBE_LIMIT_S, options.dry_run, [], found.append)
+    if status != "complete" or not found:
+        raise UsageError(f"PyTorch cannot be asked for its GPUs: {status} {reason}")
+    (options.out / "probe.log").unlink(missing_ok=True)
+    if "no_gpu" in found[0]:
+        raise UsageError(f"{found[0]['no_gpu']}. --dry-run rehearses the session on a fake GPU")
+    return {**found[0], "sources": sources_digest()}
+
+
+def sources_digest() -> str:
+    """Returns a short hash of the sources that results depend on."""
+    digest = hashlib.sha256()
+    for path in [*sorted((ROOT / "accel_rl").rglob("*.py")), *sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def folder_name(identity: Row) -> str:
+    """Returns the name of the folder of these results: GPUs, PyTorch and sources."""
+    count = f"-x{identity['num_gpus']}" if identity["num_gpus"] > 1 else ""
+    gpu = re.sub(r"[^a-z0-9]+", "-", identity["gpu"].lower().removeprefix("nvidia ")).strip("-")
+    return f"{gpu}{count}_torch-{identity['torch'].replace('+', '-')}_{identity['sources']}"
+
+
+def describe(identity: Row) -> str:
+    """Returns one line on the GPUs, versions and sources."""
+    count = f"{identity['num_gpus']} x " if identity["num_gpus"] > 1 else ""
+    return (
+        f"{count}{identity['gpu']}, PyTorch {identity['torch']} (CUDA {identity['cuda'] or 'none'}), accel_rl "
+        f"{identity['accel_rl']} (sources {identity['sources']})"
+    )
+
+
+def read_part(folder: Path, name: str) -> Outcome:
+    """Returns what an earlier call has left of a part; an empty outcome if it has left nothing, or a damaged file."""
+    try:
+        content = json.loads((folder / f"{name}.json").read_text())
+        return Outcome(*(content[each] for each in ("status", "reason", "seconds", "rows")))
+    except (OSError, ValueError, KeyError):
+        return Outcome("missing")
+
+
+def verdict(folder: Path, identity: Row) -> list[str]:
+    """Returns what is not verified: each part that is missing or not complete, with its reason."""
+    outcomes = {
+        name: read_part(folder, name) for name, part in PARTS.items() if identity["num_gpus"] >= part.least_gpus
+    }
+    return [
+        f"{name} {each.status} {each.reason}".rstrip() for name, each in outcomes.items() if each.status != "complete"
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    listed = "\n".join(f"    {name:12} {part.purpose} ({part.limit_s:.0f} s)" for name, part in PARTS.items())
+    parser = make_parser((__doc__ or "").format(parts=listed))
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all parts together (%(default)g)")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="run these, also if they are complete")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu_session"), metavar="DIR", help="for results (%(default)s)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="on a fake GPU, with tiny settings")
+    options = vars(parser.parse_args(arguments))
+    return run_program(lambda: run(SessionOptions(**options)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
