@@ -95,6 +95,10 @@ class Outcome:
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
 
+    @property
+    def is_complete(self) -> bool:
+        return self.status == "complete"
+
     def add(self, row: Row) -> None:
         """Adds a row, in the place of the one with its name if there is one."""
         names = [each["name"] for each in self.rows]
@@ -119,28 +123,28 @@ def run(options: SessionOptions) -> None:
     identity = find_identity(options)
     folder = options.out / folder_name(identity)
     print(f"{describe(identity)}\nresults in {folder}\n", flush=True)
+    names = [name for name in options.parts or PARTS if identity["num_gpus"] >= PARTS[name].least_gpus]
     with locked(folder, "session"):
-        for name in options.parts or PARTS:
-            if identity["num_gpus"] < PARTS[name].least_gpus:
-                print(f"== {name}: needs {PARTS[name].least_gpus} GPUs\n")
-            elif not options.parts and read_part(folder, name).status == "complete":
+        outcomes = {name: read_part(folder, name) for name in names}
+        for name in names:
+            if outcomes[name].is_complete and not options.parts:
                 print(f"== {name}: complete already\n")
+            elif (left_s := deadline - time.monotonic()) < LEAST_S:
+                print(f"== {name}: no time left\n")
             else:
-                run_and_show(name, folder, identity, options, deadline - time.monotonic())
-        wrong = verdict(folder, identity)
+                outcomes[name] = run_and_show(name, outcomes[name], folder, identity, options, left_s)
+    wrong = [f"{name} {part.status} {part.reason}".rstrip() for name, part in outcomes.items() if not part.is_complete]
     if wrong:
         raise RunError(f"not verified on {describe(identity)}: {'; '.join(wrong)}. The same call goes on from here")
-    print(f"verified: all parts on {describe(identity)}")
+    print(f"verified: {', '.join(options.parts) if options.parts else 'all parts'} on {describe(identity)}")
 
 
-def run_and_show(name: str, folder: Path, identity: Row, options: SessionOptions, left_s: float) -> None:
-    """Runs one part, keeps its rows in its file as they come, and prints them."""
-    if left_s < LEAST_S:
-        print(f"== {name}: no time left\n")
-        return
-    outcome = Outcome() if options.parts else read_part(folder, name)
-    outcome.rows = [row for row in outcome.rows if "error" not in row and row.get("complete", True)]
-    outcome.status, outcome.reason = "running", ""
+def run_and_show(
+    name: str, before: Outcome, folder: Path, identity: Row, options: SessionOptions, limit_s: float
+) -> Outcome:
+    """Runs one part, keeps its rows in its file as they come, and prints them. before: what an earlier call left."""
+    kept = [row for row in before.rows if "error" not in row and row.get("complete", True)]
+    outcome = Outcome(rows=[] if options.parts else kept)
     head = {
         "version": VERSION,
         "part": name,
@@ -162,7 +166,7 @@ def run_and_show(name: str, folder: Path, identity: Row, options: SessionOptions
         outcome.add(row)
         save()
 
-    limit_s = min(PARTS[name].limit_s, left_s)
+    limit_s = min(PARTS[name].limit_s, limit_s)
     have = [row["name"] for row in outcome.rows]
     outcome.status, outcome.reason, outcome.seconds = run_process(name, folder, limit_s, options.dry_run, have, on_row)
     outcome.judge()
@@ -171,6 +175,7 @@ def run_and_show(name: str, folder: Path, identity: Row, options: SessionOptions
         outcome.status, outcome.reason = "failed", unsaved
     print(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
     print(format_rows(name, outcome.rows) + "\n", flush=True)
+    return outcome
 
 
 def run_process(
@@ -250,11 +255,10 @@ def wait_until(process: "subprocess.Popen[bytes]", deadline: float) -> bool:
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
     """Ends a part and all that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        if not wait_until(process, time.monotonic() + GRACE_S):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        wait_until(process, time.monotonic() + GRACE_S)
 
 
 def last_line(path: Path) -> str:
@@ -312,16 +316,6 @@ def read_part(folder: Path, name: str) -> Outcome:
         return Outcome("missing")
 
 
-def verdict(folder: Path, identity: Row) -> list[str]:
-    """Returns what is not verified: each part that is missing or not complete, with its reason."""
-    outcomes = {
-        name: read_part(folder, name) for name, part in PARTS.items() if identity["num_gpus"] >= part.least_gpus
-    }
-    return [
-        f"{name} {each.status} {each.reason}".rstrip() for name, each in outcomes.items() if each.status != "complete"
-    ]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     listed = "\n".join(f"    {name:12} {part.purpose} ({part.limit_s:.0f} s)" for name, part in PARTS.items())
     parser = make_parser((__doc__ or "").format(parts=listed))
@@ -332,7 +326,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="on a fake GPU, with tiny settings")
     options = vars(parser.parse_args(arguments))
-    return run_program(lambda: run(SessionOptions(**options)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what a part has started ends, too
+    try:
+        return run_program(lambda: run(SessionOptions(**options)))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 that spaces which do not change are found out once."""
 
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -31,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="seed of a random legal order of the fake GPUs' work; else: latest",
     )
+    if not importlib.util.find_spec("pytest_timeout"):  # else it declares the option of setup.cfg and its mark itself
+        parser.addini("timeout", "without pytest-timeout, tests have no time limit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not importlib.util.find_spec("pytest_timeout"):
+        config.addinivalue_line("markers", "timeout: has no effect without pytest-timeout")
 
 
 @pytest.fixture(autouse=True)

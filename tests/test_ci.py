@@ -1,11 +1,14 @@
 """What stands in several files for continuous integration, once in each."""
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -44,3 +47,13 @@ def test_ruff_is_the_same_everywhere() -> None:
     oldest = re.search(r"^python_requires = >=3\.(\d+)$", SETUP, re.MULTILINE)
     ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     assert oldest and ruff["target-version"] == f"py3{oldest[1]}"
+
+
+@pytest.mark.slow
+def test_gpu_tests_need_no_optional_package() -> None:
+    """On a machine with the requirements and pytest alone, all files are collected, and tests of the GPU code run."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.helpers.without_extras", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for more in (["--collect-only"], ["-m", "gpu", "--gpu", "fake", "tests/hardware/test_capture.py"]):
+        done = subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -1,6 +1,7 @@
 """What a GPU session finds out before it measures: what is installed, what the machine is, whether the GPU is right."""
 
 import configparser
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -9,19 +10,23 @@ import re
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from accel_rl.envs import EnvConfig
 from accel_rl.envs.probe import probe_spec
 from accel_rl.hardware.description import describe_machine, format_machine
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
+from gpu.outcomes_plugin import OUTCOMES
 from gpu.rows import Row, Rows
 
 ROOT = Path(__file__).parents[2]
 COMMAND_LIMIT_S = 15.0  # nvidia-smi hangs on some broken drivers
+REPORT_S = 3.0  # between two reports of how the tests go
 ONE_FAMILY = """
 from accel_rl.doctor.gpu_check import FAMILIES, check_gpu
 check_gpu({"n-step Q": FAMILIES["n-step Q"]}, {})
@@ -104,32 +109,28 @@ def try_to_pin() -> Row:
 
 def correctness(rows: Rows) -> None:
     """Compares the GPU with the CPU: the doctor beside the tests, since neither is timed."""
-    doctor = [sys.executable, "-m", "accel_rl", "doctor", "--gpu"]
+    doctor = threading.Thread(target=lambda: rows.add("accel-rl doctor --gpu", run_doctor, rows))
+    doctor.start()
+    rows.add("tests", run_tests, rows, test_command(rows.is_dry))
+    doctor.join()
+
+
+def run_doctor(rows: Rows) -> Row:
+    """Returns the doctor's verdict and table. Raises RuntimeError if it is not that all is verified."""
+    command = [sys.executable, "-m", "accel_rl", "doctor", "--gpu"]
     if rows.is_dry:
-        doctor = [sys.executable, "-c", ONE_FAMILY]
-    with (rows.out / "doctor_gpu.log").open("w+") as said:
-        process = subprocess.Popen(doctor, stdout=said, stderr=subprocess.STDOUT, text=True)
-        try:
-            run_tests(rows, test_command(rows.is_dry))
-            process.wait()
-        finally:
-            process.kill()
-        said.seek(0)
-        lines = said.read().splitlines()
-    failed = [line.split("  ")[0] for line in lines if "  FAILED" in line]
-    row: Row = {
-        "name": "accel-rl doctor --gpu",
-        "verdict": lines[-1] if lines else "nothing was printed",
-        "failed": failed,
-    }
-    if process.returncode:
-        row["error"] = row["verdict"]
-    rows.put(row | {"table": lines})
+        command = [sys.executable, "-c", ONE_FAMILY]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    (rows.out / "doctor_gpu.log").write_text(done.stdout)
+    lines = done.stdout.splitlines() or ["it has printed nothing"]
+    if done.returncode:
+        raise RuntimeError(f"{lines[-1]} (doctor_gpu.log)")
+    return {"verdict": lines[-1], "table": lines[:-1]}
 
 
 def test_command(is_dry: bool) -> list[str]:
     """Returns the command that runs the tests of the GPU code, several at a time where pytest can."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-vv", "-rf", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-p", "gpu.outcomes_plugin"]
     command += ["--continue-on-collection-errors"]
     if is_dry:
         return [*command, "--gpu", "fake", "tests/hardware/test_capture.py"]
@@ -141,31 +142,37 @@ def test_command(is_dry: bool) -> list[str]:
     return [*command, "--gpu", "real", *files]
 
 
-def run_tests(rows: Rows, command: list[str]) -> None:
-    """Runs pytest, and hands on how many tests have passed so far, and which have failed, every few seconds."""
+def run_tests(rows: Rows, command: Sequence[str]) -> Row:
+    """Runs pytest; hands on every few seconds how many tests have passed, and which have failed, and how.
+
+    Raises RuntimeError if some have failed. What pytest prints goes to tests.log."""
     env = {name: value for name, value in os.environ.items() if name != "ACCEL_RL_FAKE_GPUS"}  # tests make their own
-    counts, failed, shown = {"passed": 0, "failed": 0, "skipped": 0, "error": 0}, list[str](), 0.0
+    with tempfile.NamedTemporaryFile("r") as outcomes, (rows.out / "tests.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=env | {OUTCOMES: outcomes.name}, cwd=ROOT
+        )
+        ended: list[Row] = []
+        status = None
+        try:
+            while status is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(REPORT_S)
+                ended += map(json.loads, outcomes)
+                rows.put({"name": "tests", **sum_up(ended), "complete": False})
+        finally:
+            process.kill()
+    found = sum_up(ended)
+    if status:
+        raise RuntimeError(f"{found['verdict']}: {', '.join(found['failed']) or f'status {status}, tests.log'}")
+    return found
 
-    def row(**more: Any) -> Row:
-        verdict = ", ".join(f"{number} {how}" for how, number in counts.items() if number)
-        return {"name": "tests", "verdict": verdict or "no test has ended", "failed": failed, **more}
 
-    with (rows.out / "tests.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-        assert process.stdout
-        for line in process.stdout:
-            log.write(line)
-            log.flush()
-            if how := re.search(r"\b(PASSED|FAILED|SKIPPED|ERROR)\b", line):
-                if not (name := re.search(r"(tests/\S+?\.py\S*)", line)) or name[1] in failed:
-                    continue  # the summary at the end names them again
-                counts[how[1].lower()] += 1
-                failed += [name[1]] if how[1] in ("FAILED", "ERROR") else []
-            if time.monotonic() - shown > 5:
-                shown = time.monotonic()
-                rows.put(row(complete=False))
-        status = process.wait()
-    rows.put(row() if status == 0 else row(error=f"{row()['verdict']}: {', '.join(failed) or f'status {status}'}"))
+def sum_up(ended: Sequence[Row]) -> Row:
+    """Returns how many tests have ended in which way, and what those that failed have said."""
+    counts = Counter(each["outcome"] for each in ended)
+    wrong = {each["test"]: each["text"][-3000:] for each in ended if each["text"]}
+    verdict = ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "no test has ended"
+    return {"verdict": verdict, "failed": [*wrong], "failures": wrong}
 
 
 PARTS = {"install": install, "facts": facts, "correctness": correctness}

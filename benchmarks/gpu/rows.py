@@ -13,7 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
-DETAILS = ("name", "took_s", "complete")  # not shown by default
+DETAILS = ("name", "took_s", "complete", "failures", "table")  # not shown by default
 
 
 class Rows:
@@ -53,9 +53,11 @@ def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
     os.set_inheritable(options.rows, False)  # the session waits until nobody can write any more
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a part has started is closed
     with os.fdopen(options.rows, "w", buffering=1) as file:
-        parts[options.part](
-            Rows(lambda row: print(json.dumps(row), file=file), options.have, options.out, options.dry_run)
-        )
+
+        def put(row: Row) -> None:
+            file.write(json.dumps(row) + "\n")  # in one piece: some parts have threads
+
+        parts[options.part](Rows(put, options.have, options.out, options.dry_run))
 
 
 # ---- tables, on the console and in docs/gpu.md ----

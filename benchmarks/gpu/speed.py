@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -343,11 +342,7 @@ def busy_and_longest_gap(intervals: list[tuple[float, float]]) -> tuple[float, f
 
 def nccl(rows: Rows) -> None:
     """Sums by NCCL with one process, since it refuses two on one GPU. Runs of ours never capture it in a graph."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
-    os.environ.update(own | {"GLOO_SOCKET_IFNAME": "lo"})
-    dist.init_process_group("cpu:gloo,cuda:nccl")
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
     vector = torch.ones(2_000_000, device=GPU)
     rows.add("all_reduce of 8 MB", sum_by_nccl, vector, 3 if rows.is_dry else 200)
     if not rows.is_dry:

@@ -7,6 +7,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("stable_baselines3")
+
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecTransposeImage, VecVideoRecorder
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("matplotlib")
+
 from accel_rl.bench import contestants, emulator, emulator_contestants, emulator_table
 from accel_rl.bench.bare import bare_emulation, bare_steps
 from accel_rl.bench.emulator_figure import draw_emulator

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("matplotlib")
+
 from accel_rl.bench import sampling, sampling_table
 from accel_rl.bench.contestants import RandomPolicy, sampler_shares
 from accel_rl.bench.figure import draw_sampling

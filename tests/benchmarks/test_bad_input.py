@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("matplotlib")
+
 import commands
 import defaults
 import environments

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("hypothesis")
+
 from accel_rl.errors import UsageError
 from fuzz import Found, attempt, shorten
 

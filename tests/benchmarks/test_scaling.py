@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytest.importorskip("matplotlib")
+
 import scaling
 import scaling_learner
 from accel_rl.errors import RunError

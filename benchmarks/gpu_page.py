@@ -1,0 +1,117 @@
+"""Writes docs/gpu.md: what has been run on which GPU, and what it gave.
+
+python benchmarks/gpu_page.py [FOLDER ...]
+
+FOLDER: results of benchmarks/gpu_session.py, one folder of its --out each, which are copied to benchmarks/results/gpu
+first. Without one, the page is written from what is there.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_rl.errors import UsageError
+from command_line import make_parser, run_program
+from gpu.rows import format_rows
+from gpu_session import PARTS, describe
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "benchmarks/results/gpu", ROOT / "docs/gpu.md"
+INTRODUCTION = """# On a GPU
+
+What has been run on which GPU, with which versions, and what it gave. One program does all of it, in the time that a
+rented machine is there for:
+
+```
+python benchmarks/gpu_session.py --dry-run       # rehearses it on a fake GPU, which computes on the CPU
+python benchmarks/gpu_session.py --minutes 8     # on a machine with a GPU
+```
+
+It needs a checkout, the package's own requirements and pytest: no network, no other package. Each part has a process
+and a time limit of its own, and keeps what it has found when another one fails. A second call goes on with what is
+missing. The last line says *verified*, or what failed.
+
+| part | what it does |
+|---|---|
+"""
+INSTRUCTIONS = """
+Results lie in a folder for each GPU, PyTorch and state of the sources, and are never mixed. `python
+benchmarks/gpu_page.py FOLDER` adds them to `benchmarks/results/gpu` and writes this page. If you have a GPU that is not
+here, please run the program and send us its folder.
+
+The tests of the GPU code alone, on real GPUs: `make test-gpu`; without the packages for development, `python -m pytest
+-m gpu --gpu real`. `accel-rl doctor --gpu` compares each family of algorithms with the CPU, in two minutes.
+"""
+NOTHING = """
+## What has been run
+
+Nothing yet: the GPU code has run on the [fake GPU](../tests/fake_cuda/README.md) of the tests only. That one shows
+missing waits, frozen values and copies that are not there, but no kernel's own numerics, no driver and no speed.
+"""
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """Returns the parts of a session, by name in the order of value. Raises UsageError if there is none."""
+    found = {name: folder / f"{name}.json" for name in PARTS}
+    parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
+    if not parts:
+        raise UsageError(f"{folder} has no results of benchmarks/gpu_session.py; name one folder of its --out")
+    return parts
+
+
+def add(folder: Path, results: Path) -> None:
+    """Copies a session's parts to the committed results; those of a dry run are refused."""
+    parts = read_results(folder)
+    if next(iter(parts.values()))["identity"]["gpu"].startswith("fake GPU"):
+        raise UsageError(f"{folder} is of a dry run, which measures nothing")
+    (results / folder.resolve().name).mkdir(parents=True, exist_ok=True)
+    for name in parts:
+        shutil.copy(folder / f"{name}.json", results / folder.resolve().name)
+
+
+def make_page(results: Path = RESULTS) -> str:
+    """Returns the page for these results."""
+    listed = "".join(f"| {name} | {part.purpose} |\n" for name, part in PARTS.items())
+    folders = sorted(path for path in results.glob("*") if path.is_dir())
+    sections = "".join(map(make_section, folders)) if folders else NOTHING
+    return INTRODUCTION + listed + INSTRUCTIONS + sections
+
+
+def make_section(folder: Path) -> str:
+    """Returns what one session gave: its machine, and a table for each part."""
+    parts = read_results(folder)
+    first = next(iter(parts.values()))
+    identity = first["identity"]
+    machine = next((row["text"] for row in parts.get("facts", {"rows": []})["rows"] if row["name"] == "machine"), "")
+    lines = [f"\n## {identity['gpu']}, PyTorch {identity['torch']}\n"]
+    lines.append(f"{describe(identity)}; {first['started'].split()[0]}. {machine}".strip() + "\n")
+    absent = [name for name, part in PARTS.items() if name not in parts and identity["num_gpus"] >= part.least_gpus]
+    if absent:
+        lines.append(f"Not run: {', '.join(absent)}.\n")
+    for name, part in parts.items():
+        if name not in ("install", "facts"):
+            state = "" if part["status"] == "complete" else f" {part['status']} {part['reason']}".rstrip() + "."
+            lines.append(f"**{name}**: {PARTS[name].purpose}.{state}\n\n{format_rows(name, part['rows'])}\n")
+    return "\n".join(lines)
+
+
+def run(folders: Sequence[Path], results: Path = RESULTS, page: Path = PAGE) -> None:
+    """Adds the folders to the results, and writes the page."""
+    for folder in folders:
+        add(folder, results)
+    page.write_text(make_page(results))
+    print(f"{page} is of {len([*results.glob('*/*.json')])} parts in {results}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="results to add")
+    options = parser.parse_args(arguments)
+    return run_program(lambda: run(options.folders))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,336 @@
+"""The program for a short visit to a GPU, on the fake one, and with parts that go wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import gpu_session
+from accel_rl.errors import RunError, UsageError
+from accel_rl.training.atomic import write_file
+from accel_rl.training.build import check
+from accel_rl.training.resolve import resolve
+from gpu import checks, parts, speed
+from gpu.rows import Row, Rows, format_rows
+from gpu_session import PARTS, Part, SessionOptions, run
+
+ROOT = Path(__file__).parents[2]
+# The rows that the fast tests make of parts with many; `test_the_whole_session` makes all.
+SOME_ROWS = {
+    "training": ["a2c 112", "rainbow 32, batch 512"],
+    "sampling": ["serial 16"],
+    "precision": ["bf16, benchmark"],
+    "profile": ["ppo"],
+}
+WITH_PROCESSES = ("correctness", "learners", "scaling", "launch")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., list[Row]]:
+    """Runs a part in this process, and returns its rows."""
+
+    def make(name: str, have: list[str]) -> list[Row]:
+        found: list[Row] = []
+        parts.PARTS[name](Rows(found.append, have, tmp_path, True))
+        return found
+
+    return make
+
+
+# ---- the parts ----
+
+
+@pytest.mark.multiprocess
+@pytest.mark.gpu(fake=True)
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in WITH_PROCESSES])
+def test_a_part_runs_on_the_fake_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Each part of a dry run makes its rows without an error, and its file has them."""
+    left_out = [each for each in all_rows(name) if each not in SOME_ROWS[name]] if name in SOME_ROWS else []
+
+    def run_here(
+        part: str, folder: Path, limit_s: float, dry_run: bool, have: list[str], on_row: Callable[[Row], None]
+    ) -> tuple[str, str, float]:
+        parts.PARTS[part](Rows(on_row, [*have, *left_out], folder, dry_run))
+        return "complete", "", 0.1
+
+    monkeypatch.setattr(gpu_session, "run_process", run_here)
+    run(SessionOptions(parts=[name], out=tmp_path, dry_run=True))
+    (file,) = tmp_path.glob(f"fake-gpu-0_torch-*/{name}.json")
+    content = json.loads(file.read_text())
+    assert (content["status"], content["part"], content["version"]) == ("complete", name, gpu_session.VERSION)
+    assert content["identity"]["gpu"] == "fake GPU 0" and len(content["identity"]["sources"]) == 8
+    assert content["rows"] and not any("error" in row for row in content["rows"])
+    assert [row["name"] for row in content["rows"]] == SOME_ROWS.get(name, [row["name"] for row in content["rows"]])
+    assert all(row["steps_per_s"] > 0 for row in content["rows"] if name in ("training", "sampling", "precision"))
+    printed = capsys.readouterr().out
+    assert format_rows(name, content["rows"]) in printed
+    assert printed.splitlines()[-1].startswith(f"verified: {name} on fake GPU 0, PyTorch ")
+
+
+def all_rows(name: str) -> list[str]:
+    tables = {"training": speed.TRAININGS, "precision": speed.PRECISIONS, "profile": speed.PROFILES}
+    sampling = [*(f"{sampler} {envs}" for sampler, envs in speed.SAMPLERS), "alternating 224, bf16"]
+    return [*tables.get(name, sampling)]
+
+
+def test_every_part_has_its_program() -> None:
+    """The session and the parts' process know the same parts."""
+    assert [*PARTS] == [*gpu_session.PARTS] and {*PARTS, "probe"} == {*parts.PARTS}
+
+
+@pytest.mark.parametrize("name", speed.TRAININGS)
+def test_settings_are_valid_as_they_are_measured(name: str) -> None:
+    """A dry run makes settings small; the real ones divide and fit, too."""
+    config = check(resolve({**speed.BASE, **speed.TRAININGS[name], "device": "cpu"}))
+    assert config.run.envs >= 16
+
+
+def test_tests_are_counted_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of tests that is cut short leaves how many have passed, and which have failed, and how."""
+    (tmp_path / "test_some.py").write_text(
+        "import pytest, time\n"
+        "def test_right(): pass\n"
+        "@pytest.mark.skip\ndef test_left_out(): pass\n"
+        "def test_wrong(): assert 2 == 3\n"
+        "def test_long(): time.sleep(1000)\n"
+    )
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    found: list[Row] = []
+
+    def put(row: Row) -> None:
+        found.append(row)
+        if len(row["failed"]) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checks, "REPORT_S", 0.1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-p", "gpu.outcomes_plugin", "--continue-on-collection-errors"]
+    with pytest.raises(KeyboardInterrupt):
+        checks.run_tests(Rows(put, [], tmp_path, True), [*command, "-p", "no:cacheprovider", str(tmp_path)])
+    row = found[-1]
+    assert row["complete"] is False and row["verdict"] == "1 error, 1 passed, 1 skipped, 1 failed"
+    assert row["failed"] == ["test_broken.py", "test_some.py::test_wrong"]
+    assert "assert 2 == 3" in row["failures"]["test_some.py::test_wrong"]
+    assert "No module named 'no_such_module'" in row["failures"]["test_broken.py"]
+    with pytest.raises(RuntimeError, match=r"^no test has ended: status 3, tests\.log$"):
+        checks.run_tests(Rows(found.append, [], tmp_path, True), [sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_a_command_that_is_missing_or_hangs_is_said() -> None:
+    """Facts about a machine without nvidia-smi, or with a broken driver, are rows and no failures."""
+    assert checks.say("no-such-program --list") == "there is no no-such-program here"
+    assert checks.say("sleep 60", 0.1) == "sleep 60 has not answered within 0.1 s"
+    assert checks.say("echo GPU 0") == "GPU 0"
+
+
+def test_the_busy_time_is_that_of_the_union() -> None:
+    """Kernels of two streams that overlap count once, and a gap is where none of them runs."""
+    assert speed.busy_and_longest_gap([(0, 4), (1, 2), (3, 6), (9, 10), (10, 12)]) == (9, 3)
+    assert speed.busy_and_longest_gap([]) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.timeout(900)
+def test_the_whole_session(tmp_path: Path) -> None:
+    """A dry run of all parts, each in its process, ends with the verdict. A second one has nothing to do."""
+    command = [sys.executable, "benchmarks/gpu_session.py", "--dry-run", "--minutes", "14", "--out", str(tmp_path)]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].startswith("verified: all parts on 2 x fake GPU 0, PyTorch ")
+    assert done.stdout.count("complete already") == len(PARTS)
+    (folder,) = tmp_path.iterdir()
+    assert {file.stem for file in folder.glob("*.json")} == {*PARTS}
+
+
+# ---- parts that go wrong ----
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that hang, crash and raise, in processes without PyTorch."""
+    limits = {"good": 20, "wrong": 20, "hangs": 1.5, "crashes": 20, "raises": 20}
+    monkeypatch.setattr(gpu_session, "PARTS", {name: Part("", limit_s) for name, limit_s in limits.items()})
+    monkeypatch.setattr(gpu_session, "PROGRAM", "tests.helpers.gpu_toy_parts")
+    monkeypatch.setattr(gpu_session, "GRACE_S", 0.1)
+
+
+def read(out: Path) -> dict[str, Any]:
+    return {file.stem: json.loads(file.read_text()) for file in out.glob("*/*.json")}
+
+
+def is_over(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.multiprocess
+def test_no_part_ends_the_others(toys: None, tmp_path: Path, capsys: Any) -> None:
+    """A part that fails, hangs or crashes keeps its rows, the others run, and the last line names it."""
+    with pytest.raises(RunError) as raised:
+        run(SessionOptions(out=tmp_path))
+    found = read(tmp_path)
+    assert {name: each["status"] for name, each in found.items()} == {
+        "good": "complete",
+        "wrong": "failed",
+        "hangs": "out of time",
+        "crashes": "crashed",
+        "raises": "failed",
+    }
+    assert [len(found[name]["rows"]) for name in ("good", "wrong", "hangs", "crashes", "raises")] == [2, 3, 3, 2, 1]
+    assert is_over(found["hangs"]["rows"][2]["pid"]), "what the part has started"
+    said = str(raised.value)
+    assert said.startswith("not verified on NVIDIA Toy 3, PyTorch 2.0+toy (CUDA 13.0), accel_rl 1 (sources ")
+    for part in (
+        "wrong failed (third: ValueError: too hot)",
+        "hangs out of time (limit ",
+        "crashes crashed (was killed by SIGSEGV; crashes.log)",
+        "raises failed (RuntimeError: nothing goes; raises.log)",
+    ):
+        assert part in said
+    assert "good" not in said and "| third | error: ValueError: too hot |" in capsys.readouterr().out
+
+
+@pytest.mark.multiprocess
+def test_a_session_that_is_ended_leaves_nothing(toys: None, tmp_path: Path) -> None:
+    """What a part has started ends with the session, and its rows stay."""
+    program = "import gpu_session as s; s.PROGRAM = 'tests.helpers.gpu_toy_parts'; s.PARTS = {'hangs': s.Part('', 60)}"
+    program += f"; raise SystemExit(s.main(['--out', {str(tmp_path)!r}]))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
+    session = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.DEVNULL)
+    while len(read(tmp_path).get("hangs", {"rows": []})["rows"]) < 3:
+        assert session.poll() is None
+        time.sleep(0.01)
+    session.terminate()
+    assert session.wait() == 128 + signal.SIGTERM
+    assert is_over(read(tmp_path)["hangs"]["rows"][2]["pid"])
+
+
+@pytest.mark.multiprocess
+def test_a_second_call_goes_on_with_what_is_missing(toys: None, tmp_path: Path, capsys: Any) -> None:
+    """Rows that are there are not made again, unless their part is named."""
+    with pytest.raises(RunError):
+        run(SessionOptions(parts=["good", "wrong"], out=tmp_path))
+    before = read(tmp_path)
+    gpu_session.PARTS.pop("hangs"), gpu_session.PARTS.pop("crashes"), gpu_session.PARTS.pop("raises")
+    run(SessionOptions(out=tmp_path))
+    printed, after = capsys.readouterr().out, read(tmp_path)
+    assert "== good: complete already" in printed and after["good"] == before["good"]
+    assert after["wrong"]["rows"][:2] == before["wrong"]["rows"][:2]
+    assert after["wrong"]["rows"][2]["text"] == "cooler" and after["wrong"]["status"] == "complete"
+    run(SessionOptions(parts=["good"], out=tmp_path))
+    assert read(tmp_path)["good"]["rows"][0] != before["good"]["rows"][0]
+
+
+@pytest.mark.multiprocess
+def test_results_of_other_machines_and_sources_are_kept_apart(
+    toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of changed sources go to another folder: none are mixed, and what was measured is measured anew."""
+    run(SessionOptions(parts=["good"], out=tmp_path))
+    monkeypatch.setattr(gpu_session, "sources_digest", lambda: "01234567")
+    run(SessionOptions(parts=["good"], out=tmp_path))
+    assert (tmp_path / "toy-3_torch-2.0-toy_01234567" / "good.json").exists()
+    assert len([each for each in tmp_path.iterdir() if each.is_dir()]) == 2
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_full_disk_loses_only_what_it_refuses(
+    toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A part whose results cannot be written fails; what others have written stays."""
+    run(SessionOptions(parts=["good"], out=tmp_path))
+    before = read(tmp_path)
+
+    def write(path: Path, *arguments: Any) -> None:
+        if path.name == "good.json":
+            path.with_name("good.json.tmp").symlink_to("/dev/full")
+        write_file(path, *arguments)
+
+    monkeypatch.setattr(gpu_session, "write_file", write)
+    with pytest.raises(RunError, match=r"good failed could not write .*good.json: No space left .*; wrong failed"):
+        run(SessionOptions(parts=["good", "wrong"], out=tmp_path))
+    assert "== good: failed after " in capsys.readouterr().out
+    assert read(tmp_path)["good"] == before["good"] and len(read(tmp_path)["wrong"]["rows"]) == 3
+
+
+@pytest.mark.multiprocess
+def test_time_that_is_up(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The session does not begin what it cannot end."""
+    monkeypatch.setattr(gpu_session, "LEAST_S", 60.0)
+    with pytest.raises(RunError, match="good missing; wrong missing"):
+        run(SessionOptions(minutes=0.5, out=tmp_path))
+    assert "== good: no time left" in capsys.readouterr().out and not read(tmp_path)
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": ["trainings"]}, "unknown part 'trainings'; did you mean training"),
+        ({"minutes": 0.0}, "minutes=0 must be greater than 0"),
+        ({"minutes": float("nan")}, "minutes=nan must be greater than 0"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    """A misspelt part is refused before anything is started."""
+    with pytest.raises(UsageError, match=message):
+        SessionOptions(**options)
+
+
+@pytest.mark.multiprocess
+def test_without_a_gpu(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """One line says why no GPU can be used, and names the dry run; the status is 2."""
+    monkeypatch.setenv("NO_GPU", "1")
+    assert gpu_session.main(["--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error == "error: no GPU is here. --dry-run rehearses the session on a fake GPU\n"
+
+
+@pytest.mark.multiprocess
+def test_a_pytorch_that_hangs(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that does not answer is named, too."""
+    monkeypatch.setattr(gpu_session, "PROBE_LIMIT_S", 0.0)
+    with pytest.raises(UsageError, match=r"PyTorch cannot be asked for its GPUs: out of time \(limit 0 s; probe.log\)"):
+        run(SessionOptions(out=tmp_path))
+
+
+@pytest.mark.gpu(fake=True)
+def test_a_gpu_without_kernels(rows: Callable[..., list[Row]]) -> None:
+    """A GPU that this build of PyTorch has no kernels for counts as none, and the reason names it."""
+    from tests.fake_cuda import machine
+
+    machine().capability = (6, 0)
+    (found,) = rows("probe", [])
+    assert "has no kernels for cuda:0, fake GPU 0 (sm_60)" in found["no_gpu"] and "gpu" not in found
+
+
+@pytest.mark.multiprocess
+def test_two_calls_at_once(toys: None, tmp_path: Path) -> None:
+    """The second one is refused, and the first one's results stay."""
+
+    def run_first() -> None:
+        with pytest.raises(RunError):
+            run(SessionOptions(parts=["hangs"], out=tmp_path))
+
+    first = threading.Thread(target=run_first)
+    first.start()
+    while not [*tmp_path.glob("*/hangs.json")]:
+        time.sleep(0.01)
+    with pytest.raises(UsageError, match="is writing to the session's folder"):
+        run(SessionOptions(parts=["good"], out=tmp_path))
+    first.join()
+    assert [*read(tmp_path)] == ["hangs"]
