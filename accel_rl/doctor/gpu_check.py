@@ -68,6 +68,7 @@ NUM_ROLLOUTS = 7  # graphs are captured at the third call with one shape
 # one ReLU that rounding switches changes more than rounding itself (a wrong or stale batch changes a tenth or more);
 # and of the same updates by graphs and by single operations.
 TOLERANCES = (1e-4, 1e-2, 1e-3)
+NOT_CAPTURED = "cannot be captured"  # in a warning
 BF16_TOLERANCES = (0.05, 0.25, 0.25)  # 8 bits of mantissa
 
 
@@ -93,10 +94,10 @@ def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Se
                 is_right = _trains(settings, device)
         except Exception:
             traceback.print_exc()
-        notes, fallbacks.texts = fallbacks.texts, []
-        if not is_right or notes:
+        notes, fallbacks.texts = [*dict.fromkeys(fallbacks.texts)], []
+        if not is_right or any(NOT_CAPTURED in note for note in notes):
             failed.append(name)
-            notes = ["FAILED", *dict.fromkeys(notes)]
+            notes.insert(0, "FAILED")
         row = f"{name:28}{''.join(f'{cell:>10}' for cell in cells)}{time.perf_counter() - start:9.1f}"
         print("  ".join([row, *notes]), flush=True)
     logging.getLogger("accel_rl").removeHandler(fallbacks)
@@ -106,12 +107,12 @@ def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Se
 
 
 class _Fallbacks(logging.Handler):
-    """Collects the warnings that a GPU path is not used."""
+    """Collects the warnings that a GPU path is not used. A driver may refuse to pin memory, which costs speed only."""
 
     texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if any(each in record.getMessage() for each in ("cannot be captured", "cannot be pinned")):
+        if any(each in record.getMessage() for each in (NOT_CAPTURED, "cannot be pinned")):
             self.texts = [*self.texts, record.getMessage()]
 
 

@@ -1,7 +1,6 @@
 """What a GPU session measures in its own process: training, sampling, single operations, profiles, precisions, NCCL."""
 
 import contextlib
-import os
 import shutil
 import subprocess
 import threading
@@ -15,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
@@ -342,7 +342,7 @@ def busy_and_longest_gap(intervals: list[tuple[float, float]]) -> tuple[float, f
 
 def nccl(rows: Rows) -> None:
     """Sums by NCCL with one process, since it refuses two on one GPU. Runs of ours never capture it in a graph."""
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
     vector = torch.ones(2_000_000, device=GPU)
     rows.add("all_reduce of 8 MB", sum_by_nccl, vector, 3 if rows.is_dry else 200)
     if not rows.is_dry:
