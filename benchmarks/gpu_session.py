@@ -100,12 +100,14 @@ class Outcome:
         return self.status == "complete"
 
     def add(self, row: Row) -> None:
-        """Adds a row, in the place of the one with its name if there is one."""
+        """Adds a row, in the place of the one with its name. An error leaves what is known already."""
         names = [each["name"] for each in self.rows]
-        if row["name"] in names:
-            self.rows[names.index(row["name"])] = row
-        else:
+        if row["name"] not in names:
             self.rows.append(row)
+        elif "error" in row:
+            self.rows[names.index(row["name"])] |= row
+        else:
+            self.rows[names.index(row["name"])] = row
 
     def judge(self) -> None:
         """Makes a part that has come to its end, but has rows with errors, a failed one."""

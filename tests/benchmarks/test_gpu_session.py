@@ -188,6 +188,7 @@ def test_no_part_ends_the_others(toys: None, tmp_path: Path, capsys: Any) -> Non
         "raises": "failed",
     }
     assert [len(found[name]["rows"]) for name in ("good", "wrong", "hangs", "crashes", "raises")] == [2, 3, 3, 2, 1]
+    assert found["wrong"]["rows"][2]["found"] == "warm", "what was known before the error"
     assert is_over(found["hangs"]["rows"][2]["pid"]), "what the part has started"
     said = str(raised.value)
     assert said.startswith("not verified on NVIDIA Toy 3, PyTorch 2.0+toy (CUDA 13.0), accel_rl 1 (sources ")

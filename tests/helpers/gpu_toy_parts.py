@@ -30,6 +30,7 @@ def wrong(rows: Rows) -> None:
         return {"text": "cooler"}
 
     good(rows)
+    rows.put({"name": "third", "found": "warm", "complete": False})
     rows.add("third", once)
 
 
