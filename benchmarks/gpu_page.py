@@ -16,18 +16,18 @@ from typing import Any
 from accel_rl.errors import UsageError
 from command_line import make_parser, run_program
 from gpu.rows import format_rows
-from gpu_session import PARTS, describe
+from gpu_session import PARTS, describe, describe_versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks/results/gpu", ROOT / "docs/gpu.md"
 INTRODUCTION = """# On a GPU
 
-What has been run on which GPU, with which versions, and what it gave. One program does all of it, in the time that a
-rented machine is there for:
+What has been run on which GPU, with which versions, and what it gave. One program does all of it, in the few minutes
+that a rented machine is available:
 
 ```
 python benchmarks/gpu_session.py --dry-run       # rehearses it on a fake GPU, which computes on the CPU
-python benchmarks/gpu_session.py --minutes 8     # on a machine with a GPU
+python benchmarks/gpu_session.py --minutes 12    # on a machine with a GPU; with fewer, the last parts are missing
 ```
 
 It needs a checkout, the package's own requirements and pytest: no network, no other package. Each part has a process
@@ -85,9 +85,10 @@ def make_section(folder: Path) -> str:
     parts = read_results(folder)
     first = next(iter(parts.values()))
     identity = first["identity"]
-    machine = next((row["text"] for row in parts.get("facts", {"rows": []})["rows"] if row["name"] == "machine"), "")
+    facts = {row["name"]: row.get("text", "") for row in parts.get("facts", {"rows": []})["rows"]}
     lines = [f"\n## {identity['gpu']}, PyTorch {identity['torch']}\n"]
-    lines.append(f"{describe(identity)}; {first['started'].split()[0]}. {machine}".strip() + "\n")
+    lines.append(f"{describe(identity)}; {describe_versions(identity)}; {first['started'].split()[0]}.\n")
+    lines += [f"{facts[name]}.\n" for name in ("machine", "pinned memory") if name in facts]
     absent = [name for name, part in PARTS.items() if name not in parts and identity["num_gpus"] >= part.least_gpus]
     if absent:
         lines.append(f"Not run: {', '.join(absent)}.\n")
@@ -103,7 +104,7 @@ def run(folders: Sequence[Path], results: Path = RESULTS, page: Path = PAGE) -> 
     for folder in folders:
         add(folder, results)
     page.write_text(make_page(results))
-    print(f"{page} is of {len([*results.glob('*/*.json')])} parts in {results}")
+    print(f"wrote {page} from {len([*results.glob('*/*.json')])} results")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

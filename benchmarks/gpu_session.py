@@ -5,8 +5,9 @@ python benchmarks/gpu_session.py --dry-run       rehearses every part on a fake 
 
 It needs a checkout, the package's own requirements and pytest. Each part runs in a process of its own, with a time
 limit; it keeps its rows as it goes, and no part's failure ends the others. Results are one JSON file for each part, in
-a folder of DIR for this GPU, this PyTorch and these sources. A second call goes on with what is missing there; parts
-that are named run anew. The last line says verified, or what failed, with status 0 or 1. Most valuable parts first:
+a folder of DIR for this GPU, this PyTorch and these sources, and the same folder as one .tar.gz. A second call goes on
+with what is missing there; parts that are named run anew. The last line says verified, or what failed, with status 0 or
+1. All parts take about ten minutes on one GPU; --minutes cuts off the last ones. Most valuable parts first:
 
 {parts}
 
@@ -20,6 +21,7 @@ import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,16 +32,17 @@ from pathlib import Path
 from typing import Any
 
 from accel_rl.errors import RunError, UsageError
+from accel_rl.hardware.topology import loopback_interface
 from accel_rl.processes.spawning import describe_exit
 from accel_rl.training.atomic import write_file
 from accel_rl.training.folder_lock import locked
 from command_line import check_names, make_parser, run_program
 from gpu.rows import Row, format_rows
 
-VERSION = 1  # of the JSON
+RESULTS_VERSION = 1
 PROGRAM = "gpu.parts"  # a part's process
 ROOT = Path(__file__).parents[1]
-LEAST_S = 8.0  # a part that has less time left than this is not begun
+LEAST_S = 15.0  # a part that has less time left than this is not begun: importing everything takes half of it
 GRACE_S = 3.0  # between the two signals that end a part
 PROBE_LIMIT_S = 120.0
 DRY_GPUS = "2,,17179869184"  # number, order and bytes of the fake GPUs
@@ -60,14 +63,14 @@ PARTS = {
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
     "training": Part("agent steps per second of fourteen settings, and where the time goes", 125),
     "pong": Part("ppo_small on Pong to its end: minutes to a score of 18", 100),
-    "sampling": Part("steps per second of the sampler alone, by number of environments", 50),
-    "learners": Part("two learners on one GPU: all-reduce by Gloo, the central store", 50),
+    "sampling": Part("steps per second of the sampler alone, by number of environments", 65),
+    "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
     "micro": Part("what an act, an upload and a graph cost", 25),
-    "profile": Part("kernels, gaps and the busy share of PPO, PPO in bfloat16, and Rainbow", 40),
-    "precision": Part("PPO with benchmarked convolutions, TF32 products, bfloat16", 45),
-    "nccl": Part("NCCL with one process: it loads and sums, eagerly and in a graph", 20),
+    "profile": Part("kernels, gaps and the busy share of PPO, PPO in bfloat16, and Rainbow", 55),
+    "precision": Part("PPO with benchmarked convolutions, TF32 products, bfloat16", 50),
+    "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
 }
 
 
@@ -110,7 +113,7 @@ class Outcome:
             self.rows[names.index(row["name"])] = row
 
     def judge(self) -> None:
-        """Makes a part that has come to its end, but has rows with errors, a failed one."""
+        """Marks a finished part as failed if a row has an error."""
         wrong = {row["name"]: row["error"] for row in self.rows if "error" in row}
         if self.status == "complete" and wrong:
             name, error = next(iter(wrong.items()))
@@ -124,8 +127,11 @@ def run(options: SessionOptions) -> None:
     deadline = time.monotonic() + 60 * options.minutes
     identity = find_identity(options)
     folder = options.out / folder_name(identity)
-    print(f"{describe(identity)}\nresults in {folder}\n", flush=True)
-    names = [name for name in options.parts or PARTS if identity["num_gpus"] >= PARTS[name].least_gpus]
+    print(f"{describe(identity)}\n{describe_versions(identity)}\nresults in {folder}\n", flush=True)
+    for name in options.parts or ():
+        if identity["num_gpus"] < PARTS[name].least_gpus:
+            raise UsageError(f"the part {name} needs {PARTS[name].least_gpus} GPUs, but there is one; omit it")
+    names = options.parts or [name for name, part in PARTS.items() if identity["num_gpus"] >= part.least_gpus]
     with locked(folder, "session"):
         outcomes = {name: read_part(folder, name) for name in names}
         for name in names:
@@ -137,8 +143,11 @@ def run(options: SessionOptions) -> None:
                 outcomes[name] = run_and_show(name, outcomes[name], folder, identity, options, left_s)
     wrong = [f"{name} {part.status} {part.reason}".rstrip() for name, part in outcomes.items() if not part.is_complete]
     if wrong:
-        raise RunError(f"not verified on {describe(identity)}: {'; '.join(wrong)}. The same call goes on from here")
-    print(f"verified: {', '.join(options.parts) if options.parts else 'all parts'} on {describe(identity)}")
+        raise RunError(
+            f"not verified on {describe(identity)}: {'; '.join(wrong)}. The same call goes on from here, unless the "
+            "sources change; then name the parts that are still wanted by --parts"
+        )
+    print(f"verified: {', '.join(names)} on {describe(identity)}")
 
 
 def run_and_show(
@@ -148,7 +157,7 @@ def run_and_show(
     kept = [row for row in before.rows if "error" not in row and row.get("complete", True)]
     outcome = Outcome(rows=[] if options.parts else kept)
     head = {
-        "version": VERSION,
+        "version": RESULTS_VERSION,
         "part": name,
         "identity": identity,
         "started": f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
@@ -177,6 +186,8 @@ def run_and_show(
         outcome.status, outcome.reason = "failed", unsaved
     print(f"== {name}: {outcome.status} after {outcome.seconds:.0f} s {outcome.reason}".rstrip())
     print(format_rows(name, outcome.rows) + "\n", flush=True)
+    with contextlib.suppress(OSError):  # a full disk
+        shutil.make_archive(str(folder), "gztar", folder.parent, folder.name)
     return outcome
 
 
@@ -223,6 +234,8 @@ def environment(dry_run: bool) -> dict[str, str]:
     """Returns what a part's process and all that it starts find: this checkout and, in a dry run, fake GPUs."""
     paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONUNBUFFERED": "1"}
+    if loopback := loopback_interface():  # else Gloo asks for the host's name, which takes long without a network
+        own["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", loopback)
     if dry_run:
         paths.insert(0, str(ROOT / "tests" / "fake_cuda" / "startup"))
         own["ACCEL_RL_FAKE_GPUS"] = DRY_GPUS
@@ -275,7 +288,10 @@ def find_identity(options: SessionOptions) -> Row:
     """Returns what keeps results apart: GPUs, versions, and the sources. Asks a process of its own, since PyTorch or
     the driver may hang. Raises UsageError if there is no GPU that can be used."""
     found: list[Row] = []
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write the folder {options.out}: {error.strerror}") from None
     status, reason, _ = run_process("probe", options.out, PROBE_LIMIT_S, options.dry_run, [], found.append)
     if status != "complete" or not found:
         raise UsageError(f"PyTorch cannot be asked for its GPUs: {status} {reason}")
@@ -309,10 +325,20 @@ def describe(identity: Row) -> str:
     )
 
 
+def describe_versions(identity: Row) -> str:
+    """Returns one line on what else figures depend on."""
+    return (
+        f"driver {identity['driver'] or 'unknown'}, Python {identity['python']}, NumPy {identity['numpy']}, Atari on the "
+        f"{identity['simulator']} simulator"
+    )
+
+
 def read_part(folder: Path, name: str) -> Outcome:
-    """Returns what an earlier call has left of a part; an empty outcome if it has left nothing, or a damaged file."""
+    """Returns what an earlier call has left of a part; an empty outcome if it is nothing, damaged, or of old fields."""
     try:
         content = json.loads((folder / f"{name}.json").read_text())
+        if content["version"] != RESULTS_VERSION:
+            return Outcome("missing")
         return Outcome(*(content[each] for each in ("status", "reason", "seconds", "rows")))
     except (OSError, ValueError, KeyError):
         return Outcome("missing")

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-de
 
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import describe_exceeded_limit
+from accel_rl.hardware.topology import loopback_interface
 from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 from accel_rl.training.log import logger
 
@@ -135,11 +136,6 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-
-
-def loopback_interface() -> str | None:
-    """Returns the name of the network interface that reaches this machine itself, as in lo; None if there is none."""
-    return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), None)
 
 
 def check_loopback() -> None:

@@ -65,8 +65,12 @@ def free_bytes(device: torch.device, untouched: bool) -> int:
 
 
 def free_host_bytes() -> int:
-    """Returns the smaller of what the system has available and what the control group still allows."""
-    return max(0, min([free for free, _ in free_and_total()], default=2**62))
+    """Returns the smaller of what the system can still give and what the control group still allows.
+
+    A virtual machine may hold back memory that it gives as soon as it is asked for (a balloon): it is not available
+    yet, but nothing holds it, and so it counts as free. (Memory that only a driver knows of counts, too.)"""
+    system, *groups = [free for free, _ in free_and_total()] or [2**62]
+    return max(0, min([max(system, _unheld_bytes()), *groups]))
 
 
 def used_share() -> float:
@@ -80,11 +84,9 @@ def used_share() -> float:
 def free_and_total() -> list[tuple[int, int]]:
     """Returns the bytes that are free and all bytes: of the system first, then of each control group with a limit."""
     found = []
-    meminfo = dict(line.split(":", 1) for line in _read(ROOT / "proc/meminfo").splitlines() if ":" in line)
-    sizes = {name: int(text.split()[0]) * 1024 for name, text in meminfo.items() if text.endswith(" kB")}
+    sizes = _meminfo()
     if "MemAvailable" in sizes:
-        total = sizes.get("MemTotal", 0)
-        found.append((max(sizes["MemAvailable"], _unused_bytes(sizes, total)), total))
+        found.append((sizes["MemAvailable"], sizes.get("MemTotal", 0)))
     for folder in control_groups("memory", ROOT):
         for limit_name, usage_name, cache_field in FIELDS:
             limit, usage = (_read(folder / name).strip() for name in (limit_name, usage_name))
@@ -95,12 +97,18 @@ def free_and_total() -> list[tuple[int, int]]:
     return found
 
 
-def _unused_bytes(sizes: dict[str, int], total: int) -> int:
-    """Returns what neither programs nor the kernel hold; 0 on a system that does not say what they hold.
+def _unheld_bytes() -> int:
+    """Returns what neither programs nor the kernel hold; 0 on a system that does not say what they hold."""
+    sizes = _meminfo()
+    if not {"MemTotal", "Active(anon)", "Inactive(anon)"} <= sizes.keys():
+        return 0
+    return sizes["MemTotal"] - sum(sizes.get(name, 0) for name in HELD)
 
-    A virtual machine may hold back memory that it gives as soon as it is asked for (a balloon): it is not available
-    yet, but nothing uses it."""
-    return total - sum(sizes.get(name, 0) for name in HELD) if {"Active(anon)", "Inactive(anon)"} <= sizes.keys() else 0
+
+def _meminfo() -> dict[str, int]:
+    """Returns the bytes in each field of /proc/meminfo."""
+    fields = dict(line.split(":", 1) for line in _read(ROOT / "proc/meminfo").splitlines() if ":" in line)
+    return {name: int(text.split()[0]) * 1024 for name, text in fields.items() if text.endswith(" kB")}
 
 
 def _read(path: Path) -> str:

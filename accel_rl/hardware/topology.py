@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,3 +164,8 @@ def show_cpus(cpus: Iterable[int]) -> str:
 def count(number: int, what: str) -> str:
     """Returns, for example, "1 core" or "2 cores"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def loopback_interface() -> str | None:
+    """Returns the name of the network interface that reaches this machine itself, as in lo; None if there is none."""
+    return next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name)), None)

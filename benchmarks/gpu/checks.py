@@ -1,4 +1,4 @@
-"""What a GPU session finds out before it measures: what is installed, what the machine is, whether the GPU is right."""
+"""Checks what is installed, what the machine is, and whether the GPU computes what the CPU does."""
 
 import configparser
 import contextlib
@@ -70,7 +70,9 @@ def ask_doctor(is_dry: bool) -> Row:
     """Returns what the doctor's self-test and plan say, and what to mend. A dry run only compiles the emulator."""
     if is_dry:
         return {"pong": str(probe_spec(EnvConfig("pong")).observation_shape)}
-    done = subprocess.run([sys.executable, "-m", "accel_rl", "doctor", "--json"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "accel_rl", "doctor", "--json"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise RuntimeError(f"accel-rl doctor has ended with status {done.returncode}: {done.stdout[-200:]}")
     report = json.loads(done.stdout)
     texts = {name: each["text"] for name, each in {**report["self_test"], **report["would_use"]}.items()}
     mend = "; ".join(each["what"] for each in report["to_mend"] if each["level"] != "optional")
@@ -116,15 +118,18 @@ def correctness(rows: Rows) -> None:
 
 
 def run_doctor(rows: Rows) -> Row:
-    """Returns the doctor's verdict and table. Raises RuntimeError if it is not that all is verified."""
+    """Returns the doctor's verdict and table, and hands on each line. Raises RuntimeError if not all is verified."""
     command = [sys.executable, "-m", "accel_rl", "doctor", "--gpu"]
     if rows.is_dry:
         command = [sys.executable, "-c", ONE_FAMILY]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    (rows.out / "doctor_gpu.log").write_text(done.stdout)
-    lines = done.stdout.splitlines() or ["it has printed nothing"]
-    if done.returncode:
-        raise RuntimeError(f"{lines[-1]} (doctor_gpu.log)")
+    lines: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            rows.put({"name": "accel-rl doctor --gpu", "verdict": lines[-1], "table": lines, "complete": False})
+    if process.returncode:
+        raise RuntimeError(lines[-1] if lines else f"it has ended with status {process.returncode}")
     return {"verdict": lines[-1], "table": lines[:-1]}
 
 
@@ -137,7 +142,7 @@ def test_command(is_dry: bool) -> list[str]:
     if importlib.util.find_spec("xdist"):
         command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "load"]
     if importlib.util.find_spec("pytest_timeout"):
-        command += ["--timeout", "60"]
+        command += ["--timeout", "60", "--timeout-method", "thread"]  # a CUDA call cannot be interrupted
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     return [*command, "--gpu", "real", *files]
 
@@ -145,34 +150,36 @@ def test_command(is_dry: bool) -> list[str]:
 def run_tests(rows: Rows, command: Sequence[str]) -> Row:
     """Runs pytest; hands on every few seconds how many tests have passed, and which have failed, and how.
 
-    Raises RuntimeError if some have failed. What pytest prints goes to tests.log."""
+    Raises RuntimeError if some have failed, or if none has passed. What pytest prints goes to tests.log."""
     env = {name: value for name, value in os.environ.items() if name != "ACCEL_RL_FAKE_GPUS"}  # tests make their own
-    with tempfile.NamedTemporaryFile("r") as outcomes, (rows.out / "tests.log").open("w") as log:
+    with tempfile.NamedTemporaryFile("r") as file, (rows.out / "tests.log").open("w") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=env | {OUTCOMES: outcomes.name}, cwd=ROOT
+            command, stdout=log, stderr=subprocess.STDOUT, env=env | {OUTCOMES: file.name}, cwd=ROOT
         )
-        ended: list[Row] = []
-        status = None
+        events, unread, status = list[Row](), "", None
         try:
             while status is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = process.wait(REPORT_S)
-                ended += map(json.loads, outcomes)
-                rows.put({"name": "tests", **sum_up(ended), "complete": False})
+                *lines, unread = (unread + file.read()).split("\n")
+                events += map(json.loads, lines)
+                rows.put({"name": "tests", **sum_up(events), "complete": False})
         finally:
             process.kill()
-    found = sum_up(ended)
-    if status:
+    found = sum_up(events)
+    if status or not any(each["outcome"] == "passed" for each in events):
         raise RuntimeError(f"{found['verdict']}: {', '.join(found['failed']) or f'status {status}, tests.log'}")
     return found
 
 
-def sum_up(ended: Sequence[Row]) -> Row:
-    """Returns how many tests have ended in which way, and what those that failed have said."""
-    counts = Counter(each["outcome"] for each in ended)
-    wrong = {each["test"]: each["text"][-3000:] for each in ended if each["text"]}
+def sum_up(events: Sequence[Row]) -> Row:
+    """Returns how many tests have ended in which way, what those that failed have said, and which are running."""
+    ended = {each["test"]: each for each in events if each["outcome"] != "begun"}
+    counts = Counter(each["outcome"] for each in ended.values())
     verdict = ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "no test has ended"
-    return {"verdict": verdict, "failed": [*wrong], "failures": wrong}
+    wrong = {name: each["text"][-3000:] for name, each in ended.items() if each["text"]}
+    running = [each["test"] for each in events if each["test"] not in ended]
+    return {"verdict": verdict, "failed": [*wrong], "failures": wrong, "running": running}
 
 
 PARTS = {"install": install, "facts": facts, "correctness": correctness}

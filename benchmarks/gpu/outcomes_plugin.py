@@ -1,10 +1,9 @@
-"""A pytest plugin, `-p gpu.outcomes_plugin`: appends each test's outcome to the file that OUTCOMES names, when it ends.
+"""A pytest plugin, `-p gpu.outcomes_plugin`: appends each test's beginning and outcome to the file that OUTCOMES names.
 
-A session that is cut short knows so what has failed until then, and how."""
+So a session that is cut short still knows what has failed, and how, and what was running."""
 
 import json
 import os
-from typing import Any
 
 import pytest
 
@@ -20,15 +19,17 @@ class Outcomes:
     def __init__(self, path: str):
         self._path = path
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._write(nodeid, "begun")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:  # what ends before it begins is skipped, or has failed
-            self._write(report, report.outcome)
+            self._write(report.nodeid, report.outcome, report.longreprtext if report.failed else "")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._write(report, "error")
+            self._write(report.nodeid, "error", report.longreprtext)
 
-    def _write(self, report: Any, outcome: str) -> None:
-        text = report.longreprtext if outcome in ("failed", "error") else ""
+    def _write(self, test: str, outcome: str, text: str = "") -> None:
         with open(self._path, "a") as file:
-            file.write(json.dumps({"test": report.nodeid, "outcome": outcome, "text": text}) + "\n")
+            file.write(json.dumps({"test": test, "outcome": outcome, "text": text}) + "\n")

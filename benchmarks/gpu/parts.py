@@ -1,15 +1,20 @@
 """The process of one part of a GPU session, which benchmarks/gpu_session.py starts.
 
-checks.py, runs.py and speed.py have the parts, rows.py has what they make.
+checks.py, runs.py, speed.py and kernels.py have the parts, rows.py has what they make.
 """
 
+import platform
+
+import numpy
 import torch
 
-from accel_rl.doctor.gpus import why_no_gpu
+from accel_rl.doctor.gpus import find_driver, why_no_gpu
+from accel_rl.envs import EnvConfig
+from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.version import __version__
-from gpu import checks, runs, speed
+from gpu import checks, kernels, runs, speed
 from gpu.rows import Rows, run_part
 
 
@@ -23,11 +28,18 @@ def probe(rows: Rows) -> None:
         rows.put({"name": "probe", "no_gpu": str(error)})
         return
     gpu = {"gpu": torch.cuda.get_device_name(0), "num_gpus": num_gpus()}
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "accel_rl": __version__}
-    rows.put({"name": "probe", **gpu, **versions})
+    versions = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "accel_rl": __version__,
+        "driver": find_driver(),
+    }
+    versions |= {"python": platform.python_version(), "numpy": numpy.__version__}
+    simulator, _ = choose_simulator(EnvConfig("pong"))
+    rows.put({"name": "probe", **gpu, **versions, "simulator": simulator})
 
 
-MODULES = (checks, runs, speed)
+MODULES = (checks, runs, speed, kernels)
 PARTS = {"probe": probe, **{name: part for module in MODULES for name, part in module.PARTS.items()}}
 
 

@@ -1,6 +1,7 @@
-"""What a part of a GPU session makes: rows, which are figures by name, and the tables that show them."""
+"""Defines rows, the figures that a part of a GPU session finds, and the tables that show them."""
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -51,7 +52,9 @@ def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args()
     os.set_inheritable(options.rows, False)  # the session waits until nobody can write any more
+    faulthandler.enable()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what a part has started is closed
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)  # where a part that is out of time stands
     with os.fdopen(options.rows, "w", buffering=1) as file:
 
         def put(row: Row) -> None:
@@ -64,12 +67,12 @@ def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
 
 
 def number(name: str, text: str = "{:,.0f}") -> Callable[[Row], str]:
-    """Returns what shows this figure of a row; nothing if the row has none."""
+    """Returns a function that formats one figure of a row; nothing if the row has none."""
     return lambda row: text.format(row[name]) if row.get(name) is not None else ""
 
 
 def percent(name: str, part: str | None = None) -> Callable[[Row], str]:
-    """Returns what shows this share of a row, or of a part of the row, in percent."""
+    """Returns a function that formats a share of a row, or of a part of the row, in percent."""
 
     def show(row: Row) -> str:
         value = (row.get(part, {}) if part else row).get(name)
@@ -93,12 +96,13 @@ TRAINING: tuple[Column, ...] = (
     ("workers", number("workers")),
     ("GPU GiB", number("gpu_gib", "{:.1f}")),
 )
+SEVERAL: tuple[Column, ...] = (("steps/s", number("steps_per_s")), ("exchange", percent("exchange_share")))
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "training": TRAINING,
     "precision": TRAINING,
     "sampling": (*COMMON_RATES, ("workers", number("workers"))),
-    "learners": (("steps/s", number("steps_per_s")), ("exchange", percent("exchange_share"))),
-    "scaling": (("steps/s", number("steps_per_s")), ("exchange", percent("exchange_share"))),
+    "learners": SEVERAL,
+    "scaling": SEVERAL,
     "pong": (
         ("minutes to 18", number("minutes_to_18", "{:.1f}")),
         ("score", number("score", "{:.1f}")),

@@ -14,24 +14,25 @@ from gpu.rows import Row, Rows
 
 ROOT = Path(__file__).parents[2]
 WON = 18.0  # a score in Pong
-MEASURED_S = 5.0  # of a run whose rate is wanted
+RATE_S = 5.0  # for which a run's rate is measured
 DRY: Row = {"envs": 4, "horizon": 4, "workers": 2, "decorrelation_steps": 3, "frame_shape": [42, 42]}
 
 
 def pong(rows: Rows) -> None:
-    """Trains ppo_small on Pong; a later call begins again if this one does not come to the end."""
+    """Trains ppo_small on Pong; a later call begins again if this one is cut off before it has won."""
     curve: list[list[float]] = []
 
-    def row(**more: Any) -> Row:
+    def row() -> Row:
         won = next((minutes for minutes, _, score in curve if score >= WON), None)
         last = dict(zip(("minutes", "steps", "score"), curve[-1], strict=True)) if curve else {}
-        return {"minutes_to_18": won, **last, "curve": curve, **more}
+        return {"minutes_to_18": won, **last, "curve": curve}
 
     def on_row(metrics: dict[str, float]) -> None:
         score = metrics.get("rollout/ep_rew_mean")
         if score is not None and score == score:
             curve.append([metrics["time/time_elapsed"] / 60, metrics["time/total_timesteps"], score])
-            rows.put({"name": "ppo_small", **row(complete=False)})
+            found = row()
+            rows.put({"name": "ppo_small", **found, "complete": found["minutes_to_18"] is not None})
 
     settings: Row = {"algo": "ppo_small", "seed": 42, "log_interval_steps": 20_000}
     if rows.is_dry:
@@ -67,7 +68,7 @@ def rate_of_run(is_dry: bool, times_envs: int, where: Row) -> Row:
     def on_row(metrics: dict[str, float]) -> bool:
         seen.append(metrics)
         seconds = seen[-1]["time/time_elapsed"] - seen[0]["time/time_elapsed"]
-        return len(seen) > 1 and seconds >= (0 if is_dry else MEASURED_S)
+        return len(seen) > 1 and seconds >= (0 if is_dry else RATE_S)
 
     settings: Row = {"algo": "a2c", "envs": 224 * times_envs, "log_interval_steps": 5000, "steps": 10**9}
     if is_dry:

@@ -11,6 +11,7 @@ from accel_rl.errors import UsageError
 from gpu_session import PARTS
 
 IDENTITY = {"gpu": "NVIDIA Toy 3", "num_gpus": 1, "torch": "2.0", "cuda": "13.0", "accel_rl": "1", "sources": "abcd"}
+IDENTITY |= {"driver": "580.1", "python": "3.12.3", "numpy": "2.5.2", "simulator": "native"}
 
 
 def write(folder: Path, part: str, rows: list[dict[str, Any]], status: str = "complete", reason: str = "") -> None:
@@ -38,10 +39,11 @@ def test_a_session_becomes_a_section(tmp_path: Path) -> None:
     gpu_page.run([session], tmp_path / "results", page)
     said = page.read_text()
     assert (
-        "## NVIDIA Toy 3, PyTorch 2.0\n\nNVIDIA Toy 3, PyTorch 2.0 (CUDA 13.0), accel_rl 1 (sources abcd); 2026-11-27."
+        "## NVIDIA Toy 3, PyTorch 2.0\n\nNVIDIA Toy 3, PyTorch 2.0 (CUDA 13.0), accel_rl 1 (sources abcd); driver 580.1, "
         in said
     )
-    assert "a CPU, cores: 16" in said and "Nothing yet" not in said
+    assert "Python 3.12.3, NumPy 2.5.2, Atari on the native simulator; 2026-11-27.\n\na CPU, cores: 16.\n" in said
+    assert "Nothing yet" not in said
     assert "| a2c 112 | 43,210 | 50 % |  | 25 % |" in said and "| vtrace | error: RuntimeError: a / b |" in said
     assert f"**training**: {PARTS['training'].purpose}. failed (vtrace: a).\n\n| training | steps/s |" in said
     (absent,) = [line for line in said.splitlines() if line.startswith("Not run: ")]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from accel_rl.errors import RunError, UsageError
 from accel_rl.training.atomic import write_file
 from accel_rl.training.build import check
 from accel_rl.training.resolve import resolve
-from gpu import checks, parts, speed
+from gpu import checks, kernels, parts, speed
 from gpu.rows import Row, Rows, format_rows
 from gpu_session import PARTS, Part, SessionOptions, run
 
@@ -66,7 +67,7 @@ def test_a_part_runs_on_the_fake_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     run(SessionOptions(parts=[name], out=tmp_path, dry_run=True))
     (file,) = tmp_path.glob(f"fake-gpu-0_torch-*/{name}.json")
     content = json.loads(file.read_text())
-    assert (content["status"], content["part"], content["version"]) == ("complete", name, gpu_session.VERSION)
+    assert (content["status"], content["part"], content["version"]) == ("complete", name, gpu_session.RESULTS_VERSION)
     assert content["identity"]["gpu"] == "fake GPU 0" and len(content["identity"]["sources"]) == 8
     assert content["rows"] and not any("error" in row for row in content["rows"])
     assert [row["name"] for row in content["rows"]] == SOME_ROWS.get(name, [row["name"] for row in content["rows"]])
@@ -77,7 +78,7 @@ def test_a_part_runs_on_the_fake_gpu(name: str, tmp_path: Path, monkeypatch: pyt
 
 
 def all_rows(name: str) -> list[str]:
-    tables = {"training": speed.TRAININGS, "precision": speed.PRECISIONS, "profile": speed.PROFILES}
+    tables = {"training": speed.TRAININGS, "precision": speed.PRECISIONS, "profile": kernels.PROFILES}
     sampling = [*(f"{sampler} {envs}" for sampler, envs in speed.SAMPLERS), "alternating 224, bf16"]
     return [*tables.get(name, sampling)]
 
@@ -108,7 +109,7 @@ def test_tests_are_counted_as_they_end(tmp_path: Path, monkeypatch: pytest.Monke
 
     def put(row: Row) -> None:
         found.append(row)
-        if len(row["failed"]) == 2:
+        if "test_some.py::test_long" in row["running"]:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(checks, "REPORT_S", 0.1)
@@ -120,10 +121,13 @@ def test_tests_are_counted_as_they_end(tmp_path: Path, monkeypatch: pytest.Monke
     row = found[-1]
     assert row["complete"] is False and row["verdict"] == "1 error, 1 passed, 1 skipped, 1 failed"
     assert row["failed"] == ["test_broken.py", "test_some.py::test_wrong"]
+    assert row["running"] == ["test_some.py::test_long"]
     assert "assert 2 == 3" in row["failures"]["test_some.py::test_wrong"]
     assert "No module named 'no_such_module'" in row["failures"]["test_broken.py"]
     with pytest.raises(RuntimeError, match=r"^no test has ended: status 3, tests\.log$"):
         checks.run_tests(Rows(found.append, [], tmp_path, True), [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(RuntimeError, match=r"^no test has ended: status 0, tests\.log$"):
+        checks.run_tests(Rows(found.append, [], tmp_path, True), [sys.executable, "-c", ""])
 
 
 def test_a_command_that_is_missing_or_hangs_is_said() -> None:
@@ -135,8 +139,8 @@ def test_a_command_that_is_missing_or_hangs_is_said() -> None:
 
 def test_the_busy_time_is_that_of_the_union() -> None:
     """Kernels of two streams that overlap count once, and a gap is where none of them runs."""
-    assert speed.busy_and_longest_gap([(0, 4), (1, 2), (3, 6), (9, 10), (10, 12)]) == (9, 3)
-    assert speed.busy_and_longest_gap([]) == (0, 0)
+    assert kernels.busy_and_longest_gap([(0, 4), (1, 2), (3, 6), (9, 10), (10, 12)]) == (9, 3)
+    assert kernels.busy_and_longest_gap([]) == (0, 0)
 
 
 @pytest.mark.slow
@@ -148,10 +152,11 @@ def test_the_whole_session(tmp_path: Path) -> None:
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.splitlines()[-1].startswith("verified: all parts on 2 x fake GPU 0, PyTorch ")
+        assert done.stdout.splitlines()[-1].startswith(f"verified: {', '.join(PARTS)} on 2 x fake GPU 0, PyTorch ")
     assert done.stdout.count("complete already") == len(PARTS)
-    (folder,) = tmp_path.iterdir()
-    assert {file.stem for file in folder.glob("*.json")} == {*PARTS}
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "sent")
+    assert {file.stem for file in (tmp_path / "sent").glob("*/*.json")} == {*PARTS}
 
 
 # ---- parts that go wrong ----
@@ -270,7 +275,7 @@ def test_a_full_disk_loses_only_what_it_refuses(
 def test_time_that_is_up(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """The session does not begin what it cannot end."""
     monkeypatch.setattr(gpu_session, "LEAST_S", 60.0)
-    with pytest.raises(RunError, match="good missing; wrong missing"):
+    with pytest.raises(RunError, match=r"good missing; wrong missing"):
         run(SessionOptions(minutes=0.5, out=tmp_path))
     assert "== good: no time left" in capsys.readouterr().out and not read(tmp_path)
 
@@ -299,6 +304,14 @@ def test_without_a_gpu(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert gpu_session.main(["--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error == "error: no GPU is here. --dry-run rehearses the session on a fake GPU\n"
+
+
+@pytest.mark.multiprocess
+def test_a_part_for_more_gpus(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that cannot run here is not verified by leaving it out."""
+    monkeypatch.setitem(gpu_session.PARTS, "good", Part("", 20, least_gpus=2))
+    with pytest.raises(UsageError, match="the part good needs 2 GPUs, but there is one; omit it"):
+        run(SessionOptions(parts=["good"], out=tmp_path))
 
 
 @pytest.mark.multiprocess

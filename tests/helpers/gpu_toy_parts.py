@@ -9,6 +9,7 @@ import time
 from gpu.rows import Row, Rows, run_part
 
 GPU: Row = {"name": "probe", "gpu": "NVIDIA Toy 3", "num_gpus": 1, "torch": "2.0+toy", "cuda": "13.0", "accel_rl": "1"}
+GPU |= {"driver": "580.1", "python": "3.12.3", "numpy": "2.5.2", "simulator": "native"}
 
 
 def probe(rows: Rows) -> None:

