@@ -328,8 +328,8 @@ def describe(identity: Row) -> str:
 def describe_versions(identity: Row) -> str:
     """Returns one line on what else figures depend on."""
     return (
-        f"driver {identity['driver'] or 'unknown'}, Python {identity['python']}, NumPy {identity['numpy']}, Atari on the "
-        f"{identity['simulator']} simulator"
+        f"driver {identity['driver'] or 'unknown'}, Python {identity['python']}, NumPy {identity['numpy']}, "
+        f"Atari on the {identity['simulator']} simulator"
     )
 
 

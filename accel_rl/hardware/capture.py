@@ -42,6 +42,7 @@ def capture(work: Callable[[], object], stream: "torch.cuda.Stream") -> Any:
             graph.capture_end()
     except BaseException as error:
         _end_allocating(pool, stream)
+        _end_capturing(stream)
         if not isinstance(error, RuntimeError) or is_out_of_memory(error):
             raise
         raise CaptureError(str(error)) from error
@@ -57,6 +58,18 @@ def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
         with contextlib.suppress(RuntimeError):
             end(stream.device.index, pool)
             torch._C._cuda_releasePool(stream.device.index, pool)
+
+
+def _end_capturing(stream: "torch.cuda.Stream") -> None:
+    """Ends what PyTorch's generators think of a failed capture, by one that succeeds.
+
+    Else the next random numbers outside of a graph, as those of dropout, raise "Offset increment outside graph capture
+    encountered unexpectedly": `capture_end` tells generators only if nothing has failed."""
+    graph = torch.cuda.CUDAGraph()
+    with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device=stream.device)
+        graph.capture_end()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -38,11 +38,11 @@ def test_a_session_becomes_a_section(tmp_path: Path) -> None:
     write(session, "training", [rates, {"name": "vtrace", "error": "RuntimeError: a | b"}], "failed", "(vtrace: a)")
     gpu_page.run([session], tmp_path / "results", page)
     said = page.read_text()
+    assert "## NVIDIA Toy 3, PyTorch 2.0\n\nNVIDIA Toy 3, PyTorch 2.0 (CUDA 13.0), accel_rl 1 (sources abcd); " in said
     assert (
-        "## NVIDIA Toy 3, PyTorch 2.0\n\nNVIDIA Toy 3, PyTorch 2.0 (CUDA 13.0), accel_rl 1 (sources abcd); driver 580.1, "
+        "; driver 580.1, Python 3.12.3, NumPy 2.5.2, Atari on the native simulator; 2026-11-27.\n\na CPU, cores: 16.\n"
         in said
     )
-    assert "Python 3.12.3, NumPy 2.5.2, Atari on the native simulator; 2026-11-27.\n\na CPU, cores: 16.\n" in said
     assert "Nothing yet" not in said
     assert "| a2c 112 | 43,210 | 50 % |  | 25 % |" in said and "| vtrace | error: RuntimeError: a / b |" in said
     assert f"**training**: {PARTS['training'].purpose}. failed (vtrace: a).\n\n| training | steps/s |" in said

@@ -8,6 +8,7 @@ import torch
 
 import accel_rl
 from accel_rl.training import checkpoint
+from tests.helpers.gpu_runs import assert_learned_alike
 from tests.helpers.runs import TINY, assert_same_run
 
 pytestmark = pytest.mark.multiprocess
@@ -37,10 +38,9 @@ def policy(run: Path) -> dict[str, torch.Tensor]:
 def test_learners_on_gpus_are_those_on_cpus(settings: dict[str, Any], tmp_path: Path) -> None:
     """Would catch a sum taken before the gradient is there, or on the wrong device, and learners that differ."""
     there = accel_rl.train(**COMMON, **settings, steps=120, out=tmp_path / "there")
-    on_cpus = {**settings, "devices": "cpu,cpu", "learners_per_gpu": 1}
-    here = accel_rl.train(**COMMON, **on_cpus, steps=120, out=tmp_path / "here")
-    for name, value in policy(here).items():
-        torch.testing.assert_close(policy(there)[name], value, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    on_cpus = {**COMMON, **settings, "devices": "cpu,cpu", "learners_per_gpu": 1, "steps": 120}
+    here = accel_rl.train(**on_cpus, out=tmp_path / "here")
+    assert_learned_alike(on_cpus, there, here, 1e-5)
 
 
 @pytest.mark.gpu(count=2)

@@ -106,8 +106,11 @@ class Draw:
 
 
 def check_registered(generator: Any, gpu: int) -> None:
-    """Raises RuntimeError for a generator that the graph being captured does not know; it knows the default one."""
+    """Raises RuntimeError for a generator that the graph being captured does not know (it knows the default one), and
+    for the default one once a capture has failed, until another one succeeds."""
     capture = machine().capture
+    if not capture and generator is defaults[gpu] and machine().generators_are_capturing:
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
     if capture and generator is not defaults[gpu] and not any(each is generator for each in capture.generators):
         capture.is_valid = False
         raise RuntimeError("Attempt to use a generator that is not registered with the graph during capture")

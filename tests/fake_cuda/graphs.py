@@ -101,7 +101,9 @@ class CUDAGraph:
         now.capture = capture.queue.capture = self._capture = None
         if not capture.is_valid:
             now.allocating_pools.add(capture.pool.id)  # as in releases of PyTorch before 2.13
+            now.generators_are_capturing = True
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        now.generators_are_capturing = False
         self._tape, self._draws = capture.tape, capture.draws
 
     def replay(self) -> None:

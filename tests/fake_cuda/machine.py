@@ -71,6 +71,7 @@ class Machine:
         self.num_collectives = 0  # of NCCL, enqueued and not run yet
         self.refuses_to_pin = False
         self.allocating_pools: set[tuple[int, int]] = set()  # of captures that have failed
+        self.generators_are_capturing = False  # after a capture that has failed
         self.last_error: str | None = None  # raised by the next launch, unless cleared
         self.sync_debug_mode = 0  # 1: warn of implicit waits, 2: raise
         self.capability = (8, 0)

@@ -34,6 +34,7 @@ def test_what_cannot_be_captured_leaves_everything_as_it_was() -> None:
     with pytest.raises(CaptureError, match="capturing"):
         capture(lambda: x.sum().item(), warm_stream())
     assert torch.cuda.current_stream() == before and x.sum().item() == 3
+    assert torch.rand(3, device=GPU).shape == x.shape  # by the generator that each graph knows
     graph = capture(lambda: x.mul_(2), warm_stream())
     graph.replay()
     assert x.sum().item() == 6

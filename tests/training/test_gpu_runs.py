@@ -8,6 +8,7 @@ import torch
 
 import accel_rl
 from accel_rl.training import checkpoint
+from tests.helpers.gpu_runs import assert_learned_alike
 from tests.helpers.runs import TINY, assert_same_run, rows
 from tests.helpers.samplers import TOYS
 
@@ -113,14 +114,23 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     the GPU's own sampler, replay or update computes otherwise."""
     there = accel_rl.train(**CASES[case], device="cuda:0", out=tmp_path / "there")
     here = accel_rl.train(**CASES[case], device="cpu", out=tmp_path / "here")
-    tolerance = TOLERANCE.get(case, 1e-5)
-    for name, value in policy(here).items():
-        torch.testing.assert_close(
-            policy(there)[name], value, rtol=1e-6, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    assert_learned_alike(CASES[case], there, here, TOLERANCE.get(case, 1e-5))
     scores = [[row.get("rollout/ep_rew_mean") for row in rows(run)] for run in (here, there)]
     assert scores[0] == scores[1]
     assert len([row for row in rows(there) if row["train/loss"]]) >= 2
+
+
+@pytest.mark.gpu(fake=True)
+def test_alike_on_a_real_gpu_is_what_learned_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates that differ by 3 % show in what updates have changed, and rounding does not."""
+    settings = {**CARTPOLE, "device": "cpu"}
+    run, alike, other = (
+        accel_rl.train(**settings, learning_rate=rate, out=tmp_path / str(rate)) for rate in (1e-3, 1.00001e-3, 1.03e-3)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a real GPU")
+    assert_learned_alike(settings, alike, run, 0.0)
+    with pytest.raises(AssertionError):
+        assert_learned_alike(settings, other, run, 0.0)
 
 
 def noisy(spec: Any) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from accel_rl.training import checkpoint
 from accel_rl.training.build import build_algo_and_update, build_training_sampler
 from accel_rl.training.iteration import Iteration
 from accel_rl.training.resolve import resolve
+from tests.helpers.gpu_runs import assert_learned_alike
 from tests.helpers.queued import Telling, make_queued
 from tests.helpers.runs import assert_same, rows
 from tests.helpers.samplers import TOYS, closing
@@ -178,12 +179,8 @@ ON_GPU: dict[str, dict[str, Any]] = {
 def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     """Would catch a missing wait, a value frozen in a graph, or padding that counts on a GPU."""
     settings = {**ON_GPU[case], "deterministic": True}
-    policies = []
-    for device in ("cuda:0", "cpu"):
-        run = accel_rl.train(**settings, device=device, out=tmp_path / device)
-        policies.append(checkpoint.load(run / "checkpoint.pt")["policy"])
-    for name, value in policies[1].items():
-        torch.testing.assert_close(policies[0][name], value, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    there, here = (accel_rl.train(**settings, device=each, out=tmp_path / each) for each in ("cuda:0", "cpu"))
+    assert_learned_alike(settings, there, here, 1e-5)
 
 
 @pytest.mark.gpu(real=True)  # the fake one is a part of the main thread, where predictors do not run
