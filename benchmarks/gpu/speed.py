@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import subprocess
 import threading
 import time
@@ -87,12 +88,13 @@ class Usage:
 
     def __init__(self) -> None:
         self._gpu: list[float] = []
-        self._is_closed = threading.Event()
+        self._cpus, self._is_closed = os.sched_getaffinity(0), threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
     def _sample(self) -> None:
         while not self._is_closed.wait(0.1):
+            os.sched_setaffinity(0, self._cpus)  # not on the core that the action server has for itself
             share = gpu_use()
             if share is None:
                 return
