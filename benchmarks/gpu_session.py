@@ -61,7 +61,7 @@ PARTS = {
     "install": Part("the packages are there; the emulator compiles; what `accel-rl doctor` says", 90),
     "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
-    "training": Part("agent steps per second of fourteen settings, and where the time goes", 125),
+    "training": Part("agent steps per second of sixteen settings, and where the time goes", 125),
     "pong": Part("ppo_small on Pong to its end: minutes to a score of 18", 100),
     "sampling": Part("steps per second of the sampler alone, by number of environments", 65),
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),

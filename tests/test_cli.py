@@ -406,7 +406,7 @@ BAD_ARGUMENTS = [
     ("train --env vector:CartPole-v1 --reset-mode wait", "reset_mode=wait leaves single environments alone"),
     ("train --reset-mode never", "unknown reset_mode 'never'; did you mean reserve?"),
     ("train --envs 5", "envs=5 does not split into 2 groups; use an even number, or --sampler serial"),
-    ("train --envs 6 --workers 4", "envs=6 does not divide over workers=4"),
+    ("train --envs 6 --workers 8", "workers=8 are more than envs=6; use 6 or fewer"),
     ("train --workers 0", "workers=0 must be at least 1"),
     ("train --workers 1e15", "workers=1000000000000000 must be at most 65536"),
     ("train --devices cpu --learners-per-gpu 1e16", "learners_per_gpu=10000000000000000 must be at most 1024"),

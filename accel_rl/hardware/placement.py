@@ -13,7 +13,6 @@ from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
 MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
-WORKERS_TO_KEEP = 0.75  # at least this share of them, when a core is reserved
 LEAST_FLOPS_PER_THREAD = 75e6  # of an update; with fewer, the threads' waiting costs more than they gain
 LEAST_ENVS_BESIDE_NETWORK = 8  # of each worker that shares two logical CPUs with the network
 
@@ -65,6 +64,8 @@ class Plan:
         if not num_workers:
             return "none: environments are stepped in this process"
         per_worker = self.num_envs // num_workers
+        if not divides_evenly(self.num_envs, num_workers):
+            return f"{num_workers}, of {per_worker} or {per_worker + 1} environments each, {_on(self.worker_cpus)}"
         text = f"{num_workers}, of {count(per_worker, 'environment')}{' each' if num_workers > 1 else ''}: "
         if serves_both_groups(self.num_envs, num_workers):
             return f"{text}{per_worker // 2} of each group, {_on(self.worker_cpus)}"
@@ -106,17 +107,14 @@ def make_plan(
     """Returns the plan for one learner whose network is on the CPU, or on a GPU of NUMA node gpu_node (None: unknown).
 
     num_workers (0: this process steps the environments) and the numbers of threads are chosen here where they are None.
-    With a GPU, this process has a core of its own if there are enough. On the CPU, simulating and learning take turns
-    on all logical CPUs; of two, one is left to choose actions where environments are few."""
+    With a GPU, this process has a core of its own if there are enough, whatever the number of environments: all workers
+    wait for it, so rather some of them have one environment more. On the CPU, simulating and learning take turns on all
+    logical CPUs; of two, one is left to choose actions where environments are few."""
     server_cpus, cores, num_busy = topology.cpus if topology.chosen else None, list(topology.cores), topology.num_busy
     if on_gpu and topology.can_pin and min(len(cores), num_busy) >= LEAST_CORES_TO_RESERVE_ONE:
         core = topology.nodes.index(gpu_node) if gpu_node in topology.nodes else 0
         num_left = min(num_busy - 1, len(topology.cpus) - len(cores[core]))
-        if num_workers is None:  # 64 environments divide over 16 workers, but not over 15: then the core is needed
-            enough = default_workers(num_envs, num_left) >= WORKERS_TO_KEEP * default_workers(num_envs, num_busy)
-        else:
-            enough = 0 < num_workers <= num_left
-        if enough:
+        if num_workers is None or 0 < num_workers <= num_left:
             server_cpus, num_busy = cores.pop(core), num_left
     elif not on_gpu and num_workers is None and num_busy == 2:
         # The network acts on one thread, beside the workers, and learns on both CPUs. Pong on two cores of an EPYC:
@@ -126,7 +124,10 @@ def make_plan(
         if len(cores) == 1 or num_envs < 2 * LEAST_ENVS_BESIDE_NETWORK:
             num_busy = 1
     cpus = _spread(cores)
-    chosen_workers = default_workers(num_envs, num_busy) if num_workers is None else num_workers
+    if num_workers is None:
+        chosen_workers = min(num_envs, num_busy) if on_gpu else default_workers(num_envs, num_busy)
+    else:
+        chosen_workers = num_workers
     num_threads = 1 if on_gpu else topology.num_busy  # with a GPU there is almost nothing for them to do
     return Plan(
         topology,
@@ -136,7 +137,7 @@ def make_plan(
         sampling_threads or min(num_threads, MAX_SAMPLING_THREADS),
         learning_threads or min(num_threads, MAX_LEARNING_THREADS),
         num_busy,
-        _warnings(num_envs, num_workers, [num_busy]),
+        _warnings(num_envs, num_workers, [num_busy], on_gpu),
     )
 
 
@@ -172,7 +173,7 @@ def make_plans(
         text = f"learners={num_learners} share {count(topology.num_busy, 'logical CPU')}"
         warnings: tuple[str, ...] = (f"{text}; {count(topology.num_busy, 'learner')} would have one each",)
     else:
-        warnings = _warnings(num_envs_of_each, num_workers_of_each, [plan.num_free for plan in plans])
+        warnings = _warnings(num_envs_of_each, num_workers_of_each, [plan.num_free for plan in plans], on_gpu)
     return tuple(replace(plan, warnings=() if rank else warnings) for rank, plan in enumerate(plans))
 
 
@@ -184,14 +185,14 @@ def learning_threads_for(flops: float) -> int:
     return max(1, min(MAX_LEARNING_THREADS, int(flops / LEAST_FLOPS_PER_THREAD)))
 
 
-def _warnings(num_envs: int, num_workers: int | None, num_free: list[int]) -> tuple[str, ...]:
+def _warnings(num_envs: int, num_workers: int | None, num_free: list[int], on_gpu: bool) -> tuple[str, ...]:
     """Returns warnings about idle or shared logical CPUs. num_envs, num_workers (None: by default): of each learner;
     num_free: the logical CPUs that each learner has for workers."""
-    num_learners, total = len(num_free), sum(num_free)
-    picked = [default_workers(num_envs, num) for num in num_free]
+    num_learners, total, choose = len(num_free), sum(num_free), min if on_gpu else default_workers
+    picked = [choose(num_envs, num) for num in num_free]
     if num_workers is None:
         more = -(-num_envs // (2 * min(num_free))) * 2 * min(num_free)
-        num_used = sum(default_workers(more, num) for num in num_free)
+        num_used = sum(choose(more, num) for num in num_free)
         if num_used <= sum(picked):
             return ()
         text = f"envs={num_learners * num_envs} keep {sum(picked)} of {total} logical CPUs busy"

@@ -1,7 +1,6 @@
 """What the samplers have in common: their interface and settings, generators of noise, games for evaluation."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,7 +10,6 @@ import torch
 
 from accel_rl.envs.batch_simulator import BatchConfig
 from accel_rl.errors import UsageError
-from accel_rl.hardware.placement import divides_evenly
 from accel_rl.rollout import Game, Rollout
 
 logger = logging.getLogger("accel_rl")
@@ -58,10 +56,9 @@ NO_HOOK = StepHook()
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """num_envs environments in two groups, stepped by num_workers processes.
+    """num_envs environments in two groups, stepped by num_workers processes (samplers/env_arrays.py: assign_envs).
 
-    Each worker has equally many environments of both groups; where they do not divide like this, the first half of the
-    workers serves group 0 and the second half group 1. Raises UsageError where they divide in neither way.
+    Raises UsageError for an odd number of environments, or fewer of them than workers.
     num_workers=0, for SerialSampler alone: any number of environments; group 0 has the larger half.
     """
 
@@ -98,16 +95,8 @@ class SamplerConfig:
 def _check_division(name: str, num_envs: int, num_workers: int) -> None:
     if num_envs % 2:
         raise UsageError(f"{name}={num_envs} does not split into 2 groups; use an even number, or --sampler serial")
-    if not divides_evenly(num_envs, num_workers):
-        workers = [n for n in range(1, num_envs + 1) if divides_evenly(num_envs, n)]
-        fewer, more = [n for n in workers if n < num_workers], [n for n in workers if n > num_workers]
-        step = math.lcm(2, num_workers)
-        below = num_envs // step * step
-        raise UsageError(
-            f"{name}={num_envs} does not divide over workers={num_workers} in 2 groups; "
-            f"use {' or '.join(map(str, fewer[-1:] + more[:1]))} workers, "
-            f"or {f'{below} or ' if below else ''}{below + step} {name}"
-        )
+    if num_workers > num_envs:
+        raise UsageError(f"workers={num_workers} are more than {name}={num_envs}; use {num_envs} or fewer")
 
 
 class Sampler(Protocol):

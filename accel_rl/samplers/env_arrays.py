@@ -71,11 +71,16 @@ def assign_envs(num_envs: int, num_workers: int) -> list[tuple[EnvRange, EnvRang
     """Returns each worker's environments in each group.
 
     A worker has as many of one group as of the other, so that it always has something to do. Where the environments do
-    not divide like this, the first half of the workers serves group 0 and the second half group 1."""
+    not divide like this, but do over the workers, the first half of the workers serves group 0 and the second half
+    group 1. Else numbers differ by one: the first workers have more of group 0, the last ones of group 1."""
     half = num_envs // NUM_GROUPS
-    if half % num_workers == 0:
-        k = half // num_workers
-        return [((worker * k, k), (half + worker * k, k)) for worker in range(num_workers)]
-    k = num_envs // num_workers
-    in_group_0 = num_workers // NUM_GROUPS
-    return [((w * k, k), (half, 0)) if w < in_group_0 else ((0, 0), (w * k, k)) for w in range(num_workers)]
+    if half % num_workers and num_envs % num_workers == 0 and num_workers % NUM_GROUPS == 0:
+        k, in_group_0 = num_envs // num_workers, num_workers // NUM_GROUPS
+        return [((w * k, k), (half, 0)) if w < in_group_0 else ((0, 0), (w * k, k)) for w in range(num_workers)]
+    k, rest = divmod(half, num_workers)
+    numbers = [(k + (w < rest), k + (w >= num_workers - rest)) for w in range(num_workers)]
+    found, firsts = [], [0, half]
+    for in_both in numbers:
+        found.append(((firsts[0], in_both[0]), (firsts[1], in_both[1])))
+        firsts = [first + num for first, num in zip(firsts, in_both, strict=True)]
+    return found

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from accel_rl.hardware.placement import pinned
+from accel_rl.hardware.topology import available_cpus
 from accel_rl.samplers.base import Sampler
 from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
 from accel_rl.training.resolve import Config, resolve
@@ -27,7 +28,7 @@ GIB = 2**30
 BASE: Row = {"env": "pong", "device": "cuda:0", "steps": 10**12, "tensorboard": False, "eval_interval_steps": 0}
 BASE |= {"decorrelation_steps": 100}
 REPLAY: Row = {"replay_size": 100_000, "warmup_steps": 4096, "epsilon_steps": 1, "epsilon_final": [0.1]}
-# With 16 logical CPUs, 14 workers leave a core to the action server: 112, 224 and 448 environments divide over them.
+# Of 16 logical CPUs one is the action server's; 112, 224 and 448 environments divide over 14 workers, not over 15.
 PPO: Row = {"algo": "ppo", "envs": 112, "horizon": 16}
 TRAININGS: dict[str, Row] = {
     "a2c 112": {"algo": "a2c", "envs": 112},
@@ -36,7 +37,9 @@ TRAININGS: dict[str, Row] = {
     "ppo 112x16": PPO,
     "ppo 112x16, bf16": {**PPO, "bf16": True},
     "ppo 112x16, no graphs": {**PPO, "cuda_graphs": False},
+    "ppo 112x16, 14 workers": {**PPO, "workers": 14},
     "ppo 128x16": {"algo": "ppo_128x16"},
+    "ppo 128x16, no core for the server": {"algo": "ppo_128x16", "workers": len(available_cpus())},
     "pqn 112x32": {"algo": "pqn", "envs": 112},
     "vtrace": {"algo": "vtrace"},
     "dqn 32, batch 32": {"algo": "dqn", "envs": 32, **REPLAY},

@@ -16,7 +16,7 @@ BAD = [
     ("sampling --simulator stella", "unknown simulator 'stella'"),
     ("sampling --device tpu", "device=tpu does not exist on this machine; use cpu"),
     ("sampling --cores 1 --envs-per-core 3", "envs=3 does not split into 2 groups"),
-    ("sampling --cores 1 --workers 3", "workers=3"),
+    ("sampling --cores 1 --workers 999", "workers=999 are more than envs="),
     ("sampling --figure picture.bmp", "figure=picture.bmp must end in .png"),
     ("sampling --no-table --figure picture.png", "figure=picture.png is of the table's runs; leave --no-table out"),
     ("network --json .", ". is a folder; name a file"),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from accel_rl.hardware import placement
-from accel_rl.hardware.placement import default_workers, make_plan
+from accel_rl.hardware.placement import default_workers, make_plan, make_plans
+from accel_rl.samplers.env_arrays import assign_envs
 from tests.helpers.machines import EIGHT, TWO_NODES
 
 ONLINE = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else [0]
@@ -80,7 +81,6 @@ def test_each_core_has_both_groups(topology: Any) -> None:
         (TWO_NODES, 7, (0, 8), [4, 1, 5, 2, 6, 3, 7, 12, 9, 13, 10, 14, 11, 15]),
         ({"cores": EIGHT, "quota": 4}, None, (0, 8), [1, 2, 3]),
         ({"cores": EIGHT, "quota": 2}, None, None, [0, 1]),
-        ({"cores": EIGHT}, None, None, [*range(16)]),  # whose environments would divide over 8 only
     ],
 )
 def test_beside_a_gpu_the_server_has_a_core(
@@ -91,6 +91,41 @@ def test_beside_a_gpu_the_server_has_a_core(
     assert (plan.server_cpus, list(plan.worker_cpus)) == (server, workers)
     assert (plan.sampling_threads, plan.learning_threads) == (1, 1)
     assert ("reserved for it" in plan.lines()[2]) == (server is not None)
+
+
+def even(num_cores: int, threads: int) -> list[str]:
+    """The cores of a machine whose logical CPUs are numbered thread by thread, as Linux does."""
+    return [",".join(str(core + thread * num_cores) for thread in range(threads)) for core in range(num_cores)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_cpus", [1, 2, 4, 6, 8, 12, 14, 16, 30, 32, 64, 96])
+def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
+    num_cpus: int, threads: int, topology: Any
+) -> None:
+    """One learner, two or eight, with 16 to 1,024 environments: each action server has a core that no worker uses, if
+    its learner has four; all other logical CPUs have a worker while there are environments for them."""
+    if num_cpus % threads:
+        pytest.skip("no such machine")
+    machine = topology(even(num_cpus // threads, threads))
+    for num_learners in [n for n in (1, 2, 8) if n <= num_cpus]:
+        for num_envs in [envs for envs in (16, 32, 64, 112, 128, 256, 512, 1024) if envs >= 2 * num_learners]:
+            for plan in make_plans(machine, num_envs // num_learners, gpu_nodes=[0] * num_learners, on_gpu=True):
+                cores, cpus = plan.topology.cores, plan.topology.cpus
+                assert plan.server_is_reserved == (len(cores) >= 4)
+                free = {*cpus} - ({*plan.server_cpus} if plan.server_is_reserved and plan.server_cpus else set())
+                assert {*plan.worker_cpus} <= free
+                assert len(plan.worker_cpus) == min(len(free), num_envs // num_learners)
+                assert sum(
+                    sum(num for _, num in ranges) for ranges in assign_envs(plan.num_envs, len(plan.worker_cpus))
+                )
+
+
+def test_uneven_workers_are_said(topology: Any) -> None:
+    """The log says what the server's core has cost."""
+    lines = make_plan(topology(even(16, 1)), 64, on_gpu=True).lines()
+    assert lines[1] == "workers     15, of 4 or 5 environments each, on 1-15"
+    assert lines[2].startswith("server      on 0, reserved for it")
 
 
 def test_idle_and_shared_cpus_are_reported(topology: Any) -> None:

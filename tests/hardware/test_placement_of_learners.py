@@ -135,8 +135,8 @@ def test_a_single_learner_has_the_whole_machine(topology: Any) -> None:
         expected = make_plan(whole, 12, 32, on_gpu=True, gpu_node=1, sampling_threads=3, learning_threads=4)
         assert plan == expected
         assert show_plans(["cuda:0"], [plan]) == expected.lines()
-    (plan,) = make_plans(topology(**SIXTEEN), 16, gpu_nodes=[None], on_gpu=True)  # 16 of 15: no core is spared
-    assert (plan.server_cpus, workers_of(plan)) == (None, [*range(16)])
+    (plan,) = make_plans(topology(**SIXTEEN), 16, gpu_nodes=[None], on_gpu=True)
+    assert (plan.server_cpus, workers_of(plan)) == ((0,), [*range(1, 16)])  # one of them has two environments
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_slurm_job_is_divided(topology: Any) -> None:
     whole = topology(**DGX_1, allowed="10-19,50-59,30-33", quota=12, group=step)
     plans = make_plans(whole, 16, gpu_nodes=[0, 1], on_gpu=True)
     assert [show_cpus(plan.topology.cpus) for plan in plans] == ["10-16,50-56", "17-19,30-33,57-59"]
-    assert [(plan.topology.quota, len(plan.worker_cpus)) for plan in plans] == [(6, 4), (6, 4)]
+    assert [(plan.topology.quota, len(plan.worker_cpus)) for plan in plans] == [(6, 5), (6, 5)]
     assert [plan.server_cpus for plan in plans] == [(10, 50), (30,)]
 
 
@@ -200,7 +200,9 @@ def test_each_learner_has_a_line(topology: Any) -> None:
         "learner 7   cuda:7  node 1: server on 35,75, reserved for it; 8 workers on 36-39,76-79; 16 environments"
     )
     lines = show_plans(devices, make_plans(topology(**DGX_A100), 32, gpu_nodes=DGX_A100_GPUS, on_gpu=True))
-    assert lines[2].startswith("learner 2   cuda:2  nodes 0-1: server on 0-7,16-23,")
+    assert lines[2].startswith(
+        "learner 2   cuda:2  nodes 0-1: server on 16,144, reserved for it; 30 workers on 0-7,17-23,"
+    )
     assert show_plans(["cpu"] * 2, make_plans(topology(**PAIR), 1, 0, gpu_nodes=[None] * 2)) == [
         "learner 0   cpu  node 0: server on 0; no workers; 1 environment; torch threads: 1 sampling, 1 learning",
         "learner 1   cpu  node 0: server on 1; no workers; 1 environment; torch threads: 1 sampling, 1 learning",

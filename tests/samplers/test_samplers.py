@@ -33,6 +33,7 @@ BOTH_GROUPS = [(8, 2), (6, 3)]
 ONE_GROUP = [(4, 4)]
 MORE = [(2, 1), (6, 2), (16, 8)]  # not for games, which take 0.1 s each to build
 ARRANGEMENTS = [
+    (COUNTING, "wait", 10, 4),  # of which some have one more
     *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP),
     (PONG, "reserve", 4, 2),
     *(pytest.param(COUNTING, mode, *n, marks=slow) for mode in ("immediate", "wait") for n in MORE),
@@ -88,19 +89,21 @@ def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_
 
 
 def test_shares_cover_every_environment_once() -> None:
-    """Would catch environments that nobody steps, or two workers do, in any arrangement that is allowed."""
-    allowed = [
-        (envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1) if divides_evenly(envs, workers)
-    ]
-    assert len(allowed) > 150
-    for num_envs, num_workers in allowed:
+    """Each environment is stepped by one worker. Workers have equally many of both groups, or of one group, where they
+    divide like this; else the numbers of a group differ by one at most. So do those of both groups together."""
+    for num_envs, num_workers in [(envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1)]:
         shares = assign_envs(num_envs, num_workers)
         half = num_envs // 2
         found: list[list[int]] = [[], []]
         for worker in shares:
-            assert sum(num for _, num in worker) == num_envs // num_workers
-            nums = {num for _, num in worker}
-            assert len(nums) == 1 if serves_both_groups(num_envs, num_workers) else nums >= {0}
+            nums, is_even = [num for _, num in worker], divides_evenly(num_envs, num_workers)
+            assert sum(nums) - num_envs // num_workers in ((0,) if is_even else (0, 1))
+            if serves_both_groups(num_envs, num_workers):
+                assert nums[0] == nums[1]
+            elif is_even:
+                assert 0 in nums
+            else:
+                assert all(half // num_workers <= num <= half // num_workers + 1 for num in nums)
             for group, (first, num) in enumerate(worker):
                 found[group] += range(first, first + num)
         assert found == [[*range(half)], [*range(half, num_envs)]], (num_envs, num_workers)

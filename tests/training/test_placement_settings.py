@@ -98,7 +98,7 @@ def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd:
     assert workers.startswith("workers     1024, of 4 environments each: 2 of each group, ")
     assert server.startswith("server      not pinned; torch threads: ")
     assert warning.startswith("warning     workers=1024 share ")
-    for words in ("--envs-per-worker 0", "--cpus 0-99999", "--cpus none", "--cpus ''", "--workers 3 --envs 8"):
+    for words in ("--envs-per-worker 0", "--cpus 0-99999", "--cpus none", "--cpus ''", "--workers 9 --envs 8"):
         assert main(show(*words.replace("''", " ").split(" ", 3))) == 2, words
 
 
