@@ -83,7 +83,7 @@ class ActionServer:
             self._recurrent_inputs.previous_reward[self.window + t, columns] = self.shared["reward"][t - 1, columns]
 
     def act(self, group: int, t: int) -> None:
-        """Chooses the group's actions of step t; when it returns, the environments may take them."""
+        """Chooses the group's actions of step t. The environments may take them once `has_acted` says so."""
         noise, columns = None if self._greedy else self._noise[group][t], self.groups[group]
         recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
             *(rows[self.window + t, columns] for rows in self._recurrent_inputs)
@@ -91,6 +91,13 @@ class ActionServer:
         action, policy_outputs, state = self._policy.act(self._observe(group, t), noise, recurrent_inputs)
         self._chosen[group][t][...] = action.numpy()
         self._newest = (t, columns, action, policy_outputs, state)
+
+    def has_acted(self, group: int) -> bool:
+        """Tells whether the actions that `act` has chosen for the group are there. On a GPU they come later."""
+        return True
+
+    def wait_until_acted(self, group: int) -> None:
+        """Waits until `has_acted`."""
 
     def record(self) -> None:
         """Keeps what `act` has just computed; a call of its own, so that the environments step during it."""

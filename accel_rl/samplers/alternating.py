@@ -47,6 +47,7 @@ class AlternatingSampler:
         )
         self._evaluation = evaluation
         self._server = self._make_server(train, noise_generator(batch, self.device), config)
+        self._acting: dict[int, ActionServer] = {}  # the groups whose actions a GPU still computes, and who serves them
         self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
@@ -83,21 +84,30 @@ class AlternatingSampler:
         T = server.horizon
         server.begin(policy, greedy)
         self.pool.begin()
+        self._acting.clear()
         step = [0, 0]  # the row that each group announces next
         due, held = hook.next_call(0, T, server.groups)  # no group is given actions beyond step `due` before the hook
         while step != [T + 1, T + 1]:
-            start = time.perf_counter()
-            behind = int(step[1] < step[0])
-            group = self.pool.wait([group for group in (behind, 1 - behind) if step[group] <= due])
+            start, behind = time.perf_counter(), int(step[1] < step[0])
+            served = [group for group in (behind, 1 - behind) if step[group] <= due and group not in self._acting]
+            group = self.pool.wait(served, self._hand_over if self._acting else None)
             ready = time.perf_counter()
+            if group is None:
+                self.seconds["inference"] += ready - start
+                continue
             self.seconds["env_wait"] += ready - start
             t = step[group]
             server.receive(group, t)
             step[group] += 1
             if t < T and not (t == due and group in held):
                 self._act(server, group, t)
+            is_due = due < T and min(step) > due
+            if is_due:  # no environment waits for the hook that need not
+                for each in self._acting:
+                    server.wait_until_acted(each)
+                self._hand_over()
             self.seconds["inference"] += time.perf_counter() - ready
-            if due < T and min(step) > due:
+            if is_due:
                 hook.run(due)
                 server.learner_has_worked()
                 learned = time.perf_counter()
@@ -111,8 +121,16 @@ class AlternatingSampler:
 
     def _act(self, server: ActionServer, group: int, t: int) -> None:
         server.act(group, t)
-        self.pool.announce_actions(group)
-        server.record()  # last, while the environments step already
+        self._acting[group] = server
+        self._hand_over()
+
+    def _hand_over(self) -> bool:
+        """Announces the actions that are there; tells whether there were any."""
+        ready = [group for group, server in self._acting.items() if server.has_acted(group)]
+        for group in ready:
+            self.pool.announce_actions(group)
+            self._acting.pop(group).record()  # last, while the environments step already
+        return bool(ready)
 
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1

@@ -3,9 +3,9 @@
 The rollout lives on the GPU. For each step of a group there are two uploads, from pinned memory: the newest frames, and
 everything else that the environments have written (PACKED), 16 bytes for each of them. The rest is one CUDA graph: it
 assembles the stacks of frames, runs the network, chooses actions, and stores all of this into the rollout at the
-group's own step counter, which it increments, so that one graph serves all steps. The actions come back in one copy,
-for which the server waits. Nothing is uploaded a second time for learning, except what is rare: the last frames of
-episodes.
+group's own step counter, which it increments, so that one graph serves all steps. The actions come back in one copy. An
+event says when they are there; until then the server looks after the other group. Nothing is uploaded a second time for
+learning, except what is rare: the last frames of episodes.
 
 Each group has its own stream; the learner uses the current one. A group waits for the learner's stream when a rollout
 begins and after each hook, the learner for the groups' streams before it is shown a rollout. What a graph reads or
@@ -54,10 +54,11 @@ class _Group:
         self.timer = DeviceTimer(device)
         self.stream: Any = None
         self.uploaded: Any = None  # event: the last upload that the learner waits for
+        self.acted: Any = None  # event: the newest actions are in the host's memory
         self.must_wait = False  # for the learner, before the next action
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self.uploaded = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.uploaded, self.acted = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def on_stream(self) -> Any:
         return torch.cuda.stream(self.stream) if self.stream else contextlib.nullcontext()
@@ -193,8 +194,16 @@ class GpuActionServer(ActionServer):
             assert on_device.action is not None
             self.shared["action"][t, on_device.columns].copy_(on_device.action, non_blocking=True)
             self.bytes_moved += on_device.action.nbytes
-        if on_device.stream:
-            on_device.stream.synchronize()
+            if on_device.acted:
+                on_device.acted.record(on_device.stream)
+
+    def has_acted(self, group: int) -> bool:
+        acted = self._on_device[group].acted
+        return acted is None or acted.query()
+
+    def wait_until_acted(self, group: int) -> None:
+        if acted := self._on_device[group].acted:
+            acted.synchronize()
 
     def record(self) -> None:
         """Does nothing: `act` has stored everything already."""

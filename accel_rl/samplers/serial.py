@@ -99,6 +99,7 @@ class SerialSampler:
         start = time.perf_counter()
         for group in groups:
             server.act(group, t)
+            server.wait_until_acted(group)
             server.record()
         self.seconds["inference"] += time.perf_counter() - start
 

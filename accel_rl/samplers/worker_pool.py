@@ -6,7 +6,7 @@ takes its place.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from accel_rl.samplers.worker import GroupSemaphores, WorkerSetup
 from accel_rl.samplers.worker_status import WorkerStatus
 
 POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
+ACT_S = 0.0005  # that a GPU takes for an act, at most, if nothing else keeps it busy
 DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
 
 
@@ -92,17 +93,31 @@ class WorkerPool:
         for group in range(NUM_GROUPS):
             self._wake(group)
 
-    def wait(self, groups: Sequence[int]) -> int:
+    def wait(self, groups: Sequence[int], is_done: Callable[[], bool] | None = None) -> int | None:
         """Waits for all workers of one of these groups; then that group's newest rows are safe to read.
 
-        Returns the group that is ready first; if several are, the first one named."""
+        Returns the group that is ready first; if several are, the first one named. is_done: None is returned once this
+        returns True, which is asked all the while."""
+        start = time.monotonic()
         while True:
             for group in groups:
                 if self._ready[group]:
                     self._ready[group] = False
                     self._rows_read[group] += 1
                     return group
-            self._acquire_announcements(self._wait_for_event())
+            if is_done is None:
+                self._acquire_announcements(self._wait_for_event())
+            elif is_done():
+                return None
+            else:
+                self._acquire_announcements(self._wait_for_event(self._pause_s(time.monotonic() - start)))
+
+    def _pause_s(self, waited_s: float) -> float:
+        """Returns how long to wait for workers before asking a GPU again.
+
+        It has no descriptor to wait for. So a server with a core of its own asks all the time; another one leaves the
+        CPU to the workers when the usual act should have ended."""
+        return 0.0 if self._spin or waited_s < ACT_S else 0.001
 
     def announce_actions(self, group: int) -> None:
         """Wakes the group's workers, whose next actions have been written, to step."""
@@ -180,19 +195,20 @@ class WorkerPool:
         self._controls = {child.control.fileno(): worker for worker, child in self._pool.children.items()}
         self._poller = make_poller(*(group.obs_ready.fd for group in self._semaphores), *self._controls)
 
-    def _wait_for_event(self) -> list[int]:
+    def _wait_for_event(self, at_most_s: float | None = None) -> list[int]:
         """Returns the readable file descriptors of obs_ready semaphores and control connections.
 
-        Returns [] after having lost a worker that hung, or raises RunError."""
+        Returns [] after at_most_s (None: never), and after having lost a worker that hung, or raises RunError."""
+        timeout_s = POLL_INTERVAL_S if at_most_s is None else at_most_s
         while True:
-            ready = self._poller.poll(0 if self._spin else POLL_INTERVAL_S * 1000)
+            ready = self._poller.poll(0 if self._spin else timeout_s * 1000)
             now = time.monotonic()
             if now > self._next_check:
                 self._next_check = now + POLL_INTERVAL_S
                 if hung := self._find_hung(self._late_workers(), self._timeout_s):
                     self._handle_hang(hung)
                     return []
-            if ready:
+            if ready or at_most_s is not None:
                 return [fd for fd, _ in ready]
 
     def _find_hung(self, late: list[int], timeout_s: float) -> list[int]:

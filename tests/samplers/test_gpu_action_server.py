@@ -277,7 +277,31 @@ def test_a_step_is_two_uploads_a_graph_and_a_download(monkeypatch: pytest.Monkey
         assert 0 <= again <= G  # frames of row 0, where an environment has waited for the pause
         del counts["aten::copy_"]
         waits = G + 2 * G + G  # when the rollout begins, after each hook; the learner when the rollout is complete
-        assert counts == {"CUDAGraph.replay": T * G, "Stream.synchronize": T * G, "Stream.wait_event": waits}
+        assert counts == {"CUDAGraph.replay": T * G, "Stream.wait_event": waits}, "and no wait of the host"
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the GPU computes one group's actions, the other group is served. Here one group's actions of each step are
+    there only once the other's have been asked for: a server that waits for them would wait for ever."""
+    T, asked = 5, [0, 0]
+    sampler = on_gpu(COUNTING, SameNoise(4), SamplerConfig(4, T, 2, env_timeout_s=20))
+    server = sampler._server
+    act, has_acted = server.act, server.has_acted
+
+    def counted(group: int, t: int) -> None:
+        asked[group] += 1
+        act(group, t)
+
+    with closing(sampler):
+        sampler.collect()
+        monkeypatch.setattr(server, "act", counted)
+        monkeypatch.setattr(
+            server, "has_acted", lambda group: has_acted(group) and (group != slow or asked[1 - slow] >= asked[slow])
+        )
+        for _ in range(3):
+            sampler.collect()
+        assert asked == [3 * T, 3 * T]
 
 
 def test_the_clock_adds_up() -> None:
