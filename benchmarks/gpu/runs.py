@@ -36,7 +36,7 @@ def pong(rows: Rows) -> None:
 
     settings: Row = {"algo": "ppo_small", "seed": 42, "log_interval_steps": 20_000}
     if rows.is_dry:
-        settings |= {**DRY, "steps": 200, "log_interval_steps": 40, "max_episode_steps": 8}
+        settings |= {**DRY, "steps": 96, "log_interval_steps": 48, "max_episode_steps": 8}
 
     def learn() -> Row:
         train(settings, on_row)

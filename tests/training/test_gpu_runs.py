@@ -50,7 +50,6 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
         "target_kl": 0.5,
         "normalize_observations": True,
     },
-    "ppo normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
     "vtrace gru": {**PONG, **VTRACE, **GRU, "sampler": "alternating", "workers": 2},
     "dqn": {**PONG, "algo": "dqn", **REPLAY},
     "dqn with a replay on the CPU": {**CARTPOLE, "algo": "dqn", **REPLAY, "prioritized": True, "replay_device": "cpu"},
@@ -59,6 +58,7 @@ IN_MAKE_TEST: dict[str, dict[str, Any]] = {
     "a2c with tasks": CLOCK,
 }
 SLOW: dict[str, dict[str, Any]] = {
+    "ppo normalized": {**CARTPOLE, **PPO, "normalize_observations": True, "normalize_returns": True},
     "n_step_q": {**CARTPOLE, "algo": "n_step_q", "target_interval_steps": 60},
     "eps_rainbow": {**PONG, **RAINBOW},
     "a2c gae": {**PONG, **SMOOTH, "gae_lambda": 0.9, "reset_mode": "immediate"},
