@@ -145,10 +145,10 @@ def test_the_busy_time_is_that_of_the_union() -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 def test_the_whole_session(tmp_path: Path) -> None:
     """A dry run of all parts, each in its process, ends with the verdict. A second one has nothing to do."""
-    command = [sys.executable, "benchmarks/gpu_session.py", "--dry-run", "--minutes", "14", "--out", str(tmp_path)]
+    command = [sys.executable, "benchmarks/gpu_session.py", "--dry-run", "--minutes", "60", "--out", str(tmp_path)]
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -165,7 +165,7 @@ def test_the_whole_session(tmp_path: Path) -> None:
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that hang, crash and raise, in processes without PyTorch."""
-    limits = {"good": 20, "wrong": 20, "hangs": 1.5, "crashes": 20, "raises": 20}
+    limits = {"good": 20, "wrong": 20, "hangs": 5, "crashes": 20, "raises": 20}
     monkeypatch.setattr(gpu_session, "PARTS", {name: Part("", limit_s) for name, limit_s in limits.items()})
     monkeypatch.setattr(gpu_session, "PROGRAM", "tests.helpers.gpu_toy_parts")
     monkeypatch.setattr(gpu_session, "GRACE_S", 0.1)
