@@ -61,10 +61,10 @@ def _end_allocating(pool: Any, stream: "torch.cuda.Stream") -> None:
 
 
 def _end_capturing(stream: "torch.cuda.Stream") -> None:
-    """Ends what PyTorch's generators think of a failed capture, by one that succeeds.
+    """Makes PyTorch's generators forget a failed capture, by one that succeeds.
 
-    Else the next random numbers outside of a graph, as those of dropout, raise "Offset increment outside graph capture
-    encountered unexpectedly": `capture_end` tells generators only if nothing has failed."""
+    `capture_end` tells generators only if nothing has failed. Else the next random numbers outside of a graph, such as
+    dropout's, are reported to raise "Offset increment outside graph capture encountered unexpectedly"."""
     graph = torch.cuda.CUDAGraph()
     with contextlib.suppress(RuntimeError), torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")

@@ -80,8 +80,8 @@ class SamplerConfig:
             if getattr(self, name) < least:
                 raise UsageError(f"{name.removeprefix('num_')}={getattr(self, name)} must be at least {least}")
         if self.num_workers:
-            _check_division("envs", self.num_envs, self.num_workers)
-            _check_division("evaluation_envs", self.evaluation_envs, self.num_workers)
+            _check_workers("envs", self.num_envs, self.num_workers)
+            _check_workers("evaluation_envs", self.evaluation_envs, self.num_workers)
 
     @property
     def evaluation_envs(self) -> int:
@@ -92,7 +92,7 @@ class SamplerConfig:
         return replace(self, num_envs=self.evaluation_envs, horizon=EVALUATION_HORIZON, window=0, terminal_frames=False)
 
 
-def _check_division(name: str, num_envs: int, num_workers: int) -> None:
+def _check_workers(name: str, num_envs: int, num_workers: int) -> None:
     if num_envs % 2:
         raise UsageError(f"{name}={num_envs} does not split into 2 groups; use an even number, or --sampler serial")
     if num_workers > num_envs:

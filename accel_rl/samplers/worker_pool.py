@@ -26,7 +26,7 @@ from accel_rl.samplers.worker import GroupSemaphores, WorkerSetup
 from accel_rl.samplers.worker_status import WorkerStatus
 
 POLL_INTERVAL_S = 0.5  # how often a wait checks that the workers still make progress
-ACT_S = 0.0005  # that a GPU takes for an act, at most, if nothing else keeps it busy
+ACT_S = 0.0005  # a guess at the longest act of a GPU that does nothing else; not measured yet
 DONE_BY_NEW_WORKERS = ("start", "open_evaluation", "close_evaluation")  # requests that need not be repeated to them
 
 
@@ -115,8 +115,8 @@ class WorkerPool:
     def _pause_s(self, waited_s: float) -> float:
         """Returns how long to wait for workers before asking a GPU again.
 
-        It has no descriptor to wait for. So a server with a core of its own asks all the time; another one leaves the
-        CPU to the workers when the usual act should have ended."""
+        A GPU has no descriptor to wait for. A server with a core of its own asks all the time. Without one, it leaves
+        the CPU to the workers after ACT_S."""
         return 0.0 if self._spin or waited_s < ACT_S else 0.001
 
     def announce_actions(self, group: int) -> None:

@@ -242,8 +242,6 @@ def evaluation_envs(steps: int, num_envs: int, num_workers: int) -> int:
     As many as leave each of them the time for the longest game, or else as few as the workers take: more environments
     would leave long games out. They divide over the workers if those of the run do."""
     is_even = divides_evenly(num_envs, num_workers)
-    possible = [
-        n for n in range(2, num_envs + 1, 2) if divides_evenly(n, num_workers) or (n >= num_workers and not is_even)
-    ]
-    possible = possible or [num_envs]
+    even = range(2, num_envs + 1, 2)
+    possible = [n for n in even if (divides_evenly(n, num_workers) if is_even else n >= num_workers)] or [num_envs]
     return max((n for n in possible if n * MAX_GAME_STEPS <= steps), default=possible[0])

@@ -134,7 +134,7 @@ def nccl(rows: Rows) -> None:
     With one process, since it refuses two on one GPU; so there is nothing to time."""
     dist.init_process_group("cpu:gloo,cuda:nccl", store=HashStore(), rank=0, world_size=1)
     vector = torch.ones(2_000_000, device=GPU)
-    # A sum over one process enqueues no kernel, a mean does. Gloo, in a dry run, has no mean.
+    # A sum over one process may enqueue no kernel. Gloo, in a dry run, has no mean.
     operation = dist.ReduceOp.SUM if rows.is_dry else dist.ReduceOp.AVG
     rows.add("all_reduce", reduce, vector, operation)
     if not rows.is_dry:

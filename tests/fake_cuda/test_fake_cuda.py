@@ -284,7 +284,7 @@ def test_like_cpu_gives_the_numbers_of_the_cpu() -> None:
 
 
 def test_convolutions_and_products_round_to_tf32_where_pytorch_allows_it() -> None:
-    factor = 1 + 2**-11  # of which TF32 keeps 1
+    factor = 1 + 2**-11  # TF32 rounds it to 1
     picture, kernel = (torch.full((1, 1, n, n), factor) for n in (2, 1))
     found = []
     for allow in (False, True):

@@ -116,9 +116,8 @@ def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
                 free = {*cpus} - ({*plan.server_cpus} if plan.server_is_reserved and plan.server_cpus else set())
                 assert {*plan.worker_cpus} <= free
                 assert len(plan.worker_cpus) == min(len(free), num_envs // num_learners)
-                assert sum(
-                    sum(num for _, num in ranges) for ranges in assign_envs(plan.num_envs, len(plan.worker_cpus))
-                )
+                shares = assign_envs(plan.num_envs, len(plan.worker_cpus))
+                assert sum(num for ranges in shares for _, num in ranges) == num_envs // num_learners
 
 
 def test_uneven_workers_are_said(topology: Any) -> None:

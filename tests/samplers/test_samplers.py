@@ -33,7 +33,7 @@ BOTH_GROUPS = [(8, 2), (6, 3)]
 ONE_GROUP = [(4, 4)]
 MORE = [(2, 1), (6, 2), (16, 8)]  # not for games, which take 0.1 s each to build
 ARRANGEMENTS = [
-    (COUNTING, "wait", 10, 4),  # of which some have one more
+    (COUNTING, "wait", 10, 4),  # two workers have three environments, two have two
     *((COUNTING, mode, *n) for mode in ("immediate", "wait") for n in BOTH_GROUPS + ONE_GROUP),
     (PONG, "reserve", 4, 2),
     *(pytest.param(COUNTING, mode, *n, marks=slow) for mode in ("immediate", "wait") for n in MORE),
