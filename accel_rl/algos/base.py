@@ -15,6 +15,7 @@ from accel_rl.config.schedules import schedule, schedule_setting
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import UsageError
 from accel_rl.models.actor_critic import ActorCritic, Network
+from accel_rl.models.bf16_weights import keep_copies
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
 
@@ -231,4 +232,6 @@ def masked_sum(value: Tensor, valid: Tensor) -> Tensor:
 
 def frozen_copy(network: Module) -> Module:
     """Returns a copy that is not learned, such as a target network."""
-    return deepcopy(network).requires_grad_(False)
+    copy = deepcopy(network).requires_grad_(False)
+    keep_copies(copy)
+    return copy

@@ -77,7 +77,7 @@ class PPO(ActorCriticAlgo):
         check_minibatches(count, envs, horizon, self.policy.state_size > 0)
 
     def update_from(self, rollout: Rollout, step: int, update: Update) -> Stats:
-        settings, stats = self.settings, list[Stats]()
+        settings, stats, rate = self.settings, list[Stats](), self.learning_rate(step)
         coefficients = (self.scheduled("clip", step), self.scheduled("entropy_weight", step))
         orders = random_orders(rollout, settings.epochs)
         rollout, targets = update.graphed(self.prepare, rollout)
@@ -85,14 +85,28 @@ class PPO(ActorCriticAlgo):
             targets = targets._replace(advantage=standardized(targets.advantage, rollout.valid, update))
         for order in orders:
             parts = order.chunk(settings.minibatches)  # of segments perhaps fewer
-            for chosen in parts:
-                batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
-                if settings.normalize_advantage == "minibatch":
-                    part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
-                stats.append(self.minimize(update, (batch, part, *coefficients), num_samples, step))
+            stats += update.repeat(
+                self.update_on, parts, rate, rollout, targets, coefficients, by_one=self.auxiliary is None
+            )
             if settings.target_kl is not None and self._is_too_far(stats[-len(parts) :], update):
                 break
         return stack_stats(stats)
+
+    def update_on(
+        self,
+        update: Update,
+        chosen: Tensor,
+        learning_rate: float | Tensor,
+        rollout: Rollout,
+        targets: PPOTargets,
+        coefficients: tuple[float | Tensor, float | Tensor],
+    ) -> Stats:
+        """Makes one update, on a minibatch. chosen: see `minibatch`; coefficients: clip and entropy weight."""
+        batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
+        if self.settings.normalize_advantage == "minibatch":
+            part = part._replace(advantage=standardized(part.advantage, batch.valid, update))
+        extra = self.draw_auxiliary(update)
+        return update.minimize(self.loss, (batch, part, *coefficients), num_samples, learning_rate, extra_losses=extra)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PPOTargets]:
         """Returns the rollout, so that all minibatches find it in one place on a GPU, and the targets of all steps;

@@ -76,10 +76,15 @@ class PQN(QAlgo):
         rollout, targets = update.graphed(self.prepare, rollout)
         stats: list[Stats] = []
         for order in orders:
-            for chosen in order.chunk(self.settings.minibatches):
-                batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
-                stats.append(update.minimize(self.loss, (batch, part), num_samples, rate))
+            stats += update.repeat(self.update_on, order.chunk(self.settings.minibatches), rate, rollout, targets)
         return stack_stats(stats)
+
+    def update_on(
+        self, update: Update, chosen: Tensor, learning_rate: float | Tensor, rollout: Rollout, targets: PQNTargets
+    ) -> Stats:
+        """Makes one update, on a minibatch. chosen: see `minibatch`."""
+        batch, part, num_samples = update.graphed(minibatch, rollout, targets, chosen)
+        return update.minimize(self.loss, (batch, part), num_samples, learning_rate)
 
     def prepare(self, rollout: Rollout) -> tuple[Rollout, PQNTargets]:
         """Returns the rollout, so that all minibatches find it in one place on a GPU, and its targets:

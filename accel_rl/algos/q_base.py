@@ -9,6 +9,7 @@ from accel_rl.algos.batches import add_final_values
 from accel_rl.algos.exploration import Exploration
 from accel_rl.algos.running_statistics import RunningMoments
 from accel_rl.models.actor_critic import Network
+from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.q_network import QNetwork
 from accel_rl.rollout import Rollout
 from accel_rl.updates import Update
@@ -67,6 +68,7 @@ class QAlgo(Algo):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.target is not None:
             self.target.load_state_dict(state["target"])
+            refresh(self.target)
         if local := state.get("local"):
             self.exploration.load_state_dict(local["exploration"])
             if self.statistics:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from accel_rl.algos.base import MakeUpdate, Stats, frozen_copy
+from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.q_network import QNetwork
 from accel_rl.replay.replay import restore_generator
 from accel_rl.replay.transitions import TransitionBatch
@@ -76,5 +77,6 @@ class SecondaryNetwork:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.update.load_state_dict(state["update"])
         self.target.load_state_dict(state["target"])
+        refresh(self.target)
         self.num_behind = state["num_behind"]
         restore_generator(self.generator, state["generator"])

@@ -1,7 +1,7 @@
 """Captures work on a GPU as a CUDA graph, and leaves everything as it was if that fails."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,24 @@ OUT_OF_MEMORY = (
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "cudaErrorMemoryAllocation",
 )
+
+
+searches_convolutions = True  # whether `fixed_shapes` has an effect
+
+
+@contextlib.contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """Makes cuDNN search for the fastest convolutions of each shape that is new to it in this block.
+
+    For work that is repeated with the same shapes: a search takes longer than many convolutions. Operations that have
+    to be deterministic are not searched for: what is found differs from run to run."""
+    cudnn = torch.backends.cudnn
+    is_free = not (torch.are_deterministic_algorithms_enabled() or cudnn.deterministic)
+    before, cudnn.benchmark = cudnn.benchmark, searches_convolutions and is_free
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 class CaptureError(RuntimeError):

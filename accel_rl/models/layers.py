@@ -1,9 +1,10 @@
-"""Convolutions and linear layers that are fast on CPUs. On GPUs, and in float64, they are PyTorch's.
+"""Convolutions and linear layers that are fast on CPUs, and on GPUs in bfloat16. In float64 they are PyTorch's.
 
-They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. In inference mode, in which policies act,
-they use weights that are prepared once after each change: cast, and in oneDNN's own layout, with the ReLU that follows
-fused. Learning in bfloat16 casts weights once for each change, too; gradients of parameters are float32. Learning in
-float32 is PyTorch's, which is as fast, but for large matrix products on AMD processors.
+They have the parameters, names and results of `nn.Conv2d` and `nn.Linear`. On a CPU in inference mode, in which
+policies act, they use weights that are prepared once after each change: cast, and in oneDNN's own layout, with the ReLU
+that follows fused. Learning in bfloat16 casts weights once for each change, too (on a GPU see bf16_weights.py);
+gradients of parameters are float32. Learning in float32 is PyTorch's, which is as fast, but for large matrix products
+on AMD processors.
 
 bfloat16 is switched on as usual, by `torch.autocast`.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from accel_rl.models import onednn
 from accel_rl.models.onednn import Pair
@@ -92,12 +94,22 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 
 def _dtype_of(x: Tensor, weight: Tensor) -> torch.dtype | None:
     """Returns the precision in which one of these layers computes; None: PyTorch's own layer does it."""
-    if x.device.type != "cpu" or weight.dtype != torch.float32 or is_exporting():
+    device = x.device.type
+    if weight.dtype != torch.float32 or is_exporting():
         return None
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
         return dtype if dtype == torch.bfloat16 else None
-    return torch.float32 if x.dtype in (torch.float32, torch.uint8) else None
+    return torch.float32 if device == "cpu" and x.dtype in (torch.float32, torch.uint8) else None
+
+
+def _copy_in_bf16(weight: Tensor, bias: Tensor | None, scale: float = 1.0) -> Operands:
+    """Returns a layer's weight times scale, and its bias, in bfloat16 on a GPU; the network's copies if it has some."""
+    if hasattr(weight, "bf16"):
+        return weight.bf16, getattr(bias, "bf16", None)
+    weight = weight.detach()
+    weight = weight if scale == 1 else weight * scale
+    return weight.to(torch.bfloat16), None if bias is None else bias.detach().to(torch.bfloat16)
 
 
 # ---- linear layers ----
@@ -114,22 +126,24 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(x, self.weight) if x.dim() == 2 else None
-        if dtype is None or not onednn.multiplies(dtype):
+        if dtype is None or not (x.is_cuda or onednn.multiplies(dtype)):
             return self._plain(x, relu)
         if torch.is_inference_mode_enabled():
-            return onednn.multiply(x.to(dtype), *self.operands(dtype, len(x) if self.packs else 0), relu=relu)
+            return _multiply(x.to(dtype), *self.operands(dtype, len(x) if self.packs else 0), relu=relu)
         if dtype == torch.float32 and not onednn.prefers_products():
             return self._plain(x, relu)
         if torch.is_grad_enabled():
             return _Product.apply(x.to(dtype), self.weight, self.bias, self, relu)  # type: ignore[no-any-return,no-untyped-call]
-        return onednn.multiply(x.to(dtype), *self.operands(dtype), relu=relu)
+        return _multiply(x.to(dtype), *self.operands(dtype), relu=relu)
 
     def _plain(self, x: Tensor, relu: bool) -> Tensor:
         y = super().forward(x)
         return torch.relu(y) if relu else y
 
     def operands(self, dtype: torch.dtype, packed_for: int = 0) -> Operands:
-        """Returns weight and bias in this precision; the weight is packed for that many samples, if any."""
+        """Returns weight and bias in this precision; on a CPU, the weight is packed for that many samples, if any."""
+        if self.weight.is_cuda:
+            return _copy_in_bf16(self.weight, self.bias)
 
         def make() -> Operands:
             if packed_for:
@@ -140,13 +154,21 @@ class Linear(nn.Linear):
         return self.prepared.get((dtype, packed_for), make, self.weight, self.bias)
 
 
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """Returns x weight^T + bias [N, M] of x [N, K], weight [M, K] and bias [M]."""
+    if not x.is_cuda:
+        return onednn.multiply(x, weight, bias, relu=relu)
+    y = F.linear(x, weight, bias)
+    return y.relu_() if relu else y
+
+
 class _Product(torch.autograd.Function):
     """Multiplies x [N, K] by a layer's weight, adds its bias, and applies its ReLU."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear, relu: bool) -> Tensor:
         used, used_bias = layer.operands(x.dtype)
-        y = onednn.multiply(x, used, used_bias, relu=relu)
+        y = _multiply(x, used, used_bias, relu=relu)
         ctx.save_for_backward(x, used, y if relu else None)
         return y
 
@@ -156,8 +178,8 @@ class _Product(torch.autograd.Function):
         x, weight, y = ctx.saved_tensors
         if y is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
-        x_gradient = onednn.multiply(gradient, weight.t()) if ctx.needs_input_grad[0] else None
-        weight_gradient = onednn.multiply(gradient.t(), x.t()).to(torch.float32)
+        x_gradient = _multiply(gradient, weight.t()) if ctx.needs_input_grad[0] else None
+        weight_gradient = _multiply(gradient.t(), x.t()).to(torch.float32)
         bias_gradient = gradient.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         return x_gradient, weight_gradient, bias_gradient, None, None
 
@@ -180,14 +202,14 @@ class Conv2d(nn.Conv2d):
     def forward(self, image: Tensor, relu: bool = False) -> Tensor:
         dtype = _dtype_of(image, self.weight) if image.dim() == 4 else None
         learns_in_float32 = dtype == torch.float32 and not torch.is_inference_mode_enabled()
-        if dtype is None or learns_in_float32 or not onednn.convolves(dtype):  # there, PyTorch's own is as fast
+        if dtype is None or learns_in_float32 or not _convolves(image, dtype):  # there, PyTorch's own is as fast
             y = self._plain(image)
             return torch.relu(y) if relu else y
         x, group = self._grouped(image, dtype)
         if torch.is_grad_enabled():
             return _Convolution.apply(x, self.weight, self.bias, self, group, relu)  # type: ignore[no-any-return,no-untyped-call]
         operands = self.operands(dtype, group, x.shape if torch.is_inference_mode_enabled() else None)
-        return onednn.convolve(x, *operands, *self.geometry(group), relu=relu)
+        return _convolve(x, *operands, *self.geometry(group), relu=relu)
 
     def _plain(self, image: Tensor) -> Tensor:
         return super().forward(image)
@@ -201,8 +223,11 @@ class Conv2d(nn.Conv2d):
         return (self.stride[0], self.stride[1] // group), self.padding  # type: ignore[return-value]
 
     def operands(self, dtype: torch.dtype, group: int, packed_for: torch.Size | None = None) -> Operands:
-        """Returns weight, for grouped images [M, C g, h, w / g], and bias in this precision; the weight is packed for
-        grouped images of that shape, if any."""
+        """Returns weight, for grouped images [M, C g, h, w / g], and bias in this precision; on a CPU, the weight is
+        packed for grouped images of that shape, if any."""
+        if self.weight.is_cuda:
+            weight, bias = _copy_in_bf16(self.weight, self.bias, self.scale)
+            return self._regrouped(weight, group), bias
 
         def make() -> Operands:
             if packed_for:
@@ -257,6 +282,19 @@ class ByteConv(Conv2d):
         return x.permute(0, 2, 3, 1).reshape(N, H, W // group, C * group).permute(0, 3, 1, 2), group
 
 
+def _convolves(image: Tensor, dtype: torch.dtype) -> bool:
+    """Tells whether `_convolve` works for this image, in this precision."""
+    return image.is_cuda or onednn.convolves(dtype)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, *, relu: bool) -> Tensor:
+    """Returns what onednn.convolve does, on a GPU, too."""
+    if not x.is_cuda:
+        return onednn.convolve(x, weight, bias, stride, padding, relu=relu)
+    y = F.conv2d(x, weight, bias, stride, padding)
+    return y.relu_() if relu else y
+
+
 class _Convolution(torch.autograd.Function):
     """Convolves a grouped image by a layer's weight, adds its bias, and applies its ReLU."""
 
@@ -265,7 +303,7 @@ class _Convolution(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Conv2d, group: int, relu: bool
     ) -> Tensor:
         (used, used_bias), geometry = layer.operands(x.dtype, group), layer.geometry(group)
-        y = onednn.convolve(x, used, used_bias, *geometry, relu=relu)
+        y = _convolve(x, used, used_bias, *geometry, relu=relu)
         ctx.layer, ctx.geometry = layer, geometry
         ctx.save_for_backward(x, used, y if relu else None)
         return y
@@ -278,7 +316,7 @@ class _Convolution(torch.autograd.Function):
         if y is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
         needs_x, _, needs_bias = ctx.needs_input_grad[:3]
-        if x.dtype == torch.bfloat16 and torch.get_num_threads() > 1:
+        if x.dtype == torch.bfloat16 and not x.is_cuda and torch.get_num_threads() > 1:
             # For weights in bfloat16, oneDNN's threads wait for each other at every image of the batch, and do not
             # sleep: where another process needs one of their CPUs, this takes a hundred times as long.
             x_gradient = _gradients(gradient, x, weight, ctx.geometry, (True, False, False))[0] if needs_x else None

@@ -25,6 +25,7 @@ from accel_rl.envs.masks import KEY, nums_choices
 from accel_rl.envs.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
+from accel_rl.models.bf16_weights import refresh
 from accel_rl.models.distributions import make_distribution
 from accel_rl.models.masks import allowed_actions, disallow, to_rows
 from accel_rl.rollout import Game, RecurrentInputs
@@ -92,6 +93,8 @@ class DeviceServer(ActionServer):
         recurrent_inputs = self._recurrent_inputs and RecurrentInputs(
             *(rows[self.window + t] for rows in self._recurrent_inputs)
         )
+        if not t:
+            refresh(self._policy)
         arguments, act = (self._seen[group][t], noise, recurrent_inputs), self._policy.act
         action, policy_outputs, state = self._graphs(act, act, arguments) if self._graphs else act(*arguments)
         self._chosen[group][t].copy_(action)

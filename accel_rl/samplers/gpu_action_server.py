@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from accel_rl.envs.spec import Array, EnvSpec
-from accel_rl.hardware.capture import CaptureError, capture
+from accel_rl.hardware.capture import CaptureError, capture, fixed_shapes
 from accel_rl.hardware.devices import pin, unpin
 from accel_rl.hardware.shared_memory import SharedArrays
 from accel_rl.hardware.timers import DeviceTimer
+from accel_rl.models.bf16_weights import refresh
 from accel_rl.rollout import Policy, RecurrentInputs, Rollout
 from accel_rl.samplers.action_server import ActionServer
 from accel_rl.samplers.base import SamplerConfig
@@ -132,6 +133,7 @@ class GpuActionServer(ActionServer):
             self._staged["truncated"][0] = self._rows["truncated"][self.window - 1]
         self._carried_reset = self.arrays["reset"][0].copy() if self._has_last_rows else None
         self._policy, self._greedy = policy, greedy
+        refresh(policy)
         acts_as = (policy, greedy, getattr(policy, "training", None))
         if acts_as != self._acts_as:  # graphs show another policy
             self._acts_as, self._is_warm, self._noise_here = acts_as, False, None
@@ -190,7 +192,8 @@ class GpuActionServer(ActionServer):
                 if on_device.graph:
                     on_device.graph.replay()
                 else:
-                    self._act(on_device)
+                    with fixed_shapes():
+                        self._act(on_device)
             assert on_device.action is not None
             self.shared["action"][t, on_device.columns].copy_(on_device.action, non_blocking=True)
             self.bytes_moved += on_device.action.nbytes

@@ -3,12 +3,13 @@
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from accel_rl.hardware.capture import CaptureError, capture
+from accel_rl.hardware.capture import CaptureError, capture, fixed_shapes
 from accel_rl.updates.foreach import copy_tensors
 from accel_rl.updates.trees import dtype_of, leaves, map_leaves, structure, to_device
 
@@ -126,7 +127,7 @@ class CudaGraphs:
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), fixed_shapes():
                 results = work(*arguments)
         finally:
             current.wait_stream(self._stream)
@@ -256,7 +257,26 @@ def pack(terms: Terms) -> PackedTerms:
 
 def unpack(packed: PackedTerms) -> Terms:
     """Returns copies of the terms, in their order."""
-    found = {place: value.clone() for place, value in packed.arrays.items()}
+    return _unpacked(map_leaves(torch.clone, packed))
+
+
+def pack_all(updates: Sequence[Terms]) -> PackedTerms:
+    """Packs the terms of several updates [U, ...], which all have the same names."""
+    packed = [pack(terms) for terms in updates]
+    return PackedTerms(
+        *({key: torch.stack([each[key] for each in field]) for key in field[0]} for field in zip(*packed, strict=True))
+    )
+
+
+def unpack_all(packed: PackedTerms) -> list[Terms]:
+    """Returns copies of what `pack_all` was given."""
+    copies: PackedTerms = map_leaves(torch.clone, packed)
+    num_updates = len(next(iter([*copies.scalars.values(), *copies.arrays.values()])))
+    return [_unpacked(map_leaves(itemgetter(index), copies)) for index in range(num_updates)]
+
+
+def _unpacked(packed: PackedTerms) -> Terms:
+    found = dict(packed.arrays)
     for places, values in packed.scalars.items():
-        found |= zip(places, values.clone().unbind(), strict=True)
+        found |= zip(places, values.unbind(), strict=True)
     return {name: value for (_, name), value in sorted(found.items(), key=lambda item: item[0])}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from accel_rl.models.bf16_weights import refresh
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.foreach import copy_tensors
@@ -129,3 +130,4 @@ def to_devices(saved: State, initial: State, device: torch.device) -> State:
 def copy_module(source: nn.Module, target: nn.Module) -> None:
     """Copies the parameters and buffers of one network into another."""
     copy_tensors([*target.parameters(), *target.buffers()], [*source.parameters(), *source.buffers()])
+    refresh(target, always=True)  # PyTorch does not count what it copies together

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import pin, unpin
+from accel_rl.models.bf16_weights import refresh
 from accel_rl.updates.cuda_graphs import Terms
 from accel_rl.updates.exchange import Exchange, means, to_devices
 from accel_rl.updates.flat import FlatParameters
@@ -207,6 +208,7 @@ class StoreExchange(Exchange):
             vector = part.current[PARAMETERS].to(self.parameters.values.device, copy=True)
         copy_tensors(target.parameters(), self.parameters.views(vector))
         copy_tensors(target.buffers(), self.parameters.module.buffers())
+        refresh(target, always=True)
 
     def _write_target(self, part: LockedTensors, count: int) -> None:
         """Makes what the store holds now the target of this count."""

@@ -8,13 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from accel_rl.hardware.allocator import LARGEST_KEPT
-from accel_rl.updates.cuda_graphs import CudaGraphs, Loss, LossPart, PackedTerms, Terms, pack, unpack
+from accel_rl.models.bf16_weights import keep_copies
+from accel_rl.updates.cuda_graphs import (
+    CudaGraphs,
+    Loss,
+    LossPart,
+    PackedTerms,
+    Terms,
+    pack,
+    pack_all,
+    unpack,
+    unpack_all,
+)
 from accel_rl.updates.exchange import Exchange
 from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer
 from accel_rl.updates.trees import leaves, slices, to_device
 
 Result = TypeVar("Result")
+
+Body = Callable[..., Terms]
+"""body(update, part, learning_rate, *arguments) -> what `update.minimize` returns; see `Update.repeat`."""
+
+MAX_REPEATED = 64  # updates in one graph, each of about a hundred operations
 
 
 class Update:
@@ -29,7 +45,7 @@ class Update:
         function one for each shape of its arguments.
     log_norms: `minimize` also returns the norms of each parameter tensor, its gradient and its step, as "norm/...".
 
-    Besides its own methods it offers those of its exchange: `sum`, `max`, `pull`, `sync_target`, `locked_buffers`,
+    Besides its own methods it offers those of its exchange: `sum`, `max`, `sync_target`, `locked_buffers`,
     `state_dict`, `local_state_dict`, `read_seconds`, `close`.
     """
 
@@ -45,9 +61,10 @@ class Update:
         log_norms: bool = False,
     ):
         self.module, self.parameters = module, FlatParameters(module)
+        self._copies = keep_copies(module)
         self.exchange = exchange or Exchange()
         self.exchange.bind(self.parameters, optimizer, clip_grad_norm)
-        self.sum, self.max, self.pull = self.exchange.sum, self.exchange.max, self.exchange.pull
+        self.sum, self.max = self.exchange.sum, self.exchange.max
         self.sync_target, self.locked_buffers = self.exchange.sync_target, self.exchange.locked_buffers
         self.state_dict, self.local_state_dict = self.exchange.state_dict, self.exchange.local_state_dict
         self.read_seconds, self.close = self.exchange.read_seconds, self.exchange.close
@@ -56,6 +73,7 @@ class Update:
         self._on_cpu = self.device.type == "cpu"
         self._graph_is_all = self.exchange.is_capturable and optimizer.capturable
         self._graphs = CudaGraphs(self.device) if cuda_graphs and not self._on_cpu else None
+        self._is_in_graph = False  # what runs is part of a graph already: `repeat`'s
 
     def graphed(self, function: Callable[..., Result], *arguments: Any, uses: Sequence[Tensor] = ()) -> Result:
         """Returns function(*arguments), computed without gradients; on a GPU by one launch, the replay of a CUDA graph.
@@ -69,8 +87,9 @@ class Update:
         Results are valid until the next call of the same function. Passing them on, to `minimize` or to another
         graphed function, copies nothing."""
         is_elsewhere = self._are_elsewhere(arguments)
+        self._refresh()
         with torch.no_grad():
-            if self._graphs and not is_elsewhere:
+            if self._graphs and not self._is_in_graph and not is_elsewhere:
                 results: Result = self._graphs(function, partial(_call, function), arguments, uses)
                 return results
             device = torch.device("cpu") if is_elsewhere else self.device
@@ -82,6 +101,34 @@ class Update:
             return False
         return {leaf.device.type for leaf in leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim()} == {"cpu"}
 
+    def repeat(
+        self, body: Body, parts: Sequence[Tensor], learning_rate: float, *arguments: Any, by_one: bool = True
+    ) -> list[Terms]:
+        """Returns body(self, part, learning_rate, *arguments) for each part, one after the other; each makes an update.
+
+        On a GPU, one graph does all of it, where there is one learner and the parts [N] are of one size. body: what it
+        does on a GPU it does by `minimize` and `graphed`; what holds for functions of `graphed` holds for it, too.
+        arguments: as those of `graphed`. by_one: False for a body that does more on the host, such as drawing."""
+        parts = [*parts]
+        is_even = len({len(part) for part in parts}) == 1 and len(parts) <= MAX_REPEATED
+        if not (by_one and is_even and self._graphs and self._graph_is_all) or self.log_norms:
+            return [body(self, part, learning_rate, *arguments) for part in parts]
+        rate, work = torch.tensor(learning_rate, dtype=torch.float64), partial(self._repeat, body)
+        self._refresh()
+        return unpack_all(self._graphs(("repeat", body), work, (torch.stack(parts), rate, arguments)))
+
+    def _repeat(self, body: Body, parts: Tensor, learning_rate: Tensor, arguments: tuple[Any, ...]) -> PackedTerms:
+        self._is_in_graph = True
+        try:
+            return pack_all([body(self, part, learning_rate, *arguments) for part in parts.unbind()])
+        finally:
+            self._is_in_graph = False
+
+    def pull(self) -> None:
+        """Takes over the newest parameters, where they are kept centrally."""
+        self.exchange.pull()
+        self._refresh(always=True)
+
     def step(self, loss_sum: Tensor, num_samples: Tensor, learning_rate: float) -> Tensor:
         """Descends the gradient of loss_sum / num_samples, both summed over all learners that update together.
 
@@ -90,14 +137,14 @@ class Update:
         `minimize` cannot be captured."""
         self.parameters.zero_gradient()
         self._scale(loss_sum, num_samples).backward()  # type: ignore[no-untyped-call]
-        return self.exchange.apply({}, num_samples, learning_rate)["grad_norm"]
+        return self._apply({}, num_samples, learning_rate, "mean")["grad_norm"]
 
     def minimize(
         self,
         loss: Loss,
         batch: tuple[Any, ...],
         num_samples: Tensor,
-        learning_rate: float,
+        learning_rate: float | Tensor,
         *,
         extra_losses: Sequence[LossPart] = (),
         reduction: str = "mean",
@@ -112,9 +159,11 @@ class Update:
 
         Returns the loss's terms divided by num_samples, both summed over these learners, and "grad_norm", the norm of
         the gradient before clipping. A term with an entry for each sample [N, ...] is returned as it is."""
+        self._refresh()
         values_before = self.parameters.values.clone() if self.log_norms else None
         losses, batches = (loss, *(part.loss for part in extra_losses)), (batch, *(part.batch for part in extra_losses))
-        if self._graphs:
+        has_own_graph = self._graphs is not None and not self._is_in_graph
+        if self._graphs and has_own_graph:
             rate = torch.tensor(learning_rate, dtype=torch.float64)
             work = partial(self._in_graph, losses, reduction)
             terms = unpack(self._graphs(("minimize", reduction, *losses), work, (batches, num_samples, rate)))
@@ -123,8 +172,8 @@ class Update:
             parts = slices(batch, self.slice_elements) if self._on_cpu else [batch]
             pieces = [LossPart(loss, part) for part in parts] + [*map(LossPart, losses[1:], others)]
             terms = self._gradient(pieces, num_samples, reduction)
-        if not (self._graphs and self._graph_is_all):
-            terms = self.exchange.apply(terms, num_samples, learning_rate, reduction)
+        if not (has_own_graph and self._graph_is_all):
+            terms = self._apply(terms, num_samples, learning_rate, reduction)
         return terms if values_before is None else terms | self.parameters.norms(values_before)
 
     def _in_graph(
@@ -132,7 +181,12 @@ class Update:
     ) -> PackedTerms:
         """Does what a CUDA graph can hold: the whole update, or everything up to the gradient."""
         terms = self._gradient([*map(LossPart, losses, batches)], num_samples, reduction)
-        return pack(self.exchange.apply(terms, num_samples, learning_rate, reduction) if self._graph_is_all else terms)
+        return pack(self._apply(terms, num_samples, learning_rate, reduction) if self._graph_is_all else terms)
+
+    def _apply(self, terms: Terms, num_samples: Tensor, learning_rate: float | Tensor, reduction: str) -> Terms:
+        terms = self.exchange.apply(terms, num_samples, learning_rate, reduction)
+        self._refresh(always=True)
+        return terms
 
     def _gradient(self, parts: list[LossPart], num_samples: Tensor, reduction: str) -> Terms:
         """Leaves the gradient of all parts' mean or sum in `parameters`; returns the terms of their losses, as sums."""
@@ -148,6 +202,11 @@ class Update:
         """An exchange that sums gradients over learners divides them itself, by the sum of num_samples."""
         is_sum = reduction == "sum" or self.exchange.sums_gradients
         return loss_sum if is_sum else loss_sum / num_samples.clamp(min=1)
+
+    def _refresh(self, always: bool = False) -> None:
+        """Casts the parameters for layers that compute in bfloat16 on a GPU, see `Bf16Weights.refresh`."""
+        if self._copies:
+            self._copies.refresh(always)
 
     # ---- checkpoints ----
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from accel_rl.hardware.capture import CaptureError, capture, is_out_of_memory
+from accel_rl.updates import Update
+from accel_rl.updates.optimizers import SGD
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -70,3 +72,26 @@ def test_other_threads_may_wait_for_the_gpu_meanwhile() -> None:
     capture(work, stream).replay()
     torch.cuda.synchronize()
     assert len(seen) == 1 and x.item() == 1
+
+
+def test_convolutions_are_searched_for_where_shapes_are_fixed() -> None:
+    """cuDNN searches in the calls before a capture and nowhere else, and not at all where results have to repeat."""
+    update, seen = Update(torch.nn.Linear(1, 1).to(GPU), SGD()), []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.backends.cudnn.benchmark)
+        return x + 1
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False):
+        for _ in range(5):
+            update.graphed(look, torch.ones(1, device=GPU))
+        assert seen == [True, True, False]  # twice to warm up, then captured
+        assert not torch.backends.cudnn.benchmark
+        torch.use_deterministic_algorithms(True)
+        try:
+            update.graphed(look, torch.ones(2, device=GPU))
+        finally:
+            torch.use_deterministic_algorithms(False)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        update.graphed(look, torch.ones(3, device=GPU))
+    assert seen[3:] == [False, False]

@@ -40,7 +40,7 @@ class RecordingUpdate(Update):
         loss: Loss,
         batch: tuple[Any, ...],
         num_samples: Tensor,
-        learning_rate: float,
+        learning_rate: float | Tensor,
         *,
         extra_losses: Sequence[LossPart] = (),
         reduction: str = "mean",

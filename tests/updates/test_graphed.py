@@ -12,6 +12,7 @@ from accel_rl.rollout import Game, Rollout
 from accel_rl.updates import Update
 from accel_rl.updates.cuda_graphs import MAX_GRAPHS_PER_CALL, NUM_WARM_UP_CALLS, CudaGraphs
 from accel_rl.updates.optimizers import SGD
+from tests.fake_cuda import counting
 
 HOW = ["direct", "buffers", pytest.param("graph", marks=pytest.mark.gpu)]
 GPU = torch.device("cuda:0")
@@ -295,3 +296,74 @@ def test_terms_keep_their_order_and_dtype(how: str) -> None:
         total = 15.0 + 6 * index
         assert stats["third"].item() == total / 3 and stats["ninth"].item() == total / 9
         assert stats["pair"].tolist() == [[(index + k) / 3 for k in range(3)]] and stats["a"].item() == 2 + index
+
+
+# ---- repeat ----
+
+
+def double_selected(rows: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    return rows[chosen] * 2, torch.ones_like(chosen).sum()
+
+
+def squared_error(x: Tensor, factor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    error = (REPEATED[-1](x) * factor).square()
+    return error.sum(), {"loss": error.sum().detach(), "each": error.detach()[:, 0]}
+
+
+REPEATED: list[nn.Module] = []  # the module that `squared_error` evaluates
+
+
+def one_update(
+    update: Update, chosen: Tensor, learning_rate: float | Tensor, rows: Tensor, factor: float | Tensor
+) -> dict[str, Tensor]:
+    x, num_samples = update.graphed(double_selected, rows, chosen)
+    return update.minimize(squared_error, (x, factor), num_samples, learning_rate)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (5, 5, 2)], ids=["even", "uneven"])
+@pytest.mark.parametrize("how", HOW)
+def test_repeated_updates_are_those_of_a_loop(how: str, sizes: tuple[int, ...]) -> None:
+    """Each call sees its own parts, rows, rate and numbers, and an update sees the parameters of the one before."""
+    update, expected = make_update(how), make_update("direct")
+    for index in range(7):
+        rows = torch.randn(12, 3, generator=torch.Generator().manual_seed(index))
+        parts = torch.randperm(12, generator=torch.Generator().manual_seed(-index)).split(list(sizes))
+        rate, factor = 0.01 * (1 + index), 1.0 + index % 3
+        REPEATED.append(expected.module)
+        wanted = [one_update(expected, part, rate, rows, factor) for part in parts]
+        REPEATED.append(update.module)
+        there = [part.to(update.device) for part in parts]
+        found = update.repeat(one_update, there, rate, rows.to(update.device), factor)
+        assert [list(terms) for terms in found] == [list(terms) for terms in wanted]
+        for terms, other in zip(found, wanted, strict=True):
+            for name, value in other.items():
+                torch.testing.assert_close(terms[name].cpu(), value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(update.parameters.values.cpu(), expected.parameters.values, rtol=1e-5, atol=1e-6)
+    REPEATED.clear()
+    assert how == "direct" or num_graphs(update) == (1 if len(set(sizes)) == 1 else 4)
+
+
+@pytest.mark.gpu(fake=True)
+def test_repeated_updates_are_one_launch() -> None:
+    """A graph holds all updates of an epoch; outside of it, only its arguments are copied in and its terms out."""
+    update = make_update("graph")
+    REPEATED.append(update.module)
+    rows, parts = torch.randn(12, 3).to(GPU), torch.randperm(12).to(GPU).view(3, 4)
+    for _ in range(4):
+        with counting() as counts:
+            update.repeat(one_update, parts, 0.1, rows, 2.0)
+    REPEATED.clear()
+    assert counts.graphs == 1 and counts.launches <= 6 and not counts.syncs, counts.kernels
+
+
+def test_what_cannot_be_one_graph_is_a_loop() -> None:
+    """A body that does more on the host, and norms that are logged, are not frozen in a graph."""
+    rows, parts = torch.randn(12, 3), torch.arange(12).view(3, 4)
+    for options, by_one in (({"log_norms": True}, True), ({}, False)):
+        update = Update(nn.Linear(3, 1), SGD(), **options)
+        update._graphs = CudaGraphs(update.device)
+        REPEATED.append(update.module)
+        for _ in range(4):
+            assert len(update.repeat(one_update, parts, 0.1, rows, 2.0, by_one=by_one)) == 3
+        assert ("repeat", one_update) not in {key for key, _ in update._graphs._calls}
+    REPEATED.clear()

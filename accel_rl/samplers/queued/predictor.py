@@ -18,6 +18,7 @@ from torch import Tensor
 
 from accel_rl.envs.spec import Array, EnvSpec
 from accel_rl.hardware.shared_memory import Semaphore
+from accel_rl.models.bf16_weights import keep_copies
 from accel_rl.models.layers import expect_changes
 from accel_rl.rollout import Policy, RecurrentInputs
 from accel_rl.samplers.base import restore_noise
@@ -49,6 +50,7 @@ class PolicyCopies:
     def _copy(self) -> Published:
         copy = deepcopy(self._policy).requires_grad_(False)
         expect_changes(copy)
+        keep_copies(copy)
         return Published(copy)
 
     @torch.no_grad()
