@@ -212,7 +212,7 @@ def contestant(contest: str, name: str, checkout: Path, bf16: bool = False) -> B
     if contest in NETWORK:
         command = driver_command(sys.executable, "checkout_network", {**NETWORK[contest], "bf16": int(bf16)})
         return partial(PeerProcess, name, command, environment_of(checkout))
-    settings = {**TRAINING[contest], **({"bf16": True} if bf16 else {})}
+    settings = {**TRAINING[contest], **({"precision": "bf16"} if bf16 else {})}
     return partial(TrainingRun, name, checkout, settings, FIRST_TURN_STEPS.get(contest, 0))
 
 

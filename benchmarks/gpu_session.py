@@ -62,15 +62,15 @@ PARTS = {
     "install": Part("the packages are there; the emulator compiles; what `accel-rl doctor` says", 90),
     "facts": Part("GPU, driver, CPUs, memory, versions, whether memory can be pinned", 40),
     "correctness": Part("`accel-rl doctor --gpu`, and the tests of the GPU code", 125),
-    "training": Part("agent steps per second of sixteen settings, and where the time goes", 125),
+    "training": Part("agent steps per second of thirteen settings, and where the time goes", 125),
     "pong": Part("ppo_small on Pong to its end: minutes to a score of 18", 100),
     "sampling": Part("steps per second of the sampler alone, by number of environments", 65),
     "learners": Part("two learners on one GPU: all-reduce through shared memory, the central store", 65),
     "scaling": Part("1, 2, 4 and 8 learners, one on each GPU: all-reduce by NCCL, the central store", 120, 2),
     "launch": Part("runs/launch_dgx.py on all GPUs", 60, 2),
     "micro": Part("what an act, an upload and a graph cost", 25),
-    "profile": Part("kernels, gaps and the busy share of PPO, PPO in bfloat16, and Rainbow", 55),
-    "precision": Part("PPO with benchmarked convolutions, TF32 products, bfloat16", 50),
+    "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
+    "switches": Part("PPO with each of its means switched off, and with its network compiled", 100),
     "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
 }
 

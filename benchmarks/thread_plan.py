@@ -157,7 +157,7 @@ def run(options: ThreadPlanOptions) -> Result:
 def run_grid(contest: str, precision: str, topology: CpuTopology, options: ThreadPlanOptions) -> Result:
     """Returns the rates of a grid's points in the knock-out, and the final's result."""
     start = time.perf_counter()
-    settings = {**SETTINGS[contest], "bf16": precision == "bfloat16"}
+    settings = {**SETTINGS[contest], "precision": "bf16" if precision == "bfloat16" else "float32"}
     pick, num_envs = point_of(check(resolve(settings)).plan), settings["envs"]
     points = {str(point): point for point in (pick, *grid(topology, num_envs, options))}
     if len(points) == 1:

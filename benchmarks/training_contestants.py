@@ -39,7 +39,7 @@ class Training(accel_rl.tune.contestant.Training):
             "envs": config.run.envs,
             "horizon": config.run.horizon,
             "workers": config.workers,
-            "bf16": config.run.bf16,
+            "bf16": config.run.precision == "bf16",
             "sampling_threads": config.plan.sampling_threads,
             "learning_threads": config.plan.learning_threads,
         }

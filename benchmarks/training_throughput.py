@@ -125,7 +125,7 @@ def run_contest(contest: Contest, options: TrainingOptions) -> Result:
     settings = {**contest.settings, "env": options.env, **options.overrides}
     with ExitStack() as stack:
         ours = [
-            stack.enter_context(closing(Training(name, {**settings, "bf16": bf16})))
+            stack.enter_context(closing(Training(name, {**settings, "precision": "bf16" if bf16 else "float32"})))
             for name, bf16 in (("ours", False), ("ours-bf16", True))[: 1 if contest.against_network else 2]
         ]
         rivals: list[Contestant] = [ours[0].updates_alone()] if contest.against_network else []

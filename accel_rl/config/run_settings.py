@@ -119,9 +119,12 @@ class RunSettings:
     cuda_graphs: bool = setting(
         True, "CUDA: capture action selection and updates as graphs, rather than launch each operation"
     )
-    bf16: bool | None = setting(
-        False,
-        "compute the network's convolutions and matrix products in bfloat16; null: on a CPU with instructions for it",
+    precision: str = setting(
+        "auto",
+        "of the network: float32; tf32: on a GPU, products and convolutions round to 10 bits; bf16: most are in "
+        "bfloat16, the rest in tf32; auto: on a GPU bf16 for pictures if it has bfloat16, else tf32 (with "
+        "--deterministic float32), on a CPU float32; fast: the same, but bf16 also on a CPU with instructions for it",
+        choices=("auto", "fast", "float32", "tf32", "bf16"),
     )
     learning_threads: int | None = setting(
         None, "torch threads while learning (default: chosen for this machine)", least=1, most=4096

@@ -34,6 +34,7 @@ Recorded = tuple[Rollout, dict[int, Rollout]]  # on the CPU; what `recent` gave 
 
 COMMON: Settings = {"envs": 4, "horizon": 5, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "steps": 400}
 COMMON |= {"sampling_threads": 1, "learning_threads": 1, "tensorboard": False, "eval_interval_steps": 0}
+COMMON |= {"precision": "float32"}
 # Short episodes, so that their ends are compared, too.
 PONG: Settings = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
 CARTPOLE: Settings = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
@@ -48,7 +49,7 @@ WINDOWS: Settings = {"batches": 2, "batch_steps": 7, "steps_per_update": 2, "cor
 
 FAMILIES: dict[str, Settings] = {
     "A2C": {**PONG, "algo": "a2c", **RMSPROP, **ALTERNATING},
-    "A2C, bf16": {**PONG, "algo": "a2c", **RMSPROP, "bf16": True},
+    "A2C, bf16": {**PONG, "algo": "a2c", **RMSPROP, "precision": "bf16"},
     "A2C, central store": {**CARTPOLE, "algo": "a2c", **RMSPROP, "update": "central_store"},
     "A2C, LSTM, auxiliary tasks": {**PONG, "algo": "a2c", **RMSPROP, **TASKS, "core": "lstm", "core_size": 8},
     "PPO": {**PONG, "algo": "ppo", "epochs": 2, "minibatches": 2, "target_kl": None},
@@ -83,7 +84,7 @@ def check_gpu(families: Mapping[str, Settings] = FAMILIES, runs: Mapping[str, Se
     failed = []
     logging.getLogger("accel_rl").addHandler(fallbacks := _Fallbacks(logging.WARNING))
     for name, settings in {**families, **runs}.items():
-        start, cells, is_right, is_bf16 = time.perf_counter(), ["-"] * 3, False, settings.get("bf16", False)
+        start, cells, is_right, is_bf16 = time.perf_counter(), ["-"] * 3, False, settings.get("precision") == "bf16"
         try:
             if name in families:
                 found = compare(settings, device)
@@ -127,7 +128,7 @@ def _find_gpu() -> torch.device:
 
 def compare(settings: Settings, device: torch.device) -> tuple[float, float, float]:
     """Returns how far a GPU is from the CPU in its rollouts and in updates, and graphs from single operations."""
-    in_float32, single = {**settings, "bf16": False}, {**settings, "cuda_graphs": False}
+    in_float32, single = {**settings, "precision": "float32"}, {**settings, "cuda_graphs": False}
     with exact_float32():
         expected = record({**in_float32, "sampler": "serial"}, "cpu")
         here = learn(in_float32, "cpu", expected)

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from accel_rl.doctor.finding import Finding, Problem
 from accel_rl.errors import UsageError
@@ -138,17 +139,15 @@ def nccl() -> Finding:
 
 def bfloat16() -> Finding:
     """Says which instructions PyTorch computes bfloat16 with, on the CPU and on the first GPU."""
-    import torch
-
-    from accel_rl.hardware.devices import num_gpus
+    from accel_rl.hardware.devices import gpu_has_bf16, num_gpus
 
     instructions, problems = read_instructions(), []
     for variable in LIMITS:
         if variable in instructions.why_no_bf16:
             problems.append(Problem("warning", instructions.why_no_bf16, f"unset {variable}"))
     text = f"CPU: {instructions.bf16 or f'none ({instructions.why_no_bf16})'}, kernels {instructions.kernels}"
-    data = {"cpu": instructions.bf16 or None, "cpu_kernels": instructions.kernels, "gpu": None}
+    data: dict[str, Any] = {"cpu": instructions.bf16 or None, "cpu_kernels": instructions.kernels, "gpu": None}
     if num_gpus():
-        data["gpu"] = torch.cuda.is_bf16_supported(including_emulation=False)
+        data["gpu"] = gpu_has_bf16("cuda:0")
         text += f"; GPU: {'yes' if data['gpu'] else 'no (capability 8.0 or newer has it)'}"
     return Finding(text, data, tuple(problems))

@@ -10,13 +10,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from accel_rl.doctor.finding import describe
 from accel_rl.doctor.process import Result
 from accel_rl.doctor.survey import CARTPOLE, PLAN, PONG
 from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import RunError
+from accel_rl.hardware.devices import gpu_has_bf16
 from accel_rl.hardware.instructions import BF16_FLAGS, read_instructions
 from accel_rl.hardware.placement import pinned
 from accel_rl.processes.child import leave_signals_to_parent
@@ -36,12 +35,9 @@ def plan() -> Data:
         config = resolve({"env": "pong"})
     except Exception:
         config = resolve({"env": "CartPole-v1"})
-    if config.device == "cpu":
-        has_bf16 = read_instructions().bf16 in BF16_FLAGS.values()
-        advice = ", but --bf16 would be faster here" if has_bf16 else ""
-    else:
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        advice = ", or bfloat16 with --bf16" if has_bf16 else ""
+    on_cpu, precision = config.device == "cpu", config.run.precision
+    has_bf16 = read_instructions().bf16 in BF16_FLAGS.values() if on_cpu else gpu_has_bf16(config.device)
+    advice = ", but --precision bf16 would be faster here" if on_cpu and has_bf16 else ""
     lines = dict(line.split(maxsplit=1) for line in describe_placement(config))
     plan, num_workers, on_cpus = config.plan, config.workers, list(config.plan.worker_cpus)
     rows = {
@@ -52,7 +48,7 @@ def plan() -> Data:
             "sampling_threads": plan.sampling_threads,
             "learning_threads": plan.learning_threads,
         },
-        "precision": {"text": f"float32{advice}", "precision": "float32", "has_bfloat16": has_bf16},
+        "precision": {"text": precision + advice, "precision": precision, "has_bfloat16": has_bf16},
     }
     if config.run.env == "pong":
         simulator, why = choose_simulator(replace(config.env, simulator="auto"))

@@ -31,7 +31,8 @@ from accel_rl.training.run_directory import SEEN_WITHIN_S, changed_settings
 TAIL_LINES = 10  # of a failed run's console output
 LAST_WRITER_S = 60.0
 NO_RESULT = 255  # the status of a run of which a cluster knows no result
-LEFT_TO_THE_MACHINE = ("bf16", "max_agents")  # settings that it decides unless they are given
+LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that it decides unless they are given
+UNDECIDED = (None, "auto", "fast")
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def inspect_run(
             ways_out = f"finish it with that, use another --out or remove {folder}"
             raise UsageError(f"{name} is of another version of accel_rl ({', '.join(sorted(others))}); {ways_out}")
         # What the machine decides was decided where the run began.
-        values |= {each: saved[each] for each in LEFT_TO_THE_MACHINE if settings.get(each) is None and each in saved}
+        undecided = [each for each in LEFT_TO_THE_MACHINE if settings.get(each) in UNDECIDED]
+        values |= {each: saved[each] for each in undecided if each in saved}
         if changed := changed_settings(folder, saved, values):
             differences = ", ".join(f"{each}={saved.get(each)!r} (now {values[each]!r})" for each in changed)
             hint = "to change the steps, set schedule_steps to its old value; " if "schedule_steps" in changed else ""

@@ -122,6 +122,13 @@ def num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def gpu_has_bf16(device: str) -> bool:
+    """Tells whether the GPU has instructions for bfloat16; older ones emulate it."""
+    import torch
+
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 # ---- GPUs that this build of PyTorch has no kernels for ----
 
 

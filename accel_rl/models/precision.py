@@ -7,6 +7,13 @@ import torch
 _NOTHING = nullcontext()
 
 
+def set_precision(name: str, device: str) -> None:
+    """Lets a GPU round factors to TF32, unless name is float32; it holds for the process. On a CPU it does nothing."""
+    if device != "cpu":
+        torch.backends.cudnn.allow_tf32 = name != "float32"
+        torch.set_float32_matmul_precision("highest" if name == "float32" else "high")
+
+
 def precision(bf16: bool, device: torch.device) -> AbstractContextManager[None]:
     """Returns a context in which convolutions and matrix products are in bfloat16, or one that changes nothing."""
     if not bf16:

@@ -18,10 +18,12 @@ from accel_rl.hardware.allocator import keep_freed_memory
 from accel_rl.hardware.placement import divides_evenly, learning_threads_for
 from accel_rl.models.actor_critic import Network
 from accel_rl.models.layers import expect_changes
+from accel_rl.models.precision import set_precision
 from accel_rl.models.trunks import NETWORKS, add_layer_norms, make_trunk
 from accel_rl.samplers.base import MAX_GAME_STEPS, Sampler, SamplerConfig
 from accel_rl.training import tracking
 from accel_rl.training.initial_policy import read_initial_policy, shared_buffers
+from accel_rl.training.log import logger
 from accel_rl.training.out_of_memory import advice_on_memory
 from accel_rl.training.policy_file import check_state, describe
 from accel_rl.training.resolve import Config
@@ -35,14 +37,15 @@ FLOPS_PER_WEIGHT = 6  # of an update, for each sample: a multiplication and an a
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:
-    """Returns the run with no more learning threads than its updates keep busy, unless the user says how many.
+    """Returns the run in a precision that its policy has, and with no more learning threads than its updates keep busy,
+    unless the user says how many.
 
     devices: of the learners whose memory is counted, as this learner calls them (None: all on this machine).
     Raises UsageError for settings that do not fit together, before anything of a run is written or started; RunError if
     a GPU is out of memory."""
     with advice_on_memory(config):
         algo = _check(config, config.devices if devices is None else tuple(devices))
-    return _choose_learning_threads(config, algo)
+    return _choose_learning_threads(_without_bf16(config, algo), algo)
 
 
 def _check(config: Config, devices: tuple[str, ...]) -> Algo:
@@ -60,6 +63,15 @@ def _check(config: Config, devices: tuple[str, ...]) -> Algo:
     algo.validate(RunInfo(config.run.steps, config.run.envs, devices))
     sampler_config(config)
     return algo
+
+
+def _without_bf16(config: Config, algo: Algo) -> Config:
+    """Returns the run in another precision if it would be in bfloat16, which the user's own policy may not have."""
+    if config.run.precision != "bf16" or hasattr(algo.policy, "bf16"):
+        return config
+    precision = "float32" if config.device == "cpu" else "tf32"
+    logger.warning("the policy of %s has no attribute bf16, so that it computes in %s", config.run.algo, precision)
+    return replace(config, run=replace(config.run, precision=precision))
 
 
 def _choose_learning_threads(config: Config, algo: Algo) -> Config:
@@ -96,11 +108,10 @@ def build_algo(config: Config) -> Algo:
     if config.initial:
         config.initial.give_to(algo)
     algo.policy.to(torch.device(config.device))
+    set_precision(config.run.precision, config.device)
     if algo.learns_on_step:
         expect_changes(algo.policy)
-    if config.run.bf16:
-        if not hasattr(algo.policy, "bf16"):
-            raise UsageError(f"the policy of {config.run.algo} has no bf16; omit it")
+    if config.run.precision == "bf16" and hasattr(algo.policy, "bf16"):
         algo.policy.bf16 = True
     return algo  # type: ignore[no-any-return]
 

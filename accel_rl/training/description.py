@@ -20,6 +20,8 @@ from accel_rl.training.log import goes_on_without, logger
 from accel_rl.training.resolve import Config
 from accel_rl.version import __version__
 
+ON_GPU = {"float32": "float32", "tf32": "TF32", "bf16": "bfloat16, the rest in TF32"}  # by the setting `precision`
+
 
 def log_description(config: Config, policy: nn.Module) -> None:
     """Logs algorithm, environments, placement and precision, and warnings about settings that cost speed."""
@@ -55,13 +57,13 @@ def log_description(config: Config, policy: nn.Module) -> None:
         logger.warning("parts of the observation that cannot be learned from are left out: %s", parts)
     for line in describe_placement(config):
         logger.info("%s", line)
-    instructions = read_instructions() if run.device == "cpu" else None
-    precision = "bfloat16" if run.bf16 else "float32"
+    instructions, is_bf16 = read_instructions() if run.device == "cpu" else None, run.precision == "bf16"
+    precision = ON_GPU[run.precision] if run.device != "cpu" else "bfloat16" if is_bf16 else "float32"
     logger.info("network     %s%s", precision, f"; {instructions}" if instructions else "")
     for warning in config.plan.warnings:
         logger.warning("%s", warning)
     if instructions:
-        _advise_on_precision(bool(run.bf16), instructions, policy)
+        _advise_on_precision(is_bf16, instructions, policy)
         for name, kind in _slow_layers(policy).items():
             logger.info("network     layer %s (%s) computes as in PyTorch: its weights are not prepared", name, kind)
 
@@ -84,11 +86,13 @@ def write_machine(config: Config, folder: Path) -> None:
 def _advise_on_precision(bf16: bool, instructions: Instructions, policy: nn.Module) -> None:
     """Logs whether a network on the CPU would be faster in the other precision."""
     if bf16 and not instructions.bf16:
-        logger.warning("bf16 is slower than float32 here: %s", instructions.why_no_bf16)
+        logger.warning("precision=bf16 is slower than float32 here: %s", instructions.why_no_bf16)
     has_convolutions = any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in policy.modules())
     can_compute_it = instructions.bf16 in BF16_FLAGS.values() and hasattr(policy, "bf16")
     if not bf16 and has_convolutions and can_compute_it:
-        logger.info("--bf16 would make the network faster: this CPU has instructions for it (%s)", instructions.bf16)
+        logger.info(
+            "--precision bf16 would make the network faster: this CPU has instructions for it (%s)", instructions.bf16
+        )
 
 
 def _slow_layers(policy: nn.Module) -> dict[str, str]:
@@ -100,7 +104,7 @@ def _slow_layers(policy: nn.Module) -> dict[str, str]:
 def precision_and_threads(config: Config) -> dict[str, float]:
     """Returns the columns of progress.csv that say with how many bits and threads this learner's network computes."""
     return {
-        "time/network_bits": 16 if config.run.bf16 else 32,
+        "time/network_bits": 16 if config.run.precision == "bf16" else 32,
         "time/sampling_threads": config.plan.sampling_threads,
         "time/learning_threads": config.plan.learning_threads,
     }

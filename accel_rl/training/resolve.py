@@ -22,7 +22,7 @@ from accel_rl.envs.spaces import parts_of
 from accel_rl.envs.spec import EnvConfig, EnvSpec
 from accel_rl.envs.vector_batch import check_reset_mode
 from accel_rl.errors import UsageError
-from accel_rl.hardware.devices import find_device, find_devices, gpu_node, num_gpus
+from accel_rl.hardware.devices import find_device, find_devices, gpu_has_bf16, gpu_node, num_gpus
 from accel_rl.hardware.instructions import has_bf16
 from accel_rl.hardware.placement import Plan, make_plans
 from accel_rl.hardware.topology import read_topology
@@ -170,12 +170,24 @@ def resolve(
     run, algo = pick(RunSettings, values), pick(algo_class.Settings, values)
     check_learners(learners, rank_info, run.envs)
     device = devices[rank_info.local_rank]
-    bf16 = (device == "cpu" and has_bf16()) if run.bf16 is None else run.bf16
-    run = replace(run, device=device, bf16=bf16, reset_mode=_reset_mode(run.reset_mode, env))
+    precision = _precision(run, device, takes_bytes)
+    run = replace(run, device=device, precision=precision, reset_mode=_reset_mode(run.reset_mode, env))
     plans = _plans(run, learners, rank_info, devices)
     queues = _queues(pick(QueueSettings, values), run.envs, plans[0])
     steps = run.schedule_steps or run.steps
     return Config(run, algo_class, algo, env, spec, steps, learners, queues, rank_info, devices, plans)
+
+
+def _precision(run: RunSettings, device: str, takes_bytes: bool) -> str:
+    """Returns the precision of the network, decided for this device. takes_bytes: a built-in network takes pictures of
+    bytes, which are exact in bfloat16."""
+    if run.precision not in ("auto", "fast"):
+        return run.precision
+    if device == "cpu":
+        return "bf16" if run.precision == "fast" and has_bf16() else "float32"
+    if run.deterministic:
+        return "float32"
+    return "bf16" if takes_bytes and gpu_has_bf16(device) else "tf32"
 
 
 # ---- the algorithm ----

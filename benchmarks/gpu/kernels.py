@@ -17,7 +17,7 @@ from accel_rl.training.build import build_algo
 from gpu.rows import Row, Rows
 from gpu.speed import GPU, PPO, TRAININGS, make_config, warm_training
 
-PROFILES = {"ppo": PPO, "ppo, bf16": {**PPO, "bf16": True}, "rainbow": TRAININGS["rainbow 32, batch 32"]}
+PROFILES = {"ppo": PPO, "ppo, float32": {**PPO, "precision": "float32"}, "rainbow": TRAININGS["rainbow 32, batch 32"]}
 GROUP_SIZES = (8, 56, 112, 224, 448)  # environments that act together
 
 

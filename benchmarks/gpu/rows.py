@@ -99,7 +99,7 @@ TRAINING: tuple[Column, ...] = (
 SEVERAL: tuple[Column, ...] = (("steps/s", number("steps_per_s")), ("exchange", percent("exchange_share")))
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "training": TRAINING,
-    "precision": TRAINING,
+    "switches": TRAINING,
     "sampling": (*COMMON_RATES, ("workers", number("workers"))),
     "learners": SEVERAL,
     "scaling": SEVERAL,

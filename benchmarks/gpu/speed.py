@@ -8,16 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
+from accel_rl.envs.spec import EnvSpec
+from accel_rl.hardware import capture
 from accel_rl.hardware.placement import pinned
 from accel_rl.hardware.topology import available_cpus
+from accel_rl.models.trunks import Scale
 from accel_rl.samplers.base import Sampler
+from accel_rl.samplers.gpu_action_server import GpuActionServer
 from accel_rl.training.build import build_algo_and_update, build_training_sampler, check
 from accel_rl.training.resolve import Config, resolve
 from accel_rl.tune.contestant import Training
+from accel_rl.updates import update
 from gpu.rows import Row, Rows
 from gpu.runs import DRY
 
@@ -35,11 +42,8 @@ TRAININGS: dict[str, Row] = {
     "a2c 16": {"algo": "a2c"},
     "ppo_small 16x64": {"algo": "ppo_small"},
     "ppo 112x16": PPO,
-    "ppo 112x16, bf16": {**PPO, "bf16": True},
-    "ppo 112x16, no graphs": {**PPO, "cuda_graphs": False},
     "ppo 112x16, 14 workers": {**PPO, "workers": 14},
     "ppo 128x16": {"algo": "ppo_128x16"},
-    "ppo 128x16, no core for the server": {"algo": "ppo_128x16", "workers": len(available_cpus())},
     "pqn 112x32": {"algo": "pqn", "envs": 112},
     "vtrace": {"algo": "vtrace"},
     "dqn 32, batch 32": {"algo": "dqn", "envs": 32, **REPLAY},
@@ -56,12 +60,19 @@ TRAININGS: dict[str, Row] = {
     "ga3c queued 64": {"algo": "ga3c", "envs": 64},
 }
 SAMPLERS = [("alternating", envs) for envs in (112, 224, 448, 896, 16, 128)] + [("serial", 16)]
-PRECISIONS: dict[str, Row] = {  # what is switched on
-    "as it is": {},
-    "benchmark": {"benchmark": True},
-    "TF32 products": {"tf32": True},
-    "bf16": {"bf16": True},
-    "bf16, benchmark": {"bf16": True, "benchmark": True},
+SWITCHES: dict[str, Row] = {  # what PPO, or another preset, does otherwise than by default: settings, or one of PATCHES
+    "defaults": {},
+    "float32": {"precision": "float32"},
+    "TF32": {"precision": "tf32"},
+    "bfloat16 without its copy of the weights": {"patch": "cast in each call"},
+    "convolutions not searched for": {"patch": "no search"},
+    "a graph for each update": {"patch": "no epochs"},
+    "no graphs": {"cuda_graphs": False},
+    "the server waits for each group": {"patch": "no polling"},
+    "16 workers of 8": {"algo": "ppo_128x16"},
+    "16 workers of 8, no core for the server": {"algo": "ppo_128x16", "workers": len(available_cpus())},
+    "network compiled by Inductor": {"network": "gpu.speed:compiled_nature", "precision": "bf16"},
+    "the same network, not compiled": {"network": "gpu.speed:plain_nature", "precision": "bf16"},
 }
 
 
@@ -140,22 +151,66 @@ def training(rows: Rows) -> None:
             rows.add(name, train_for, settings, rows.is_dry, usage)
 
 
-def precision(rows: Rows) -> None:
-    """Measures PPO with switches of PyTorch's, and in bfloat16."""
+def switches(rows: Rows) -> None:
+    """Measures PPO with each of its means switched off, and with the network compiled."""
     with closing(Usage()) as usage:
-        for name, switches in PRECISIONS.items():
-            rows.add(name, train_switched, switches, rows.is_dry, usage)
+        for name, changes in SWITCHES.items():
+            rows.add(name, train_switched, changes, rows.is_dry, usage)
 
 
-def train_switched(switches: Row, is_dry: bool, usage: Usage) -> Row:
-    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.benchmark = switches.get("benchmark", False)
-    torch.set_float32_matmul_precision("high" if switches.get("tf32") else "highest")
-    try:
-        return train_for({**PPO, "bf16": switches.get("bf16", False)}, is_dry, usage)
-    finally:
-        torch.backends.cudnn.benchmark = before[0]
-        torch.set_float32_matmul_precision(before[1])
+def train_switched(changes: Row, is_dry: bool, usage: Usage) -> Row:
+    patches = PATCHES[changes["patch"]] if "patch" in changes else []
+    settings = {name: value for name, value in changes.items() if name != "patch"}
+    if is_dry and "network" in settings:  # Inductor has no code for a GPU that is not there
+        settings["network"] = "gpu.speed:plain_nature"
+    with contextlib.ExitStack() as stack:
+        for module, name, value in patches:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        return train_for({**PPO, **settings}, is_dry, usage)
+
+
+def act_and_wait(server: GpuActionServer, group: int, t: int) -> None:
+    """Acts as a server does that looks at no other group before the GPU has answered."""
+    ACT(server, group, t)
+    server.wait_until_acted(group)
+
+
+ACT = GpuActionServer.act
+PATCHES: dict[str, list[tuple[Any, str, Any]]] = {  # attributes that are replaced while a row is measured
+    "cast in each call": [(update, "keep_copies", lambda module: None)],
+    "no search": [(capture, "searches_convolutions", False)],
+    "no epochs": [(update, "MAX_REPEATED", 0)],
+    "no polling": [(GpuActionServer, "act", act_and_wait)],
+}
+
+
+def plain_nature(spec: EnvSpec) -> nn.Module:
+    """Returns Nature-CNN as PyTorch's own layers, as a user would write it."""
+    (channels, *_), layers = spec.observation_shape, list[nn.Module]()
+    for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        layers += [nn.Conv2d(channels, filters, kernel, stride), nn.ReLU()]
+        channels = filters
+    network = nn.Sequential(Scale(0, 255), *layers, nn.Flatten())
+    with torch.no_grad():
+        num_inputs = network(torch.zeros(1, *spec.observation_shape)).shape[1]
+    return nn.Sequential(*network, nn.Linear(num_inputs, 512), nn.ReLU())
+
+
+class Compiled(nn.Module):
+    """A network that Inductor compiles. accel_rl leaves its layers as they are: it looks at registered modules."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.weights, self.num_features = nn.ParameterList(network.parameters()), 512
+        self.run: Any = [torch.compile(network)]  # in a list, so that it is not registered
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.run[0](image)  # type: ignore[no-any-return]
+
+
+def compiled_nature(spec: EnvSpec) -> nn.Module:
+    return Compiled(plain_nature(spec))
 
 
 def train_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
@@ -215,7 +270,7 @@ def sampling(rows: Rows) -> None:
     with closing(Usage()) as usage:
         for sampler, envs in SAMPLERS:
             rows.add(f"{sampler} {envs}", sample_for, {"sampler": sampler, "envs": envs}, rows.is_dry, usage)
-        rows.add("alternating 224, bf16", sample_for, {"envs": 224, "bf16": True}, rows.is_dry, usage)
+        rows.add("alternating 224, float32", sample_for, {"envs": 224, "precision": "float32"}, rows.is_dry, usage)
 
 
 def sample_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
@@ -227,4 +282,4 @@ def sample_for(settings: Row, is_dry: bool, usage: Usage) -> Row:
         return measure(lambda: sampler.collect().reward.numel(), sampler, config, is_dry, usage)[1]
 
 
-PARTS = {each.__name__: each for each in (training, sampling, precision)}
+PARTS = {each.__name__: each for each in (training, sampling, switches)}

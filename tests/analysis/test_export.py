@@ -144,7 +144,7 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
         {},
     ),
     "binary": (EnvSpec(VECTOR, spaces.MultiBinary(5)), {}),
-    "bf16": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"bf16": True, "network": "a3c"}),
+    "bf16": (EnvSpec(FRAMES, spaces.Discrete(6), frame_stack=4), {"precision": "bf16", "network": "a3c"}),
 }
 
 

@@ -47,7 +47,7 @@ def test_a_session_becomes_a_section(tmp_path: Path) -> None:
     assert "| a2c 112 | 43,210 | 50 % |  | 25 % |" in said and "| vtrace | error: RuntimeError: a / b |" in said
     assert f"**training**: {PARTS['training'].purpose}. failed (vtrace: a).\n\n| training | steps/s |" in said
     (absent,) = [line for line in said.splitlines() if line.startswith("Not run: ")]
-    assert absent == "Not run: install, correctness, pong, sampling, learners, micro, profile, precision, nccl."
+    assert absent == "Not run: install, correctness, pong, sampling, learners, micro, profile, switches, nccl."
 
 
 def test_what_is_no_result_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SOME_ROWS = {
     "training": ["a2c 112", "rainbow 32, batch 512"],
     "sampling": ["serial 16"],
-    "precision": ["bf16, benchmark"],
+    "switches": ["a graph for each update", "the server waits for each group"],
     "profile": ["ppo"],
 }
 WITH_PROCESSES = ("correctness", "learners", "scaling", "launch")
@@ -71,15 +71,15 @@ def test_a_part_runs_on_the_fake_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     assert content["identity"]["gpu"] == "fake GPU 0" and len(content["identity"]["sources"]) == 8
     assert content["rows"] and not any("error" in row for row in content["rows"])
     assert [row["name"] for row in content["rows"]] == SOME_ROWS.get(name, [row["name"] for row in content["rows"]])
-    assert all(row["steps_per_s"] > 0 for row in content["rows"] if name in ("training", "sampling", "precision"))
+    assert all(row["steps_per_s"] > 0 for row in content["rows"] if name in ("training", "sampling", "switches"))
     printed = capsys.readouterr().out
     assert format_rows(name, content["rows"]) in printed
     assert printed.splitlines()[-1].startswith(f"verified: {name} on fake GPU 0, PyTorch ")
 
 
 def all_rows(name: str) -> list[str]:
-    tables = {"training": speed.TRAININGS, "precision": speed.PRECISIONS, "profile": kernels.PROFILES}
-    sampling = [*(f"{sampler} {envs}" for sampler, envs in speed.SAMPLERS), "alternating 224, bf16"]
+    tables = {"training": speed.TRAININGS, "switches": speed.SWITCHES, "profile": kernels.PROFILES}
+    sampling = [*(f"{sampler} {envs}" for sampler, envs in speed.SAMPLERS), "alternating 224, float32"]
     return [*tables.get(name, sampling)]
 
 

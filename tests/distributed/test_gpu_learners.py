@@ -14,7 +14,7 @@ from tests.helpers.runs import TINY, assert_same_run
 pytestmark = pytest.mark.multiprocess
 
 COMMON: dict[str, Any] = {**TINY, "seed": 5, "sampler": "serial", "decorrelation_steps": 3, "log_interval_steps": 40}
-COMMON |= {"schedule_steps": 400}
+COMMON |= {"schedule_steps": 400, "precision": "float32"}
 DQN = {"algo": "dqn", "prioritized": True, "warmup_steps": 40, "batch_size": 8, "replay_size": 100, "n_step": 2}
 DQN |= {"training_intensity": 2, "target_interval_steps": 60, "epsilon_steps": 200}
 

@@ -354,10 +354,10 @@ def test_a_folder_is_of_one_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             inspect(resolve({**settings, "device": "cpu", **changed}, spec=config.spec))
-    elsewhere = replace(config, run=replace(config.run, bf16=not config.run.bf16))  # a CPU of another kind
+    elsewhere = replace(config, run=replace(config.run, precision="bf16"))  # a CPU of another kind
     assert not inspect(elsewhere).finished and inspect(elsewhere, steps=500).finished
-    with pytest.raises(UsageError, match="a2c-s1 was started with bf16="):
-        inspect(elsewhere, bf16=elsewhere.run.bf16)
+    with pytest.raises(UsageError, match="a2c-s1 was started with precision="):
+        inspect(elsewhere, precision="bf16")
     (run / "config.yaml").write_text(yaml.safe_dump(config.as_dict()).replace("track:", "tracked:"))
     with pytest.raises(
         UsageError, match=r"a2c-s1 is of another version of accel_rl \(track, tracked\); finish it with"

@@ -27,6 +27,7 @@ def assert_learned_alike(settings: dict[str, Any], there: Path, here: Path, tole
     def change(policy: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.cat([(policy[name] - value.detach()).double().flatten() for name, value in first.items()])
 
-    assert distance(change(found), change(expected)) < (BF16_TOLERANCES if settings.get("bf16") else TOLERANCES)[1]
+    tolerances = BF16_TOLERANCES if settings.get("precision") == "bf16" else TOLERANCES
+    assert distance(change(found), change(expected)) < tolerances[1]
     for name in expected.keys() - first.keys():  # statistics
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4, msg=f"{name} differs")

@@ -50,7 +50,7 @@ def saved_replay(run: Path) -> dict[str, Any]:
 RESUMED: dict[str, dict[str, Any]] = {
     "a2c lstm": {**CLOCK, **LSTM},
     "a2c": {**BREAKOUT, "sampler": "alternating", "workers": 2},
-    "a2c bf16": {**BREAKOUT, "bf16": True, "auxiliary_start": "when_full"},
+    "a2c bf16": {**BREAKOUT, "precision": "bf16", "auxiliary_start": "when_full"},
     "ppo": {**BREAKOUT, **PPO, "normalize_returns": True},
     "ppo lstm": {**CLOCK, **PPO, **LSTM},
     "vtrace": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},

@@ -22,7 +22,7 @@ PONG: dict[str, Any] = {
     "steps": 80,
     "schedule_steps": 80,
     "log_interval_steps": 20,
-    "bf16": True,
+    "precision": "bf16",
 }
 REPLAY: dict[str, Any] = {"warmup_steps": 20, "batch_size": 8, "replay_size": 60, "training_intensity": 2, "n_step": 2}
 REPLAY |= {"target_interval_steps": 40, "epsilon_steps": 100}

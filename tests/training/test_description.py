@@ -4,18 +4,22 @@ import logging
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+from accel_rl.algos.a2c import A2C
 from accel_rl.hardware.instructions import Instructions
+from accel_rl.models.trunks import Scale
 from accel_rl.training import description
-from accel_rl.training.build import build_algo
+from accel_rl.training.build import build_algo, check
 from accel_rl.training.description import log_description, precision_and_threads
 from accel_rl.training.resolve import resolve
+from tests.fake_cuda.machine import machine
 
 WITH, WITHOUT = Instructions("AVX512", "AMX"), Instructions("AVX2", "", "this CPU has none")
 UNKNOWN = Instructions("DEFAULT", "unknown")
 TINY = {"device": "cpu", "envs": 4, "workers": 2, "sampling_threads": 3, "learning_threads": 5}
-ADVICE = "--bf16 would make the network faster: this CPU has instructions for it (AMX)"
+ADVICE = "--precision bf16 would make the network faster: this CPU has instructions for it (AMX)"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +33,7 @@ ADVICE = "--bf16 would make the network faster: this CPU has instructions for it
             True,
             WITHOUT,
             "bfloat16; PyTorch's CPU kernels: AVX2; bfloat16 instructions: none",
-            "bf16 is slower than float32 here: this CPU has none",
+            "precision=bf16 is slower than float32 here: this CPU has none",
         ),
         ("pong", False, UNKNOWN, "float32; PyTorch's CPU kernels: DEFAULT; bfloat16 instructions: unknown", None),
         ("CartPole-v1", False, WITH, "float32; PyTorch's CPU kernels: AVX512; bfloat16 instructions: AMX", None),
@@ -39,7 +43,7 @@ def test_a_run_names_its_precision(
     env: str, bf16: bool, instructions: Instructions, network: str, advice: str | None, monkeypatch: Any, caplog: Any
 ) -> None:
     """Would catch advice for a network that gains nothing, none where bfloat16 pays, and threads that are not said."""
-    config = resolve({**TINY, "env": env, "bf16": bf16})
+    config = resolve({**TINY, "env": env, "precision": "bf16" if bf16 else "float32"})
     monkeypatch.setattr(description, "read_instructions", lambda: instructions)
     with caplog.at_level(logging.INFO, "accel_rl"):
         log_description(config, build_algo(config).policy)
@@ -59,12 +63,67 @@ def test_a_run_names_its_precision(
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_a_precision_of_null_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
-    """Would catch a setting that stays null, so that a resumed run could change its precision with the machine."""
+def test_fast_precision_follows_the_cpu(has_bf16: bool, monkeypatch: Any) -> None:
+    """What a run decides is what it saves, so that it resumes in the same precision on any machine."""
     monkeypatch.setattr("accel_rl.training.resolve.has_bf16", lambda: has_bf16)
-    config = resolve({**TINY, "env": "pong", "bf16": None})
-    assert config.run.bf16 is has_bf16 and config.as_dict()["bf16"] is has_bf16
+    config = resolve({**TINY, "env": "pong", "precision": "fast"})
+    assert config.run.precision == config.as_dict()["precision"] == ("bf16" if has_bf16 else "float32")
     assert build_algo(config).policy.bf16 is has_bf16
+    assert resolve({**TINY, "env": "pong"}).run.precision == "float32"
+
+
+@pytest.mark.gpu(fake=True)
+@pytest.mark.parametrize(
+    ("settings", "capability", "expected"),
+    [
+        ({"env": "pong"}, (9, 0), "bf16"),
+        ({"env": "pong", "precision": "fast"}, (8, 0), "bf16"),
+        ({"env": "pong"}, (7, 5), "tf32"),  # it ignores that
+        ({"env": "CartPole-v1"}, (9, 0), "tf32"),
+        ({"env": "pong", "network": "tests.training.test_description:small"}, (9, 0), "tf32"),
+        ({"env": "pong", "deterministic": True}, (9, 0), "float32"),
+        ({"env": "pong", "precision": "float32"}, (9, 0), "float32"),
+        ({"env": "CartPole-v1", "precision": "bf16", "deterministic": True}, (9, 0), "bf16"),
+    ],
+)
+def test_precision_on_a_gpu(
+    settings: dict[str, Any], capability: tuple[int, int], expected: str, caplog: Any, monkeypatch: Any
+) -> None:
+    """Pictures are in bfloat16 where the GPU has it, everything else in TF32; --deterministic takes both back."""
+    machine().capability = capability
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    config = resolve({**TINY, **settings, "device": "cuda:0"})
+    assert config.run.precision == expected
+    policy = build_algo(config).policy
+    assert policy.bf16 is (expected == "bf16")
+    assert torch.backends.cudnn.allow_tf32 is (expected != "float32")
+    assert torch.get_float32_matmul_precision() == ("highest" if expected == "float32" else "high")
+    with caplog.at_level(logging.INFO, "accel_rl"):
+        log_description(config, policy)
+    said = {"bf16": "bfloat16, the rest in TF32", "tf32": "TF32", "float32": "float32"}[expected]
+    assert f"network     {said}" in [record.getMessage() for record in caplog.records]
+
+
+def small(spec: Any) -> nn.Module:
+    """A user's own network."""
+    return nn.Sequential(Scale(0, 255), nn.Conv2d(spec.observation_shape[0], 2, 8, 8), nn.Flatten())
+
+
+class WithoutBf16(A2C):
+    """An algorithm whose policy computes in float32 only."""
+
+    def build_policy(self, network: Any) -> Any:
+        policy = super().build_policy(network)
+        del policy.bf16
+        return policy
+
+
+@pytest.mark.gpu(fake=True)
+def test_a_policy_without_bf16_trains_without_it(caplog: Any) -> None:
+    """A user's own policy is not refused on a GPU because of a default, and the run says what it computes in."""
+    config = check(resolve({**TINY, "algo": f"{__name__}:WithoutBf16", "env": "pong", "device": "cuda:0"}))
+    assert config.run.precision == "tf32"
+    assert "has no attribute bf16, so that it computes in tf32" in caplog.text
 
 
 def test_no_advice_for_a_policy_without_bf16(monkeypatch: Any, caplog: Any) -> None:

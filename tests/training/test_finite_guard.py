@@ -89,7 +89,7 @@ def test_in_bfloat16_the_same_parameter_is_named(tmp_path: Path) -> None:
     messages = []
     for bf16 in (False, True):
         with pytest.raises(RunError, match=r"parameter policy_head\.bias is nan") as caught:
-            accel_rl.train(**settings, bf16=bf16, out=tmp_path / str(bf16))
+            accel_rl.train(**settings, precision="bf16" if bf16 else "float32", out=tmp_path / str(bf16))
         messages.append(str(caught.value).partition(";")[0])
     assert messages[0] == messages[1]
 

@@ -21,6 +21,7 @@ COMMON: dict[str, Any] = {
     "log_interval_steps": 20,
     "steps": 100,  # five rollouts: graphs are captured in the third
     "schedule_steps": 400,
+    "precision": "float32",
 }
 PONG = {**COMMON, "env": "pong", "frame_shape": (42, 42), "max_episode_steps": 7, "noop_max": 3}
 CARTPOLE = {**COMMON, "env": "CartPole-v1", "env_options": {"max_episode_steps": 8}}
@@ -63,7 +64,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "eps_rainbow": {**PONG, **RAINBOW},
     "a2c gae": {**PONG, **SMOOTH, "gae_lambda": 0.9, "reset_mode": "immediate"},
     "a2c without graphs": {**PONG, "cuda_graphs": False},
-    "a2c bf16": {**PONG, "bf16": True},
+    "a2c bf16": {**PONG, "precision": "bf16"},
     "a2c of a Gaussian": {**COMMON, "env": "Pendulum-v1", "gaussian": "spherical", "separate_value": True},
     "a2c of a diagonal Gaussian": {**COMMON, "env": "Pendulum-v1"},
     "ppo gru": {**PONG, **PPO, **GRU},
@@ -86,7 +87,7 @@ SLOW: dict[str, dict[str, Any]] = {
     "a2c with tasks on breakout": {**BREAKOUT, "sampler": "alternating", "workers": 2},
     "ppo with tasks on breakout": {**BREAKOUT, **PPO, "normalize_advantage": "rollout"},
     "vtrace with tasks on breakout": {**BREAKOUT, **VTRACE, "auxiliary_start": "all_when_full"},
-    "a2c with tasks bf16": {**BREAKOUT, "bf16": True},
+    "a2c with tasks bf16": {**BREAKOUT, "precision": "bf16"},
     "ppo with masks": {**MASKED, **PPO, **LSTM, "deterministic": True},
     "dqn with masks": {**MASKED, "algo": "dqn", **REPLAY, "deterministic": True},
     "tasks deterministic": {**CLOCK, **PPO, **LSTM, "deterministic": True},
