@@ -4,8 +4,9 @@ python benchmarks/gpu_peers.py [--minutes 8] [--out DIR]
 python benchmarks/gpu_peers.py --dry-run       on a fake GPU, which computes on the CPU; peers on the CPU
 
 Needs no network. Stable-Baselines3 and EnvPool are looked for in .peers, which `training_throughput.py --install-peers`
-makes; without it, where this Python finds packages: what `pip install --target FOLDER --no-deps stable-baselines3 ...`
-has put into a folder of PYTHONPATH. What is not installed has a row that says so.
+makes (EnvPool: `.peers/stable-baselines3/bin/pip install envpool`). Without it, they are looked for where this Python
+finds packages: `pip install --target FOLDER` puts them into a folder for PYTHONPATH; docs/gpu.md lists them. What is
+not installed has a row that says so.
 
 Contests, under the rules of training_throughput.py. Rates are agent steps per second:
 

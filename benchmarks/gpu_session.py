@@ -150,10 +150,11 @@ def run(options: SessionOptions) -> None:
                 outcomes[name] = run_and_show(name, outcomes[name], folder, identity, options, left_s)
     wrong = [f"{name} {part.status} {part.reason}".rstrip() for name, part in outcomes.items() if not part.is_complete]
     if wrong:
-        raise RunError(
-            f"not verified on {describe(identity)}: {'; '.join(wrong)}. The same call goes on from here, unless the "
-            "sources change; then name the parts that are still wanted by --parts"
-        )
+        said = f"not verified on {describe(identity)}: {'; '.join(wrong)}"
+        if not options.parts:  # those that are named begin anew
+            said += ". The same call goes on from here, unless the sources change; then name the parts that are still "
+            said += "wanted by --parts"
+        raise RunError(said)
     print(f"verified: {', '.join(names)} on {describe(identity)}")
 
 
