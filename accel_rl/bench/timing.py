@@ -36,16 +36,25 @@ Builder = Callable[[], Contestant]
 
 
 class Repeated:
-    """Repeats one piece of work, which returns its number of steps, until its turn is over."""
+    """Repeats one piece of work, which returns its number of steps, until its turn is over.
 
-    def __init__(self, name: str, work: Callable[[], int], clock: Callable[[], float] = time.perf_counter):
-        self.name, self._work, self._clock = name, work, clock
+    finish: waits for what the work has left running, as on a GPU. The wait is part of the turn."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], int],
+        clock: Callable[[], float] = time.perf_counter,
+        finish: Callable[[], object] = lambda: None,
+    ):
+        self.name, self._work, self._clock, self._finish = name, work, clock, finish
         self.shares: Shares = {}
 
     def run(self, seconds: float) -> float:
         start, steps = self._clock(), 0
         while self._clock() - start < seconds:
             steps += self._work()
+        self._finish()
         return steps / (self._clock() - start)
 
     def close(self) -> None:
@@ -99,11 +108,13 @@ def alternate(
     schedule: Schedule,
     label: str = "",
     clock: Callable[[], float] = time.perf_counter,
+    on_round: Callable[[dict[str, Turns]], object] = lambda turns: None,
 ) -> dict[str, Turns]:
     """Returns every contestant's turns by its name.
 
     In each round every contestant takes one turn, in an order that reverses with every round. One more round, for
-    warm-up, comes first and does not count. Progress goes to stderr."""
+    warm-up, comes first and does not count. Progress goes to stderr. on_round: gets the turns so far after each round
+    that counts."""
     turns = {contestant.name: Turns() for contestant in contestants}
     assert len(turns) == len(contestants), "two contestants have the same name"
     start = clock()
@@ -115,6 +126,7 @@ def alternate(
         for contestant in contestants if index % 2 == 0 else reversed(contestants):
             turns[contestant.name].rates.append(contestant.run(schedule.seconds))
             turns[contestant.name].shares.append(dict(contestant.shares))
+        on_round(turns)
     print("\r" + " " * (len(label) + 20) + "\r", end="", file=sys.stderr, flush=True)
     return turns
 

@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 
+import torch
+
 from accel_rl.bench.timing import Repeated, Shares
 from accel_rl.hardware.placement import pinned
 from accel_rl.rollout import Rollout
@@ -31,7 +33,7 @@ class Training:
             self._close = stack.pop_all().close
         pull_horizon = config.learners.pull_horizon
         self.iteration = Iteration(self.sampler, self.algo, self._update, config.plan, pull_horizon)
-        self._turn = Repeated(name, self.iterate)
+        self._turn = Repeated(name, self.iterate, finish=self._finish)
         self._steps_in_queues = config.sampler_kind.steps_held(config)
 
     def run(self, seconds: float) -> float:
@@ -39,6 +41,11 @@ class Training:
         with pinned(self.config.plan.server_cpus):
             self.iterate_for(self._steps_in_queues)
             return self._turn.run(seconds)
+
+    def _finish(self) -> None:
+        """Waits for the GPU, so that no work of this turn runs in another contestant's."""
+        if self.algo.device.type == "cuda":
+            torch.cuda.synchronize(self.algo.device)
 
     def iterate_for(self, steps: int) -> None:
         """Trains for at least this many agent steps."""

@@ -1,8 +1,9 @@
 """Stable-Baselines3's A2C, PPO or DQN in turns; see turns.py.
 
-Uses its own AtariWrapper (84x84, a lost life ends the episode, rewards clipped), 4 frames, and CnnPolicy (NatureCNN
-with 512 units). Everything else has its default: A2C learns with torch's RMSprop, PPO with Adam. DQN, whose default is
-Adam, learns with RMSprop like ours, and a tenth of its actions is random; turns begin when it begins to learn.
+Uses its own AtariWrapper (84x84, a lost life ends the episode, rewards clipped), or EnvPool's environments under the
+same rules, 4 frames, and CnnPolicy (NatureCNN with 512 units). Everything else has its default: A2C learns with torch's
+RMSprop, PPO with Adam. DQN, whose default is Adam, learns with RMSprop like ours, and a tenth of its actions is random;
+turns begin when it begins to learn.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import stable_baselines3
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecTransposeImage
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecTransposeImage
 
 from turns import Turns
 
@@ -38,6 +39,8 @@ class TakeTurns(BaseCallback):
     def _on_rollout_start(self) -> None:
         model = self.model
         if self.is_ready:
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
             self.turns.iterated(self.horizon * model.n_envs)
             return
         if model.num_timesteps < self.warmup_steps:
@@ -50,12 +53,26 @@ class TakeTurns(BaseCallback):
             observation=list(model.observation_space.shape),
             envs=model.n_envs,
             horizon=self.horizon,
+            device=str(model.device),
             torch_threads=torch.get_num_threads(),
             vectorization=type(model.env.unwrapped).__name__,
         )
 
     def _on_step(self) -> bool:
         return True
+
+
+def make_envs(game: str, num_envs: int, vectorization: str) -> VecEnv:
+    """Returns the environments, with observations of four frames [4, 84, 84]."""
+    if vectorization == "envpool":
+        from sb3_envpool import EnvPoolEnvs  # only this variant needs EnvPool
+
+        return EnvPoolEnvs(game, num_envs)
+    # Without this, each of its processes imports torch again.
+    multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "ale_py"])
+    vec_env_cls = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}[vectorization]
+    envs = make_atari_env(f"{game}NoFrameskip-v4", num_envs, seed=0, vec_env_cls=vec_env_cls)
+    return VecTransposeImage(VecFrameStack(envs, 4))
 
 
 def main() -> None:
@@ -70,14 +87,10 @@ def main() -> None:
     parser.add_argument("--training_intensity", type=float, default=8.0, help="how often each sample is used")
     parser.add_argument("--replay_size", type=int, default=20_000)
     parser.add_argument("--warmup_steps", type=int, default=0, help="agent steps before the first update")
-    parser.add_argument("--vectorization", choices=("subproc", "dummy"), default="subproc")
+    parser.add_argument("--vectorization", choices=("subproc", "dummy", "envpool"), default="subproc")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    # Without this, each of its processes imports torch again.
-    multiprocessing.set_forkserver_preload(["stable_baselines3.common.vec_env.subproc_vec_env", "ale_py"])
-    vectorization = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}[options.vectorization]
-    env_id = f"{options.game}NoFrameskip-v4"
-    envs = make_atari_env(env_id, options.envs, seed=0, vec_env_cls=vectorization)
-    envs = VecTransposeImage(VecFrameStack(envs, 4))
+    envs = make_envs(options.game, options.envs, options.vectorization)
     settings: dict[str, Any] = {"n_steps": options.horizon}
     if options.algo == "ppo":
         batch_size = options.envs * options.horizon // options.minibatches
@@ -97,7 +110,7 @@ def main() -> None:
             "policy_kwargs": rmsprop,
         }
     algo = getattr(stable_baselines3, options.algo.upper())
-    model = algo("CnnPolicy", envs, seed=0, device="cpu", **settings)
+    model = algo("CnnPolicy", envs, seed=0, device=options.device, **settings)
     model.learn(10**12, TakeTurns(options.horizon, options.warmup_steps))
 
 

@@ -1,6 +1,6 @@
 """The process of one part of a GPU session, which benchmarks/gpu_session.py starts.
 
-checks.py, runs.py, speed.py and kernels.py have the parts, rows.py has what they make.
+checks.py, runs.py, speed.py, kernels.py and peers.py have the parts, rows.py has what they make.
 """
 
 import platform
@@ -14,7 +14,7 @@ from accel_rl.envs.choice import choose_simulator
 from accel_rl.errors import UsageError
 from accel_rl.hardware.devices import find_device, num_gpus
 from accel_rl.version import __version__
-from gpu import checks, kernels, runs, speed
+from gpu import checks, kernels, peers, runs, speed
 from gpu.rows import Rows, run_part
 
 
@@ -39,7 +39,7 @@ def probe(rows: Rows) -> None:
     rows.put({"name": "probe", **gpu, **versions, "simulator": simulator})
 
 
-MODULES = (checks, runs, speed, kernels)
+MODULES = (checks, runs, speed, kernels, peers)
 PARTS = {"probe": probe, **{name: part for module in MODULES for name, part in module.PARTS.items()}}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accel_rl.bench.timing import format_ratio
+
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 DETAILS = ("name", "took_s", "complete", "failures", "table")  # not shown by default
@@ -37,8 +39,13 @@ class Rows:
             row = make(*arguments)
         except Exception as error:
             traceback.print_exc()
-            row = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+            row = describe_error(error)
         self.put({"name": name, **row, "took_s": round(time.perf_counter() - start, 1)})
+
+
+def describe_error(error: Exception) -> Row:
+    """Returns what a row has in place of figures."""
+    return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
 
 
 def run_part(parts: Mapping[str, Callable[[Rows], None]]) -> None:
@@ -81,6 +88,11 @@ def percent(name: str, part: str | None = None) -> Callable[[Row], str]:
     return show
 
 
+def ratio_to(peer: str) -> Callable[[Row], str]:
+    """Returns a function that formats a row's rate over a peer's; nothing where that one did not take part."""
+    return lambda row: format_ratio(row["over"][peer]) if peer in row.get("over", {}) else ""
+
+
 COMMON_RATES: tuple[Column, ...] = (
     ("steps/s", number("steps_per_s")),
     ("GPU busy", percent("gpu_use")),
@@ -115,6 +127,16 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("GPU busy", percent("gpu_busy_share")),
         ("longest gap ms", number("longest_gap_ms", "{:.2f}")),
         ("top kernels", lambda row: "; ".join(f"{100 * s:.0f} % {k}" for k, s in row.get("top", [])[:3])),
+    ),
+    "peers": (
+        ("steps/s", number("steps_per_s")),
+        ("from", number("low")),
+        ("to", number("high")),
+        ("over SB3, processes", ratio_to("SB3, processes")),
+        ("over SB3, EnvPool", ratio_to("SB3, EnvPool")),
+        ("steps/update", number("steps_per_update")),
+        ("parameters", number("parameters")),
+        ("set-up", lambda row: row.get("text", "")),
     ),
     "correctness": (
         ("verdict", lambda row: row.get("verdict", "")),

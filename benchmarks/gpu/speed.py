@@ -89,12 +89,14 @@ DRY_SETTINGS: dict[str, Row] = {
 
 def make_config(settings: Row, is_dry: bool) -> Config:
     """Returns a run's settings; in a dry run, of one that takes a moment."""
-    small: Row = {}
-    if is_dry:
-        family = next((name for name in DRY_SETTINGS if settings["algo"].startswith(name)), "")
-        small = {**DRY, **DRY_SETTINGS.get(family, {})}
-        small |= {"workers": None} if settings.get("sampler") == "serial" else {}
-    return check(resolve({**BASE, **settings, **small}))
+    return check(resolve({**BASE, **settings, **(small(settings) if is_dry else {})}))
+
+
+def small(settings: Row) -> Row:
+    """Returns what makes a run of these settings take a moment."""
+    family = next((name for name in DRY_SETTINGS if settings["algo"].startswith(name)), "")
+    is_serial = settings.get("sampler") == "serial"
+    return {**DRY, **DRY_SETTINGS.get(family, {}), **({"workers": None} if is_serial else {})}
 
 
 class Usage:

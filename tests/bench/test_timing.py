@@ -32,7 +32,7 @@ class Player:
 
 
 def test_a_rate_is_steps_over_the_time_that_they_took() -> None:
-    """Would catch a rate over the time asked for, when the last piece of work ends later."""
+    """A rate is over all the time that the work took: also of the last piece, and of what it leaves running."""
     clock = FakeClock()
 
     def work() -> int:
@@ -42,13 +42,21 @@ def test_a_rate_is_steps_over_the_time_that_they_took() -> None:
     assert Repeated("work", work, clock).run(2.0) == 8.0  # 3 pieces, 18 steps, 2.25 s
     assert clock.now == 2.25
 
+    def finish() -> None:
+        clock.now += 0.75
+
+    assert Repeated("work", work, clock, finish).run(2.0) == 6.0
+
 
 def test_order_reverses_and_warm_up_does_not_count() -> None:
     """Would catch an order that favours one contestant, and results that include the first, cold turn."""
     log: list[str] = []
     clock = FakeClock()
     players = [Player(name, log, clock) for name in "abc"]
-    turns = alternate(players, Schedule(1.0, rounds=3), clock=clock)
+    seen: list[list[float]] = []
+    on_round = lambda turns: seen.append([*turns["b"].rates])  # noqa: E731
+    turns = alternate(players, Schedule(1.0, rounds=3), clock=clock, on_round=on_round)
+    assert seen == [[1.0], [1.0, 2.0], [1.0, 2.0, 3.0]]
     assert "".join(log) == "abc" + "abc" + "cba" + "abc"
     assert turns["b"].rates == [1.0, 2.0, 3.0]
     assert turns["b"].median == 2.0

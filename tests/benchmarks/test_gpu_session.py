@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import gpu_peers
 import gpu_session
 from accel_rl.errors import RunError, UsageError
 from accel_rl.training.atomic import write_file
@@ -32,7 +33,7 @@ SOME_ROWS = {
     "switches": ["a graph for each update", "the server waits for each group"],
     "profile": ["ppo"],
 }
-WITH_PROCESSES = ("correctness", "learners", "scaling", "launch")
+WITH_PROCESSES = ("correctness", "learners", "scaling", "launch", "peers")
 
 
 @pytest.fixture
@@ -149,14 +150,15 @@ def test_the_busy_time_is_that_of_the_union() -> None:
 def test_the_whole_session(tmp_path: Path) -> None:
     """A dry run of all parts, each in its process, ends with the verdict. A second one has nothing to do."""
     command = [sys.executable, "benchmarks/gpu_session.py", "--dry-run", "--minutes", "60", "--out", str(tmp_path)]
+    names = [name for name in PARTS if name != "peers"]
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.splitlines()[-1].startswith(f"verified: {', '.join(PARTS)} on 2 x fake GPU 0, PyTorch ")
-    assert done.stdout.count("complete already") == len(PARTS)
+        assert done.stdout.splitlines()[-1].startswith(f"verified: {', '.join(names)} on 2 x fake GPU 0, PyTorch ")
+    assert done.stdout.count("complete already") == len(names)
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path / "sent")
-    assert {file.stem for file in (tmp_path / "sent").glob("*/*.json")} == {*PARTS}
+    assert {file.stem for file in (tmp_path / "sent").glob("*/*.json")} == {*names}
 
 
 # ---- parts that go wrong ----
@@ -236,6 +238,18 @@ def test_a_second_call_goes_on_with_what_is_missing(toys: None, tmp_path: Path, 
     assert after["wrong"]["rows"][2]["text"] == "cooler" and after["wrong"]["status"] == "complete"
     run(SessionOptions(parts=["good"], out=tmp_path))
     assert read(tmp_path)["good"]["rows"][0] != before["good"]["rows"][0]
+
+
+@pytest.mark.multiprocess
+def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpu_peers.py runs its part only, in the same folder, and a session that names no part leaves it out."""
+    parts = {"good": Part("", 20), "peers": Part("", 20, is_default=False)}
+    monkeypatch.setattr(gpu_session, "PARTS", parts)
+    assert gpu_session.main(["--out", str(tmp_path)]) == 0
+    assert {*read(tmp_path)} == {"good"}
+    assert gpu_peers.main(["--out", str(tmp_path)]) == 0
+    (folder,) = (each for each in tmp_path.iterdir() if each.is_dir())
+    assert {file.stem for file in folder.glob("*.json")} == {"good", "peers"}
 
 
 @pytest.mark.multiprocess

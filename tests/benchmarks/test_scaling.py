@@ -126,6 +126,7 @@ def test_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(resolving, "find_devices", lambda text, per_gpu: tuple(text.split(",")))
     monkeypatch.setattr(resolving, "gpu_node", lambda device: None)
+    monkeypatch.setattr(resolving, "gpu_has_bf16", lambda device: True)
     found = scaling.contestants(ScalingOptions())
     assert [*found] == ["one", "all_reduce-2", "central_store-2"]
     assert [settings["envs"] for settings in found.values()] == [16, 32, 32]

@@ -21,6 +21,10 @@ def good(rows: Rows) -> None:
     rows.add("second", lambda: {"steps_per_s": 2})
 
 
+def peers(rows: Rows) -> None:
+    rows.add("ppo: ours", lambda: {"steps_per_s": 3})
+
+
 def wrong(rows: Rows) -> None:
     """One row fails, at the first call."""
 
@@ -55,4 +59,4 @@ def raises(rows: Rows) -> None:
 
 
 if __name__ == "__main__":
-    run_part({each.__name__: each for each in (probe, good, wrong, hangs, crashes, raises)})
+    run_part({each.__name__: each for each in (probe, good, peers, wrong, hangs, crashes, raises)})

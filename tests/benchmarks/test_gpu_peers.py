@@ -1,0 +1,170 @@
+"""Our training beside another framework's on a GPU: on the fake one, with drivers that work, fail and are missing."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accel_rl.bench.timing import Schedule
+from gpu import peers
+from gpu.rows import Row, Rows, format_rows
+from peer_process import DRIVERS
+from training_contests import CONTESTS
+
+ROOT = Path(__file__).parents[2]
+# Reports its options as facts. Its iterations have 32 steps and 2 updates; with EnvPool it misses a package.
+DRIVER = f"""
+import sys, time
+sys.path.insert(0, {str(DRIVERS)!r})
+from turns import Turns
+
+updates = 0
+turns = Turns(lambda: updates)
+if "--vectorization=envpool" in sys.argv:
+    import no_such_pool
+turns.ready(parameters=7, peer=" ".join(sys.argv[1:]))
+while True:
+    time.sleep(0.01)
+    updates += 2
+    turns.iterated(32)
+"""
+# Fails in its second turn that counts.
+FAILING = DRIVER.replace("    updates += 2\n", "    updates += 2\n    if updates == 6: raise ValueError('no game')\n")
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[Row]]]:
+    """Holds A2C's contest between those of its contestants that are named, and others.
+
+    driver: in place of the real one. Returns each row's states, by row."""
+    build = peers.builders
+
+    def hold(driver: str, *names: str, **others: Callable[[], Any]) -> list[list[Row]]:
+        (tmp_path / "toy.py").write_text(driver)
+
+        def command(python: Path, name: str, settings: dict[str, Any]) -> Sequence[str]:
+            return [sys.executable, str(tmp_path / "toy.py"), name, *(f"--{k}={v}" for k, v in settings.items())]
+
+        def builders(*which: Any) -> dict[str, Callable[[], Any]]:
+            return {**others, **{name: build(*which)[name] for name in names}}
+
+        monkeypatch.setattr(peers, "builders", builders)
+        monkeypatch.setattr(peers, "driver_command", command)
+        monkeypatch.setattr(peers, "DRY", Schedule(0.001, 3))
+        found: dict[str, list[Row]] = {}
+        rows = Rows(lambda row: found.setdefault(row["name"], []).append(row), [], tmp_path, True)
+        peers.hold("a2c", CONTESTS["a2c"], rows)
+        assert all(len(states) == 4 for states in found.values()), "after each round, and at the end"
+        return [*found.values()]
+
+    return hold
+
+
+@pytest.mark.multiprocess
+@pytest.mark.gpu(fake=True)
+def test_a_contest(hold: Callable[..., list[list[Row]]]) -> None:
+    """Rows have rates and ratios round by round, sizes that can be compared, and say what is not installed."""
+    states = hold(DRIVER, "ours, TF32", *peers.SB3)
+    ours, processes, envpool = (row[-1] for row in states)
+    assert [[state["complete"] for state in row] for row in states] == [[False, False, False, True]] * 3
+    assert envpool == {"name": "a2c: SB3, EnvPool", "text": "not installed: no_such_pool", "complete": True}
+    assert (ours["parameters"], processes["parameters"]) == (1_687_719, 7)
+    assert (ours["steps_per_update"], processes["steps_per_update"]) == (16, 16)
+    options = "sb3 --game=Pong --envs=4 --horizon=4 --algo=a2c --vectorization=subproc --device=cpu"
+    assert processes["text"] == f"peer {options}"
+    assert ours["over"].keys() == {"SB3, processes"} and len(ours["rates"]) == 3
+    by_round = [mine / theirs for mine, theirs in zip(ours["rates"], processes["rates"], strict=True)]
+    assert ours["over"]["SB3, processes"]["median"] == np.median(by_round)
+    assert ours["low"] <= ours["steps_per_s"] == round(np.median(ours["rates"])) <= ours["high"]
+    table = format_rows("peers", [ours, envpool]).splitlines()
+    shown = f"| {ours['steps_per_s']:,} | {ours['low']:,} | {ours['high']:,} | "
+    assert shown in table[2] and table[2].count(" to ") == 1
+    assert table[3] == "| a2c: SB3, EnvPool |  |  |  |  |  |  |  | not installed: no_such_pool |"
+
+
+def test_a_contestant_that_fails(hold: Callable[..., list[list[Row]]]) -> None:
+    """A contestant that fails to start, or later, has an error in its row, and the others' rows are complete."""
+
+    def fails() -> Any:
+        raise MemoryError("no room\non the GPU")
+
+    ours, processes = hold(FAILING, "SB3, processes", ours=fails)
+    assert {row["error"] for row in ours} == {"MemoryError: no room on the GPU"}
+    assert "error" not in processes[0] and processes[0]["steps_per_s"] > 0
+    assert processes[-1]["error"] == "the driver of SB3, processes has ended; ValueError: no game"
+
+
+@pytest.mark.parametrize("name", peers.CONTEST_NAMES)
+def test_contests_are_those_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All get the sizes of training_throughput.py and the GPU; peers never get a fake one."""
+    monkeypatch.setenv("ACCEL_RL_FAKE_GPUS", "1")
+    found = peers.builders(name, CONTESTS[name].settings, False)
+    sizes = CONTESTS[name].settings
+    for label, build in found.items():
+        if label in peers.SB3:
+            _, command, environment = build.args  # type: ignore[attr-defined]
+            assert "ACCEL_RL_FAKE_GPUS" not in (environment or {})
+            assert {f"--envs={sizes['envs']}", f"--horizon={sizes['horizon']}", "--device=cuda"} <= {*command}
+        else:
+            settings = build.args[1]  # type: ignore[attr-defined]
+            own = sizes | peers.LARGE[name] if "112" in label else sizes
+            precision = "bf16" if label.endswith("bfloat16") else "tf32"
+            expected = {**own, "env": "pong", "device": "cuda:0", "precision": precision}
+            assert settings == expected
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_real_peer(tmp_path: Path) -> None:
+    """A dry run with Stable-Baselines3, in all contests: its network and batches are like ours."""
+    pytest.importorskip("stable_baselines3")
+    command = [sys.executable, "benchmarks/gpu_peers.py", "--dry-run", "--minutes", "30", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("*/peers.json")
+    machine, *rows = json.loads(file.read_text())["rows"]
+    assert "cores" in machine["text"] and len(rows) == 6 + 6 + 4
+    for name in peers.CONTEST_NAMES:
+        sizes = {
+            (row["parameters"], row["steps_per_update"])
+            for row in rows
+            if row["name"].startswith(name) and "not installed" not in row["text"]
+        }
+        assert len(sizes) == 1, sizes
+
+
+def test_envpool_continues_a_game_after_a_lost_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost life ends an episode, not the game: as with AtariWrapper, the next episode has one life less."""
+    pytest.importorskip("envpool")
+    pytest.importorskip("stable_baselines3")
+    monkeypatch.syspath_prepend(str(DRIVERS))
+    from sb3_envpool import EnvPoolEnvs
+
+    envs, random = EnvPoolEnvs("Breakout", 3), np.random.default_rng(0)
+    assert envs.reset().shape == (3, 4, 84, 84)
+    lives, step = np.full(3, 5), envs._pool.step
+    stepped: list[Any] = []
+
+    def noting(*arguments: Any) -> Any:
+        stepped.append(step(*arguments))
+        return stepped[-1]
+
+    monkeypatch.setattr(envs._pool, "step", noting)
+    lost = 0
+    while lost < 3:
+        stepped.clear()
+        observations, _, done, infos = envs.step(random.integers(4, size=3))
+        ended = np.flatnonzero(done)
+        lives[ended] -= 1
+        lost += len(ended)
+        assert len(stepped) == (2 if len(ended) else 1)
+        if len(ended) and lives[ended].all():
+            assert (stepped[1][4]["lives"] == lives[ended]).all() and not stepped[1][2].any()
+            assert (observations[ended] == stepped[1][0]).all()
+            assert all("terminal_observation" in infos[env] for env in ended)
+    envs.close()
