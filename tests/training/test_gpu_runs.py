@@ -146,6 +146,8 @@ RESUMED: dict[str, dict[str, Any]] = {
     "central adam": {**CARTPOLE, "update": "central_store", "optimizer": "adam", "optimizer_options": {}},
     "a2c on pong": {**PONG, "sampler": "alternating", "workers": 2, "core": "gru", "core_size": 8},
     "ppo with tasks": {**CLOCK, **PPO, **LSTM},
+    "ppo in bfloat16": {**PONG, **PPO, "precision": "bf16", "sampler": "alternating", "workers": 2},
+    "dqn in bfloat16": {**PONG, "algo": "dqn", **REPLAY, "precision": "bf16"},
 }
 RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
 
