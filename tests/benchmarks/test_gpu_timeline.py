@@ -88,11 +88,13 @@ def test_hooks_are_no_part_of_sampling() -> None:
 
 
 def test_the_page_has_the_figures_of_the_simulation() -> None:
-    """The sentence on why there are two groups has today's figures, and they say so: the trip is the shorter one."""
-    waits = measure(simulate(USUAL, 5))
+    """The sentence on why there are two groups has today's figures, and they say so: no trip is as long as a step."""
+    timeline = simulate(USUAL, 5)
+    waits, steps = measure(timeline), of(timeline, ("step",))
     page = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
     assert f"step takes {waits.step:.0f} microseconds and its trip to the GPU {waits.trip:.0f}" in page
-    assert f"wait for actions {100 * waits.simulators / waits.wall:.0f} % of the time" in page
+    assert f"stand still {100 * waits.simulators / waits.wall:.0f} % of the time" in page
+    assert steps == set(range(min(steps), max(steps) + 1))  # from the first step to the last
     assert waits.longest_trip < waits.step
 
 
