@@ -54,7 +54,7 @@ class Durations:
 
 
 class Span(NamedTuple):
-    """Something that lasts from `start` to `end` [us]. group: -1 for a hook. t: the row; of "step", the one it writes."""
+    """Something that lasts from `start` to `end` [us]. group: -1 for a hook. t: its row; a "step" writes it."""
 
     what: str
     group: int
@@ -336,9 +336,14 @@ def draw(timeline: Timeline) -> "Figure":
     axes.tick_params(axis="y", length=0)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2, fontsize=9)
     axes.set_title(f"A rollout of {timeline.horizon} steps", loc="left", fontsize=11, fontweight="bold")
-    shares = [100 * part / waits.wall for part in (waits.simulators, waits.gpu, waits.gpu_idle)]
-    found = "simulators wait for actions {:.0f} %, the server for the GPU alone {:.0f} %; GPU idle {:.0f} %".format(*shares)
-    figure.supxlabel(f"{found}. The clock is simulated; all durations but a step's are guesses.", fontsize=9, color="#444444")
+    shares = (f"{100 * part / waits.wall:.0f} %" for part in (waits.simulators, waits.gpu, waits.gpu_idle))
+    simulators, server, gpu = shares
+    figure.supxlabel(
+        f"simulators wait for actions {simulators}, the server for the GPU alone {server}; GPU idle {gpu}. "
+        "The clock is simulated; all durations but a step's are guesses.",
+        fontsize=9,
+        color="#444444",
+    )
     return figure
 
 

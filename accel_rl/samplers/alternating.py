@@ -150,8 +150,8 @@ class ServingLoop:
                 hook.run(due)
                 server.learner_has_worked()
                 self._counted_until = self._clock()
-                for group in held:
-                    self._act(server, group, due)
+                for each in held:
+                    self._act(server, each, due)
                 due, held = hook.next_call(due + 1, T, server.groups)
             behind = int(step[1] < step[0])
             awaited = [group for group in (behind, 1 - behind) if step[group] <= due and group not in self._acting]

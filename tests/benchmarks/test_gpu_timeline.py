@@ -1,5 +1,4 @@
-"""The serving loop on a simulated clock: nobody waits for what need not be waited for, and the loop counts waits as they
-are."""
+"""The serving loop on a simulated clock: nobody waits needlessly, and the loop counts its waits as they are."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
