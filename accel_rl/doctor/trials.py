@@ -71,12 +71,13 @@ def train(env: str, seconds: float = TURN_S) -> Data:
             for _ in range(NUM_WARM_UP):
                 num_steps += iteration.collect_and_learn(num_steps).rollout.num_steps
             iteration.timer.read()
-            acting, learn_s, steps, start = sampler.seconds["inference"], 0.0, 0, time.perf_counter()
+            purpose = "inference" if config.device == "cpu" else "gpu"
+            acting, learn_s, steps, start = sampler.seconds[purpose], 0.0, 0, time.perf_counter()
             while (elapsed := time.perf_counter() - start) < seconds:
                 result = iteration.collect_and_learn(num_steps + steps)
                 steps += result.rollout.num_steps
                 learn_s += result.learn_s
-            acting = sampler.seconds["inference"] - acting
+            acting = sampler.seconds[purpose] - acting
             learn_s = learn_s if config.device == "cpu" else iteration.timer.read()
     finally:
         sampler.close()

@@ -5,6 +5,7 @@ Read this file, then action_server.py (how actions are chosen) and worker.py (wh
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,13 +48,13 @@ class AlternatingSampler:
         )
         self._evaluation = evaluation
         self._server = self._make_server(train, noise_generator(batch, self.device), config)
-        self._acting: dict[int, ActionServer] = {}  # the groups whose actions a GPU still computes, and who serves them
         self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]  # of each worker
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         if self.device.type == "cuda":
-            self.seconds["gpu"] = 0.0
+            self.seconds |= {"gpu_wait": 0.0, "gpu": 0.0}
         self.pool = WorkerPool(config, batch, train, evaluation)
+        self._loop = ServingLoop(self.pool, self.seconds)
 
     def _make_server(self, stage: EnvArrays, generator: torch.Generator, config: SamplerConfig) -> ActionServer:
         return make_server(self.spec, stage.arrays, generator, config, self.device, stage.memory)
@@ -72,7 +73,7 @@ class AlternatingSampler:
             self._started = True
         if first_step is not None:
             self._server.steps_done = first_step
-        rollout = self._collect(self._server, self.policy, hook=hook)
+        rollout = self._loop.collect(self._server, self.policy, hook=hook)
         if self.device.type == "cuda":
             self.seconds["gpu"] = self._server.gpu_s
         return rollout
@@ -80,65 +81,13 @@ class AlternatingSampler:
     def recent(self, t: int, num_steps: int, envs: slice) -> Rollout:
         return self._server.recent(t, num_steps, envs)
 
-    def _collect(self, server: ActionServer, policy: Policy, greedy: bool = False, hook: StepHook = NO_HOOK) -> Rollout:
-        T = server.horizon
-        server.begin(policy, greedy)
-        self.pool.begin()
-        self._acting.clear()
-        step = [0, 0]  # the row that each group announces next
-        due, held = hook.next_call(0, T, server.groups)  # no group is given actions beyond step `due` before the hook
-        while step != [T + 1, T + 1]:
-            start, behind = time.perf_counter(), int(step[1] < step[0])
-            served = [group for group in (behind, 1 - behind) if step[group] <= due and group not in self._acting]
-            group = self.pool.wait(served, self._hand_over if self._acting else None)
-            ready = time.perf_counter()
-            if group is None:
-                self.seconds["inference"] += ready - start
-                continue
-            self.seconds["env_wait"] += ready - start
-            t = step[group]
-            server.receive(group, t)
-            step[group] += 1
-            if t < T and not (t == due and group in held):
-                self._act(server, group, t)
-            is_due = due < T and min(step) > due
-            if is_due:  # no environment waits for the hook that need not
-                for each in self._acting:
-                    server.wait_until_acted(each)
-                self._hand_over()
-            self.seconds["inference"] += time.perf_counter() - ready
-            if is_due:
-                hook.run(due)
-                server.learner_has_worked()
-                learned = time.perf_counter()
-                for group in held:
-                    self._act(server, group, due)
-                self.seconds["inference"] += time.perf_counter() - learned
-                due, held = hook.next_call(due + 1, T, server.groups)
-        self.pool.end()
-        self.seconds["action_wait"] = self.pool.status.waited_s
-        return server.finish()
-
-    def _act(self, server: ActionServer, group: int, t: int) -> None:
-        server.act(group, t)
-        self._acting[group] = server
-        self._hand_over()
-
-    def _hand_over(self) -> bool:
-        """Announces the actions that are there; tells whether there were any."""
-        ready = [group for group, server in self._acting.items() if server.has_acted(group)]
-        for group in ready:
-            self.pool.announce_actions(group)
-            self._acting.pop(group).record()  # last, while the environments step already
-        return bool(ready)
-
     def evaluate(self, games: GamesToPlay, index: int, greedy: bool, policy: Policy | None = None) -> list[Game]:
         role = index + 1
         generator = noise_generator(self.batch, self.device, role)
         server = self._make_server(self._evaluation, generator, self.config.for_evaluation())
         try:
             self.pool.open_evaluation(role)
-            played = games.play(lambda: self._collect(server, policy or self.policy, greedy), server.num_envs)
+            played = games.play(lambda: self._loop.collect(server, policy or self.policy, greedy), server.num_envs)
             self.pool.close_evaluation()
         finally:  # the next evaluation pins the same memory
             server.close()
@@ -173,3 +122,72 @@ class AlternatingSampler:
             self._server.close()
         finally:  # a GPU that has failed must not keep the workers
             self.pool.close()
+
+
+class ServingLoop:
+    """Serves the group of a pool's environments that is ready first, and measures where the server's time goes.
+
+    seconds: gets the wall time of rollouts by its purpose, as `Sampler` says, without that of hooks. clock: returns the
+    time in seconds.
+    """
+
+    def __init__(self, pool: WorkerPool, seconds: dict[str, float], clock: Callable[[], float] = time.perf_counter):
+        self._pool, self._seconds, self._clock = pool, seconds, clock
+        self._counted_until = 0.0  # time that has been added to `seconds`
+        self._acting: dict[int, ActionServer] = {}  # the groups whose actions a GPU still computes, and who serves them
+
+    def collect(self, server: ActionServer, policy: Policy, greedy: bool = False, hook: StepHook = NO_HOOK) -> Rollout:
+        T = server.horizon
+        server.begin(policy, greedy)
+        self._pool.begin()
+        self._acting.clear()
+        self._counted_until = self._clock()
+        step = [0, 0]  # the row that each group announces next
+        due, held = hook.next_call(0, T, server.groups)  # no group is given actions beyond step `due` before the hook
+        while step != [T + 1, T + 1]:
+            if min(step) > due and not self._acting:  # no environment waits for the hook that need not
+                self._count("inference")
+                hook.run(due)
+                server.learner_has_worked()
+                self._counted_until = self._clock()
+                for each in held:
+                    self._act(server, each, due)
+                due, held = hook.next_call(due + 1, T, server.groups)
+            behind = int(step[1] < step[0])
+            awaited = [group for group in (behind, 1 - behind) if step[group] <= due and group not in self._acting]
+            self._count("inference")
+            group = self._pool.wait(awaited, self._has_acted if self._acting else None)
+            self._count("env_wait" if awaited else "gpu_wait")
+            if group is None:
+                self._hand_over()
+                continue
+            t = step[group]
+            server.receive(group, t)
+            step[group] += 1
+            if t < T and not (t == due and group in held):
+                self._act(server, group, t)
+        self._count("inference")
+        self._pool.end()
+        self._seconds["action_wait"] = self._pool.status.waited_s
+        return server.finish()
+
+    def _act(self, server: ActionServer, group: int, t: int) -> None:
+        server.act(group, t)
+        self._acting[group] = server
+        self._hand_over()
+
+    def _has_acted(self) -> bool:
+        """Tells whether actions are there that have not been handed over."""
+        return any(server.has_acted(group) for group, server in self._acting.items())
+
+    def _hand_over(self) -> None:
+        """Announces the actions that are there."""
+        for group in [group for group, server in self._acting.items() if server.has_acted(group)]:
+            self._pool.announce_actions(group)
+            self._acting.pop(group).record()  # last, while the environments step already
+
+    def _count(self, purpose: str) -> None:
+        """Adds the time since the last call to a purpose's seconds."""
+        now = self._clock()
+        self._seconds[purpose] += now - self._counted_until
+        self._counted_until = now

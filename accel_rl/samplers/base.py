@@ -102,8 +102,10 @@ def _check_workers(name: str, num_envs: int, num_workers: int) -> None:
 class Sampler(Protocol):
     """Collects rollouts of config.horizon steps of all environments.
 
-    seconds: wall time so far, by what it was spent on: "env_wait" (the server waits for environments), "inference"
-        (choosing actions), "action_wait" (workers wait for actions: their mean), on a GPU "gpu" (its work on actions).
+    seconds: wall time so far, by what it was spent on: "env_wait" (the server waits, and an environment may announce
+        first), "inference" (the server works), "action_wait" (workers wait for actions: their mean). An alternating
+        sampler on a GPU also has "gpu_wait" (the server waits, and only the GPU can end that: no group that could be
+        served next is simulated) and "gpu" (the GPU works on actions).
     """
 
     config: SamplerConfig

@@ -97,20 +97,18 @@ class WorkerPool:
         """Waits for all workers of one of these groups; then that group's newest rows are safe to read.
 
         Returns the group that is ready first; if several are, the first one named. is_done: None is returned once this
-        returns True, which is asked all the while."""
+        returns True, which is asked first and all the while."""
         start = time.monotonic()
         while True:
+            if is_done and is_done():
+                return None
             for group in groups:
                 if self._ready[group]:
                     self._ready[group] = False
                     self._rows_read[group] += 1
                     return group
-            if is_done is None:
-                self._acquire_announcements(self._wait_for_event())
-            elif is_done():
-                return None
-            else:
-                self._acquire_announcements(self._wait_for_event(self._pause_s(time.monotonic() - start)))
+            pause_s = self._pause_s(time.monotonic() - start) if is_done else None
+            self._acquire_announcements(self._wait_for_event(pause_s))
 
     def _pause_s(self, waited_s: float) -> float:
         """Returns how long to wait for workers before asking a GPU again.

@@ -93,12 +93,15 @@ def shares(reports: list[IntervalMetrics]) -> dict[str, float]:
     """Returns the shares of the learners' wall time by purpose, the mean over learners.
 
     "exchange" is the time of the learner that waits least, since it arrives last; what the other learners have beyond
-    that is "straggler", the wait for it."""
+    that is "straggler", the wait for it. "gpu_idle" is what a GPU's work leaves, where sampling has measured its part
+    of that work; acts of two groups at once, or of learners that share a GPU, count twice."""
     names = {name: None for report in reports for name in report.seconds}
     parts = {name: [report.seconds.get(name, 0.0) / report.wall_s for report in reports] for name in names}
     found = {name: fmean(values) for name, values in parts.items()}
     if len(exchange := parts.get("exchange", [])) > 1:
         found |= {"exchange": min(exchange), "straggler": fmean(exchange) - min(exchange)}
+    if "gpu_wait" in found:
+        found["gpu_idle"] = max(0.0, 1.0 - found["gpu"])
     return found
 
 

@@ -40,6 +40,8 @@ class Progress:
         self._steps = self._row_steps = steps
         self._first_step = steps
         self._reports: list[IntervalMetrics] = []
+        self._wall_s = 0.0  # of this session's rows
+        self._seconds_for: dict[str, float] = {}  # of them, by purpose
         self._table = _Table(folder / "progress.csv", steps)
         self._events = _Events(folder, steps) if use_tensorboard else None
         self._console = Console(steps, total_steps, show)
@@ -74,12 +76,16 @@ class Progress:
         now = time.perf_counter()
         wall, num_steps = max(now - self._row_started, 1e-9), self._steps - self._row_steps
         reports, self._reports = self._reports, []
+        parts = shares(reports)
+        self._wall_s += wall
+        for name, share in parts.items():
+            self._seconds_for[name] = self._seconds_for.get(name, 0.0) + share * wall
         row = {
             "time/total_timesteps": self._steps,
             "time/time_elapsed": round(self.seconds, 3),
             "time/fps": round(num_steps / wall, 1),
             **self.scores(),
-            **{f"time/{name}_share": round(share, 4) for name, share in shares(reports).items()},
+            **{f"time/{name}_share": round(share, 4) for name, share in parts.items()},
             **{f"train/{name}": mean for name, mean in means(reports).items()},
             **{name: sum(r.counts[name] for r in reports if name in r.counts) for r in reports for name in r.counts},
             **more,
@@ -93,6 +99,14 @@ class Progress:
             self._events.write(row, self._steps)
         self._console.show_row(row, self._table.last("eval/mean_reward"))
         return row
+
+    def describe_waits(self) -> str:
+        """Returns a line on who has waited for whom in this session; nothing without a GPU, or before the first row."""
+        if "gpu_wait" not in self._seconds_for:
+            return ""
+        names = ("action_wait", "gpu_wait", "gpu_idle")
+        workers, server, gpu = (f"{100 * self._seconds_for[name] / self._wall_s:.0f} %" for name in names)
+        return f"time        simulators wait for actions {workers}, the server for the GPU {server}, GPU idle {gpu}"
 
     def exclude(self, seconds: float) -> None:
         """Leaves an interruption, such as an evaluation, out of the next row's rates."""

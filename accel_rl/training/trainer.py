@@ -130,6 +130,8 @@ class Trainer:
         run, steps = self.config.run, self.coordinator.add_steps(0)
         progress.advance(steps)
         summary = progress.write_summary(run.algo, run.env, run.seed)
+        if waits := progress.describe_waits():
+            logger.info("%s", waits)
         if steps < run.steps:
             folder = shlex.quote(str(self.learner.folder))
             resume = f"{command()} train --resume {folder}"

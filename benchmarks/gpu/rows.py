@@ -100,6 +100,7 @@ COMMON_RATES: tuple[Column, ...] = (
     ("env wait", percent("env_wait", "sampler_shares")),
     ("inference", percent("inference", "sampler_shares")),
     ("action wait", percent("action_wait", "sampler_shares")),
+    ("GPU wait", percent("gpu_wait", "sampler_shares")),
 )
 TRAINING: tuple[Column, ...] = (
     *COMMON_RATES,

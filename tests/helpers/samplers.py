@@ -98,6 +98,7 @@ def use_gpu_server(sampler: Any, device: torch.device | str = "cpu", graphs: boo
         torch.device(device),
         sampler.pool.train.memory if shares else None,
     )
+    sampler.seconds["gpu_wait"] = 0.0
     return sampler
 
 

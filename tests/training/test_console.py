@@ -18,6 +18,8 @@ from rich.console import Console as Terminal
 
 from accel_rl.training import console
 from accel_rl.training.console import Console, sparkline
+from accel_rl.training.metrics import IntervalMetrics
+from accel_rl.training.progress import Progress
 
 
 def test_lines_come_by_time_too(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -83,6 +85,27 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
     assert not capsys.readouterr().err
     line = sparkline(range(1000), 8)
     assert line == "▁▂▃▄▅▆▇█" and sparkline([5, 5], 8) == "▁▁" and sparkline([], 8) == ""
+
+
+def test_the_line_on_who_waited_is_about_all_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows count by their wall time, and GPU idle is what the GPU's work on actions and on learning leaves. Without a
+    GPU, there is no such line."""
+    clock = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
+
+    def line(*parts: dict[str, float]) -> str:
+        nonlocal clock
+        progress = Progress(tmp_path, 0, 100, use_tensorboard=False, show=False)
+        for wall_s, seconds in zip((1.0, 3.0), parts, strict=True):
+            clock += wall_s
+            progress.merge([IntervalMetrics([], {}, seconds, wall_s, 0, {})])
+            row = progress.write_row()
+        assert row.get("time/gpu_idle_share") == (0.25 if "gpu" in seconds else None)
+        return progress.describe_waits()
+
+    waits = [{"action_wait": 0.5, "gpu_wait": 0.1, "gpu": 1.01}, {"action_wait": 0.5, "gpu_wait": 0.1, "gpu": 2.25}]
+    assert line(*waits) == "time        simulators wait for actions 25 %, the server for the GPU 5 %, GPU idle 19 %"
+    assert line({"action_wait": 0.5}, {"action_wait": 0.5}) == ""
 
 
 def read_terminal(primary: int) -> str:

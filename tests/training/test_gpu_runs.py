@@ -119,6 +119,12 @@ def test_a_run_is_that_of_the_cpu(case: str, tmp_path: Path) -> None:
     scores = [[row.get("rollout/ep_rew_mean") for row in rows(run)] for run in (here, there)]
     assert scores[0] == scores[1]
     assert len([row for row in rows(there) if row["train/loss"]]) >= 2
+    says_who_waited = [
+        {"time/gpu_wait_share", "time/gpu_idle_share"} <= rows(run)[0].keys()
+        and (run / "log.txt").read_text().count("the server for the GPU") == 1
+        for run in (here, there)
+    ]
+    assert says_who_waited == [False, CASES[case]["sampler"] == "alternating"]
 
 
 @pytest.mark.gpu(fake=True)
