@@ -28,12 +28,19 @@ from gpu_session import PARTS, Part, SessionOptions, run
 ROOT = Path(__file__).parents[2]
 # The rows that the fast tests make of parts with many; `test_the_whole_session` makes all.
 SOME_ROWS = {
-    "training": ["a2c 112", "rainbow 32, batch 512"],
     "sampling": ["serial 16"],
     "switches": ["a graph for each update", "the server waits for each group"],
-    "profile": ["ppo"],
 }
-WITH_PROCESSES = ("correctness", "learners", "scaling", "launch", "peers")
+IN_TEST_SLOW = (
+    "correctness",
+    "learners",
+    "scaling",
+    "launch",
+    "peers",
+    "training",
+    "profile",
+    "pong",
+)  # in the whole session
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def rows(tmp_path: Path) -> Callable[..., list[Row]]:
 
 @pytest.mark.multiprocess
 @pytest.mark.gpu(fake=True)
-@pytest.mark.parametrize("name", [name for name in PARTS if name not in WITH_PROCESSES])
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in IN_TEST_SLOW])
 def test_a_part_runs_on_the_fake_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Each part of a dry run makes its rows without an error, and its file has them."""
     left_out = [each for each in all_rows(name) if each not in SOME_ROWS[name]] if name in SOME_ROWS else []
@@ -72,7 +79,7 @@ def test_a_part_runs_on_the_fake_gpu(name: str, tmp_path: Path, monkeypatch: pyt
     assert content["identity"]["gpu"] == "fake GPU 0" and len(content["identity"]["sources"]) == 8
     assert content["rows"] and not any("error" in row for row in content["rows"])
     assert [row["name"] for row in content["rows"]] == SOME_ROWS.get(name, [row["name"] for row in content["rows"]])
-    assert all(row["steps_per_s"] > 0 for row in content["rows"] if name in ("training", "sampling", "switches"))
+    assert all(row["steps_per_s"] > 0 for row in content["rows"] if name in ("sampling", "switches"))
     printed = capsys.readouterr().out
     assert format_rows(name, content["rows"]) in printed
     assert printed.splitlines()[-1].startswith(f"verified: {name} on fake GPU 0, PyTorch ")
@@ -252,6 +259,7 @@ def test_a_part_with_a_program_of_its_own(toys: None, tmp_path: Path, monkeypatc
     assert {file.stem for file in folder.glob("*.json")} == {"good", "peers"}
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_results_of_other_machines_and_sources_are_kept_apart(
     toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -346,6 +354,7 @@ def test_a_gpu_without_kernels(rows: Callable[..., list[Row]]) -> None:
     assert "has no kernels for cuda:0, fake GPU 0 (sm_60)" in found["no_gpu"] and "gpu" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_calls_at_once(toys: None, tmp_path: Path) -> None:
     """The second one is refused, and the first one's results stay."""
