@@ -31,16 +31,8 @@ SOME_ROWS = {
     "sampling": ["serial 16"],
     "switches": ["a graph for each update", "the server waits for each group"],
 }
-IN_TEST_SLOW = (
-    "correctness",
-    "learners",
-    "scaling",
-    "launch",
-    "peers",
-    "training",
-    "profile",
-    "pong",
-)  # in the whole session
+# Those are run by `test_the_whole_session` alone.
+IN_TEST_SLOW = ("correctness", "learners", "scaling", "launch", "peers", "training", "profile", "pong")
 
 
 @pytest.fixture
