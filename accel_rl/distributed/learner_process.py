@@ -43,6 +43,7 @@ def learn(
     with advice_on_limits(), advice_on_memory(config), pinned(plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
+            torch.set_num_threads(plan.sampling_threads)  # by itself torch has one on each logical CPU, workers' too
         trainer = Trainer(config, folder, coordinator, stop, state, show, store, on_row)
         try:
             check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
