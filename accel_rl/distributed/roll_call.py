@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch.distributed as dist
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from accel_rl.errors import RunError
 from accel_rl.updates.all_reduce import COLLECTIVES
