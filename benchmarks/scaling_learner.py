@@ -77,7 +77,7 @@ def take_turns(setup: LearnerSetup, stop: SupervisedStop) -> None:
     config, turn = setup.config, Turn()
     if config.device.startswith("cuda"):
         torch.cuda.set_device(config.device)
-    with connected(setup, stop.control) as (coordinator, store), pinned(config.plan.server_cpus):
+    with connected(setup, stop) as (coordinator, store), pinned(config.plan.server_cpus):
         trainer = TurnTrainer(config, setup.folder, coordinator, turn, None, False, store)
         trainer.checkpointer = NoCheckpoints(trainer.learner)
         stop.ready()

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from accel_rl.distributed.async_coordinator import AsyncCoordinator, Control
-from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
+from accel_rl.distributed.roll_call import LostError, naming_absent, peer_failure_message
+from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, process_group
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import advice_on_limits, check_threads
 from accel_rl.hardware.placement import pinned
@@ -43,6 +44,7 @@ def learn(
     with advice_on_limits(), advice_on_memory(config), pinned(plan.server_cpus):
         if config.device.startswith("cuda"):
             torch.cuda.set_device(config.device)
+            torch.set_num_threads(plan.sampling_threads)  # by itself torch has one on each logical CPU, workers' too
         trainer = Trainer(config, folder, coordinator, stop, state, show, store, on_row)
         try:
             check_threads(max(plan.sampling_threads, plan.learning_threads) - 1)
@@ -125,29 +127,32 @@ def run_learner(fd: int, work: Callable[[LearnerSetup, SupervisedStop], None]) -
     """Receives a LearnerSetup through the connection fd, calls work, and reports how that ended."""
     supervisor: Connection[Any, Any] = Connection(fd)
     setup: LearnerSetup = supervisor.recv()
-    answer = ("done", "")
+    answer: tuple[str, Any] = ("done", "")
     with open_log(setup.folder, setup.show, setup.config.rank_info.rank):
         try:
             with advice_on_limits():
                 work(setup, SupervisedStop(supervisor, Control(setup.config.rank_info.size, setup.control_fd)))
+        except LostError as error:
+            answer = ("lost", error)
         except (RunError, UsageError) as error:
             answer = ("usage" if isinstance(error, UsageError) else "failed", str(error))
         except Exception as error:
-            answer = ("failed" if peer_failure_message(error) is None else "lost", traceback.format_exc().rstrip())
+            lost = peer_failure_message(error)  # before there were roll calls
+            answer = ("lost", LostError([], lost)) if lost else ("failed", traceback.format_exc().rstrip())
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor is gone, and so is its log
         supervisor.send(answer)
 
 
 def _train(setup: LearnerSetup, stop: SupervisedStop) -> None:
     state = checkpoint.load(setup.folder / CHECKPOINT, trust=setup.config.trust) if setup.is_resumed else None
-    with connected(setup, stop.control, state["steps"] if state else 0) as (coordinator, store):
+    with connected(setup, stop, state["steps"] if state else 0) as (coordinator, store):
         callbacks = SupervisedCallbacks(stop.supervisor, stop.control, setup.has_callbacks)
         learn(setup.config, setup.folder, coordinator, stop, state, setup.show, store, callbacks)
 
 
 @contextlib.contextmanager
 def connected(
-    setup: LearnerSetup, control: Control, steps: int = 0
+    setup: LearnerSetup, stop: SupervisedStop, steps: int = 0
 ) -> Iterator[tuple[Coordinator, CentralStore | None]]:
     """Yields this learner's coordinator, and the store of the parameters if learners share one.
 
@@ -157,7 +162,7 @@ def connected(
         from_learners = {rank: Connection(fd, writable=False) for rank, fd in setup.from_learners.items()}
         to_rank_0 = None if setup.to_rank_0 is None else Connection(setup.to_rank_0, readable=False)
         yield (
-            AsyncCoordinator(rank_info.rank, rank_info.size, control, to_rank_0, from_learners),
+            AsyncCoordinator(rank_info.rank, rank_info.size, stop.control, to_rank_0, from_learners),
             CentralStore.attach(setup.store),
         )
     elif rank_info.size == 1:
@@ -165,7 +170,13 @@ def connected(
     else:
         # NCCL refuses learners that share a GPU.
         has_own_gpu = config.device != "cpu" and len(set(config.devices)) == len(config.devices)
-        with process_group(rank_info.rank, rank_info.size, setup.port, offers_nccl=has_own_gpu):
-            coordinator = SyncCoordinator(rank_info.rank, rank_info.size)
-            coordinator.begin(steps, config.learners.learner_timeout_s)
-            yield coordinator, None
+        rank, size, timeout_s = rank_info.rank, rank_info.size, config.learners.learner_timeout_s
+
+        def report(error: LostError) -> None:
+            stop.supervisor.send(("lost", error))
+
+        with process_group(rank, size, setup.port, offers_nccl=has_own_gpu):
+            coordinator = SyncCoordinator(rank, size)
+            coordinator.begin(steps, timeout_s)
+            with naming_absent(connect(setup.port, size), rank, size, timeout_s, None, report):
+                yield coordinator, None

@@ -15,6 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from accel_rl.distributed.async_coordinator import Control
 from accel_rl.distributed.learner_process import LearnerSetup
+from accel_rl.distributed.roll_call import LostError
 from accel_rl.distributed.sync_coordinator import check_loopback
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.limits import check_threads
@@ -27,7 +28,8 @@ from accel_rl.training.resolve import Config
 
 GRACE_S = 1.0  # after a failure, for its cause to show: other learners may report first, that one of them is gone
 POLL_S = 0.2  # how often the request to stop is looked at
-THREADS_OF_LEARNER = 8  # its own, the console's, and three of Gloo for each of two groups: without them it is killed
+# Its own, the console's, the roll call's, and three of Gloo for each of two groups: without them it is killed.
+THREADS_OF_LEARNER = 9
 EXIT_TIMEOUT_S = 5.0  # for learners that have finished
 FAILURE_KINDS = ("died", "usage", "failed", "late", "lost")  # the first of these is the likeliest cause
 
@@ -43,6 +45,7 @@ class WatchedLearner:
     is_done: bool = False
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind, and what happened
+    lost: LostError | None = None  # what it says of other learners
     row: Row | None = None  # of the log, which it waits for to be taken in
 
     @property
@@ -64,13 +67,14 @@ class WatchedLearner:
             if not self.is_done:
                 self.failure = self.failure or (kind, content)
         else:
-            self.failure = (kind, content)
+            self.failure = (kind, str(content))
+            self.lost = content if kind == "lost" else None
 
     def error(self) -> Exception:
         """Returns the exception that describes the failure."""
         assert self.failure
         kind, text = self.failure
-        separator = " " if kind in ("died", "late") else ":\n" if "\n" in text else ": "
+        separator = " " if kind in ("died", "late", "lost") else ":\n" if "\n" in text else ": "
         message = f"learner {self.rank} ({self.device}, process {self.process.pid}){separator}{text}"
         return (UsageError if kind == "usage" else RunError)(message)
 
@@ -163,25 +167,22 @@ def _watch(
             ready_by = min(ready_by, now + timeout_s)
         failed = [learner for learner in learners if learner.failure]
         if now > ready_by:
-            failed += _fail_late([learner for learner in learners if not learner.is_ready], timeout_s)
+            failed += _fail_late([each for each in learners if not (each.is_ready or each.failure)], timeout_s)
         if failed:
             deadline = min(deadline, now + GRACE_S)
             if now > deadline or len(failed) == len(learners):
-                if any(_has_waited_in_vain(learner) for learner in failed):
-                    failed += _fail_late(learners, timeout_s)
+                for lost in [learner.lost for learner in failed if learner.lost and "Timed out" in str(learner.lost)]:
+                    silent = [each for each in learners if not each.failure]
+                    failed += _fail_late([learners[rank] for rank in lost.absent] or silent, timeout_s)
                 raise min(failed, key=lambda learner: FAILURE_KINDS.index(learner.failure[0])).error()  # type: ignore[index]
     for learner in learners:
         learner.process.wait(EXIT_TIMEOUT_S)
 
 
-def _has_waited_in_vain(learner: WatchedLearner) -> bool:
-    kind, text = learner.failure or ("", "")
-    return kind == "lost" and "Timed out" in text
-
-
 def _fail_late(learners: list[WatchedLearner], timeout_s: float) -> list[WatchedLearner]:
-    """Returns those of these learners that have neither ended nor failed so far; their silence is their failure."""
-    late = [learner for learner in learners if not (learner.is_done or learner.is_gone or learner.failure)]
+    """Returns those of these learners that have neither ended nor failed so far: their silence is their failure. One
+    that came after all, and then found that it had lost the others, is late as well."""
+    late = [each for each in learners if not (each.is_done or each.is_gone) or each.lost]
     for learner in late:
         learner.failure = ("late", f"has not answered for {timeout_s:g} s (--learner-timeout-s)")
     return late

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import socket
 import time
 import zlib
@@ -19,8 +18,10 @@ from accel_rl.hardware.limits import describe_exceeded_limit
 from accel_rl.hardware.topology import loopback_interface
 from accel_rl.training.coordinator import Coordinator, Request, copy_to_cpu
 from accel_rl.training.log import logger
+from accel_rl.updates.all_reduce import COLLECTIVES
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)  # from the first learner's arrival to the last one's
+NCCL_SPARE_S = 60.0  # after its time-out NCCL ends this process, without a name: the roll call has to be sooner
 
 
 class SyncCoordinator(Coordinator):
@@ -44,6 +45,10 @@ class SyncCoordinator(Coordinator):
         try:
             for group in (None, self._group):  # None: the default group
                 distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+            if "nccl" in dist.get_backend_config():
+                backend = distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+                if not isinstance(backend, dist.ProcessGroupGloo):
+                    backend._set_default_timeout(timedelta(seconds=timeout_s + NCCL_SPARE_S))
         except (AttributeError, TypeError):  # it is private
             logger.warning(
                 "learner_timeout_s=%g has no effect: this version of PyTorch cannot change the time-out of a process "
@@ -59,6 +64,7 @@ class SyncCoordinator(Coordinator):
 
     def agree_on(self, request: Request) -> Request:
         start = time.perf_counter()
+        COLLECTIVES.value += 1
         self._flag[0] = request
         dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group)
         self._seconds += time.perf_counter() - start
@@ -69,6 +75,7 @@ class SyncCoordinator(Coordinator):
 
     def all_gather(self, value: Any) -> list[Any]:
         values = [None] * self.size
+        COLLECTIVES.value += 1
         dist.all_gather_object(values, value, group=self._group)
         return values
 
@@ -86,6 +93,7 @@ class SyncCoordinator(Coordinator):
 
     def _gather(self, value: Any) -> list[Any] | None:
         values = [None] * self.size if self.rank == 0 else None
+        COLLECTIVES.value += 1
         dist.gather_object(value, values, group=self._group)
         return values
 
@@ -114,7 +122,7 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
     uses_nccl = offers_nccl and dist.is_nccl_available()
     if port and (loopback := loopback_interface()):  # the machine may have no other
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    store = port and TCPStore("127.0.0.1", port, size, is_master=False, wait_for_workers=False)
+    store = port and connect(port, size)
     backend = "cpu:gloo,cuda:nccl" if uses_nccl else "gloo"
     try:
         if not store:
@@ -138,6 +146,12 @@ def process_group(rank: int, size: int, port: int | None, offers_nccl: bool) -> 
     dist.destroy_process_group()
 
 
+def connect(port: int | None, size: int) -> TCPStore:
+    """Returns a connection of its own to the store where the learners meet; port: as for `process_group`."""
+    host = "127.0.0.1" if port else os.environ["MASTER_ADDR"]
+    return TCPStore(host, port or int(os.environ["MASTER_PORT"]), size, is_master=False, wait_for_workers=False)
+
+
 def check_loopback() -> None:
     """Raises UsageError if processes of this machine cannot connect to each other: the store would retry for long."""
     try:
@@ -148,11 +162,3 @@ def check_loopback() -> None:
             f"the learners cannot connect to each other at 127.0.0.1 ({error.strerror or error}): the system has to "
             "bring that interface up, as by `ip link set lo up`"
         ) from None
-
-
-def peer_failure_message(error: Exception) -> str | None:
-    """Returns in short what torch.distributed reports when another learner is gone; None for any other error."""
-    if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-        return None
-    message = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # the place in Gloo's source
-    return message.split(". This is typically")[0]

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from accel_rl.config.learners import RankInfo
 from accel_rl.distributed.learner_process import learn
+from accel_rl.distributed.roll_call import LostError, naming_absent
 from accel_rl.distributed.run_request import RunRequest
-from accel_rl.distributed.sync_coordinator import SyncCoordinator, peer_failure_message, process_group
+from accel_rl.distributed.sync_coordinator import SyncCoordinator, connect, process_group
 from accel_rl.errors import RunError, UsageError
 from accel_rl.hardware.devices import device_id
 from accel_rl.hardware.signals import StopSignal
@@ -30,7 +32,7 @@ from accel_rl.training.callbacks import Callbacks
 from accel_rl.training.checkpoint import CHECKPOINT
 from accel_rl.training.coordinator import Request
 from accel_rl.training.folder_lock import locked
-from accel_rl.training.log import logged
+from accel_rl.training.log import logged, logger, print_line
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import Job, is_finished, launcher_id
 from accel_rl.training.tracking import tracked
@@ -76,14 +78,21 @@ def learn_launched(
 
 def _learn(run: AgreedRun, coordinator: SyncCoordinator, stop: StopSignal, show: bool, callbacks: Callbacks) -> None:
     this = f"learner {coordinator.rank} on {socket.gethostname()}"
+    host = None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0  # which learner has the store
+    name = coordinator.all_gather(uuid.uuid4().hex)[0]  # the store may have served a job before it was restarted
+    store, timeout_s = PrefixStore(name, connect(None, coordinator.size)), run.config.learners.learner_timeout_s
+
+    def report(error: LostError) -> None:
+        logger.error("%s %s", this, error)
+        print_line(f"accel-rl: {this} {error}")
+
     try:
-        request = learn(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks)
+        with naming_absent(store, coordinator.rank, coordinator.size, timeout_s, host, report):
+            request = learn(run.config, run.folder, coordinator, stop, run.state, show, on_row=callbacks)
+    except LostError as error:
+        raise RunError(f"{this} {error}") from None
     except (RunError, UsageError) as error:
         raise type(error)(f"{this}: {error}") from None
-    except RuntimeError as error:
-        if (loss := peer_failure_message(error)) is None:
-            raise
-        raise RunError(f"{this} has lost another learner, whose own messages may say why: {loss}") from None
     if request is Request.STOP and callbacks.request is not Request.STOP:
         _wait_for_own_signal(stop)
         if not stop:

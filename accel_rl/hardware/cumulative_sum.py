@@ -5,8 +5,11 @@ from torch import Tensor
 
 
 def cumulative_sum(values: Tensor) -> Tensor:
-    """Returns cumulative sums along the last axis; on a GPU by doubling, since `cumsum` is not deterministic there."""
-    return values.cumsum(-1) if values.device.type == "cpu" else sum_by_doubling(values)
+    """Returns cumulative sums along the last axis.
+
+    On a GPU floats are summed by doubling, since `cumsum` is not deterministic there. Integers are exact in any order.
+    """
+    return sum_by_doubling(values) if values.is_cuda and values.is_floating_point() else values.cumsum(-1)
 
 
 def sum_by_doubling(values: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def _without_bf16(config: Config, algo: Algo) -> Config:
 
 
 def _choose_learning_threads(config: Config, algo: Algo) -> Config:
-    is_planned = config.sampler_kind.threads(config.run, config.plan.topology)[1] is not None
+    is_planned = config.sampler_kind.threads(config.run, config.plan.topology.num_busy)[1] is not None
     if is_planned or any(isinstance(module, CONVOLUTIONS) for module in algo.policy.modules()):
         return config
     num_weights = sum(parameter.numel() for parameter in algo.policy.parameters())

@@ -361,12 +361,13 @@ def _plans(
     # Learners that see one GPU each, which they all call cuda:0, don't know where the others' are: then all must be
     # taken to be anywhere, or the learners would divide the machine in different ways.
     knows_all = rank_info.local_size == 1 or learners.devices is not None or len({*devices}) > 1
-    sampling_threads, learning_threads = kind.threads(run, topology)
+    on_gpu = devices[0].startswith("cuda")
+    sampling_threads, learning_threads = kind.threads(run, 1 if on_gpu else topology.num_busy)
     plans = make_plans(
         topology,
         run.envs // rank_info.size,
         workers and workers // rank_info.size,
-        on_gpu=devices[0].startswith("cuda"),
+        on_gpu=on_gpu,
         gpu_nodes=[gpu_node(device) if knows_all else None for device in devices],
         sampling_threads=sampling_threads,
         learning_threads=learning_threads,

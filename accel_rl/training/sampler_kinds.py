@@ -15,7 +15,7 @@ from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.config.run_settings import RunSettings
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import MAX_LEARNING_THREADS, divides_evenly
-from accel_rl.hardware.topology import CpuTopology, count
+from accel_rl.hardware.topology import count
 
 if TYPE_CHECKING:
     from accel_rl.algos.base import Algo
@@ -45,8 +45,8 @@ class SamplerKind(ABC):
         """Returns how many simulator processes the settings ask for; None: as many as fit the machine."""
         return 0
 
-    def threads(self, run: RunSettings, topology: CpuTopology) -> tuple[int | None, int | None]:
-        """Returns torch's threads for sampling and for learning; None: to be chosen."""
+    def threads(self, run: RunSettings, num_cpus: int) -> tuple[int | None, int | None]:
+        """Returns torch's threads for sampling and for learning; None: to be chosen. num_cpus: for the network."""
         return run.sampling_threads, run.learning_threads
 
     # ---- how it is checked and built ----
@@ -182,11 +182,9 @@ class Queued(SamplerKind):
     merges_segments = True
     preset_changes = {"normalize_returns": False}
 
-    def threads(self, run: RunSettings, topology: CpuTopology) -> tuple[int | None, int | None]:
+    def threads(self, run: RunSettings, num_cpus: int) -> tuple[int | None, int | None]:
         """Returns one for sampling and half of the logical CPUs: agents, predictors and the learner work at once."""
-        return run.sampling_threads or 1, run.learning_threads or min(
-            max(1, topology.num_busy // 2), MAX_LEARNING_THREADS
-        )
+        return run.sampling_threads or 1, run.learning_threads or min(max(1, num_cpus // 2), MAX_LEARNING_THREADS)
 
     def columns(self, config: "Config") -> tuple[int, int]:
         """Returns how many segments of full length make a batch, twice: there is one learner."""

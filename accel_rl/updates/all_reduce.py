@@ -1,6 +1,7 @@
 """Several learners with the same parameters: each update descends the gradient of all their samples together."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,16 @@ from accel_rl.updates.optimizers import Optimizer
 from accel_rl.updates.shared_sum import SharedSum
 
 
+@dataclass
+class CollectiveCount:
+    """How many collectives this process has come to, since it was started. All learners come to the same ones."""
+
+    value: int = 0
+
+
+COLLECTIVES = CollectiveCount()
+
+
 class AllReduce(Exchange):
     """Sums gradients over all learners, divides by the number of their samples, then clips and applies the optimizer
     (Stooke & Abbeel 2018, section 4.2). With reduction="sum" nothing is divided.
@@ -25,6 +36,8 @@ class AllReduce(Exchange):
     all-reduce for each update: the terms of the loss and the number of samples ride behind the gradient. Between GPUs
     it is NCCL's. On the CPUs of one machine, and for learners that share a GPU, which NCCL refuses, it goes through
     shared memory (through_memory=False: through Gloo, as between machines).
+
+    No CUDA graph holds a collective: captured ones of NCCL, beside others or in another order, can deadlock.
     """
 
     is_capturable: ClassVar[bool] = False
@@ -52,6 +65,7 @@ class AllReduce(Exchange):
         with self._clock:
             vector = parameters.shared[: len(parameters.gradient) + len(tail)]
             if self._shared_sum:
+                COLLECTIVES.value += 1
                 self._shared_sum(vector)
             else:
                 self._call(dist.all_reduce, vector)
@@ -78,6 +92,7 @@ class AllReduce(Exchange):
 
     def _call(self, collective: Callable[..., Any], tensor: Tensor, *arguments: Any) -> None:
         """Calls a collective of torch.distributed that replaces the tensor's values."""
+        COLLECTIVES.value += 1
         if not self._by_copies:
             collective(tensor, *arguments)
             return

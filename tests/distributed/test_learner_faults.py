@@ -102,6 +102,70 @@ def test_a_learner_that_raises_ends_the_run(tmp_path: Path, capfd: Any) -> None:
     assert result.err.count("Traceback") == 1 and "gloo" not in result.err
 
 
+TIMEOUT_S = 3
+LATE = rf"learner 1 \((cpu|cuda:1), process (\d+)\) has not answered for {TIMEOUT_S} s \(--learner-timeout-s\)\n"
+
+
+@pytest.mark.slow
+def test_a_stopped_learner_is_named(tmp_path: Path) -> None:
+    """Of three learners, those that wait for a stopped one fail in time, and their messages name it."""
+    flags = ["--devices", "cpu,cpu,cpu", "--envs", 6, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S]
+    command = start(tmp_path / "run", *flags, "--share-processors", algo="a2c")
+    command.wait_for((tmp_path / "run" / "checkpoint.pt").exists)
+    stopped = command.learners()[1]
+    stopped.suspend()
+    result = command.finish(TIMEOUT_S + 30)
+    assert_failed(result, tmp_path / "run", LATE)
+    assert re.search(LATE, result.err)[2] == str(stopped.pid)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param("cpu,cpu", marks=pytest.mark.slow),
+        pytest.param("cuda:0,cuda:1", marks=[pytest.mark.gpu(count=2), pytest.mark.slow]),
+    ],
+    ids=["shared memory", "NCCL"],
+)
+def test_a_learner_that_hangs_is_named(tmp_path: Path, capfd: Any, devices: str) -> None:
+    """Also where no collective times out, since NCCL lets the GPU wait, and the host with it."""
+    run = tmp_path / "run"
+    flags = ["--devices", devices, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling"]
+    status = main(arguments(run, *flags, "--mark", run / "mark"))
+    assert_failed(Result(status, *capfd.readouterr()), run, LATE)
+    assert f"process {(run / 'mark').read_text()})" in (run / "log.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_without_a_supervisor_an_absent_learner_is_named(tmp_path: Path, is_stopped: bool) -> None:
+    """Learners that torchrun has started name the one that is stopped, or that hangs, in their own messages."""
+    run, log = tmp_path / "run", tmp_path / "output.txt"
+    words = arguments(run, "--sampler", "serial", "--learner-timeout-s", TIMEOUT_S, "--how", "sampling")
+    words[words.index("--devices") : words.index("--devices") + 2] = ["--device", "cpu"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "accel_rl"]
+    at_step = ["--at-step", str(FOREVER)] if is_stopped else []
+    with log.open("w") as output:
+        mark = ["--mark", str(run / "mark"), *at_step]
+        torchrun = psutil.Popen([*command, *words, *mark], stdout=output, stderr=output)
+        try:
+            while not (run / ("checkpoint.pt" if is_stopped else "mark")).exists():
+                assert torchrun.poll() is None, log.read_text()
+                time.sleep(0.05)
+            learners = sorted(torchrun.children(), key=lambda process: process.pid)
+            if is_stopped:
+                learners[1].suspend()
+            while "has lost" not in log.read_text():
+                assert torchrun.poll() is None, log.read_text()
+                time.sleep(0.05)
+        finally:
+            for process in (*torchrun.children(recursive=True), torchrun):
+                process.kill()
+            torchrun.wait()
+    lost = r"accel-rl: learner 0 on \S+ has lost learner 1, whose own messages may say why: Timed out waiting 3000ms"
+    assert re.search(lost, log.read_text()), log.read_text()
+
+
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_run(tmp_path: Path) -> None:
     """Would catch environments that each learner numbers from 0, and an error that does not name the learner."""

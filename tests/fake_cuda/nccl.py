@@ -1,9 +1,12 @@
-"""NCCL, as a process group of Gloo: collectives of a GPU's tensors are work in the queue of the current stream."""
+"""NCCL, as a process group of Gloo: collectives of a GPU's tensors are work in the queue of the current stream.
+
+One for which a learner does not come keeps the GPU waiting, and the host that waits for the GPU, for a day."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -28,7 +31,7 @@ def _collective(name: str) -> Any:
 
         def run() -> None:
             now.num_collectives -= 1
-            real(inner, *arguments, **options)
+            real(inner, *arguments, **options, group=_group[0])
 
         now.num_collectives += 1
         current_queue(tensor.block.gpu.index).push(run)
@@ -38,6 +41,7 @@ def _collective(name: str) -> Any:
 
 
 _on_gpus: list[str] = []  # the backends of the default group that serve GPUs
+_group: list[Any] = []  # what they are here
 
 
 def _init_process_group(real: Any) -> Any:
@@ -47,6 +51,7 @@ def _init_process_group(real: Any) -> Any:
         if backend == "nccl":
             raise NotImplementedError("a group for GPUs only; name cpu:gloo,cuda:nccl")
         real("gloo" if backends else backend, **options)
+        _group[:] = [dist.new_group(backend="gloo", timeout=timedelta(days=1))] if _on_gpus else []
 
     return call
 

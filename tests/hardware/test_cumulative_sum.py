@@ -16,9 +16,10 @@ def test_doubling_adds_up_everything_before(size: int) -> None:
 
 
 @pytest.mark.gpu
-def test_it_is_allowed_in_deterministic_runs() -> None:
-    """Would catch `cumsum` on a GPU, which raises with --deterministic."""
-    values = torch.rand(5, 7, device="cuda:0")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_it_is_allowed_in_deterministic_runs(dtype: torch.dtype) -> None:
+    """Sums of floats and of integers are computed on a GPU with --deterministic, where `cumsum` of floats raises."""
+    values = (100 * torch.rand(5, 7, device="cuda:0")).to(dtype)
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.allclose(cumulative_sum(values).cpu(), values.cpu().cumsum(-1))

@@ -120,6 +120,21 @@ def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
                 assert sum(num for ranges in shares for _, num in ranges) == num_envs // num_learners
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("num_cpus", [1, 4, 16, 64])
+def test_torch_has_no_threads_on_the_logical_cpus_of_workers(num_cpus: int, threads: int, topology: Any) -> None:
+    """Beside a GPU torch has one thread, with a core of its own or without; on a CPU, where workers wait meanwhile, as
+    many as there are logical CPUs, two to sample and sixteen to learn at the most."""
+    if num_cpus % threads:
+        pytest.skip("no such machine")
+    machine = topology(even(num_cpus // threads, threads))
+    for num_workers in (None, 0, 1, num_cpus, 2 * num_cpus):
+        plan = make_plan(machine, 4 * num_cpus, num_workers, on_gpu=True)
+        assert (plan.sampling_threads, plan.learning_threads) == (1, 1)
+        plan = make_plan(machine, 4 * num_cpus, num_workers)
+        assert (plan.sampling_threads, plan.learning_threads) == (min(num_cpus, 2), min(num_cpus, 16))
+
+
 def test_uneven_workers_are_said(topology: Any) -> None:
     """The log says what the server's core has cost."""
     lines = make_plan(topology(even(16, 1)), 64, on_gpu=True).lines()

@@ -1,5 +1,8 @@
 """The sum tree against cumulative sums, and prioritized draws."""
 
+from bisect import bisect_right
+from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,21 +16,31 @@ from hypothesis import strategies as st
 
 from accel_rl.replay import SumTree
 from accel_rl.replay.replay import PrioritizedDistribution, importance_weights
+from accel_rl.updates.cuda_graphs import CudaGraphs
+from tests.fake_cuda.machine import counting
 
-SIZES = [1, 63, 64, 65, 5000]  # around a family of 64 siblings, and several levels deep
+# Around a family of siblings, 64 on a CPU and 1024 on a GPU, and several levels deep.
+SIZES_ON_CPU, SIZES_ON_GPU = [1, 2, 63, 64, 65, 128, 4096, 4097, 5000], [1, 2, 65, 1023, 1024, 1025, 2048, 5000]
+on_cpu_and_gpu = pytest.mark.parametrize(
+    ("device", "sizes"), [("cpu", SIZES_ON_CPU), pytest.param("cuda:0", SIZES_ON_GPU, marks=pytest.mark.gpu)]
+)
 
 
-def filled(values: Any) -> SumTree:
-    values = torch.as_tensor(values, dtype=torch.float64)
-    tree = SumTree(len(values))
-    tree.update(torch.arange(len(values)), values)
+def filled(values: Any, device: str = "cpu") -> SumTree:
+    values = torch.as_tensor(values, dtype=torch.float64, device=device)
+    tree = SumTree(len(values), device)
+    tree.update(torch.arange(len(values), device=device), values)
     return tree
+
+
+def find(tree: SumTree, prefix: np.ndarray[Any, Any]) -> Any:
+    return tree.find(torch.from_numpy(prefix).to(tree[:].device)).cpu().numpy()
 
 
 def assert_consistent(tree: SumTree) -> None:
     """Checks that every parent is the sum of its children."""
     for children, parents in zip(tree._levels, tree._levels[1:], strict=False):
-        sums = children.view(-1, 64).sum(-1)
+        sums = children.view(-1, tree._fan_out).sum(-1)
         assert torch.equal(parents[: len(sums)], sums) and not parents[len(sums) :].any()
 
 
@@ -36,10 +49,10 @@ def leaf_of(values: np.ndarray[Any, Any], prefix: np.ndarray[Any, Any]) -> Any:
     return np.searchsorted(np.cumsum(values), prefix, side="right")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 5000])
 def test_draws_are_proportional(size: int) -> None:
-    """Would catch leaves drawn too often (the last ones by a clamp, the first ones by a rounded prefix), and leaves of
-    value 0 drawn at all."""
+    """Each leaf is drawn as often as its value says, within four standard deviations over all leaves; a leaf of value 0
+    never."""
     rng = np.random.default_rng(size)
     values = rng.integers(1, 6, size).astype(float)
     values[rng.random(size) < 0.3] = 0
@@ -55,58 +68,140 @@ def test_draws_are_proportional(size: int) -> None:
     expected = count * share[values > 0]
     chi_square = ((drawn[values > 0] - expected) ** 2 / expected).sum()
     freedom = len(expected) - 1
-    assert chi_square <= freedom + 4 * (2 * freedom) ** 0.5  # the mean plus four stds
+    assert chi_square <= freedom + 4 * (2 * freedom) ** 0.5
 
 
 def test_the_last_leaves_are_drawn_as_often_as_the_first() -> None:
-    """Would catch a bias that a test over all leaves is too coarse to show."""
+    """No part of the leaves is preferred by less than a test over all leaves would show."""
     tree = filled(torch.ones(5000))
     index, _ = tree.sample(200_000, torch.Generator().manual_seed(0))
     for part in (index < 50, index >= 4950):
         assert abs(int(part.sum()) - 2000) < 4 * 2000**0.5
 
 
-@settings(max_examples=80, deadline=None)
-@given(data=st.data(), size=st.sampled_from([*SIZES, 2, 128, 4096, 4097]))
-def test_find_is_a_search_in_the_cumulative_sum(data: st.DataObject, size: int) -> None:
-    """Would catch a child taken for its neighbour where their ranges meet: of integers, so that boundaries are hit."""
-    seed = data.draw(st.integers(0, 2**20))
-    rng = np.random.default_rng(seed)
+def assert_finds_in_sums(values: np.ndarray[Any, Any], rng: np.random.Generator, device: str) -> None:
+    """Compares with a search in the cumulative sums. Values are integers: their sums are exact, boundaries are hit."""
+    total = int(values.sum())
+    prefix = rng.integers(0, total, 100) + rng.choice([0.0, 0.5], 100)
+    prefix[:2] = 0, total - 1
+    np.testing.assert_array_equal(find(filled(values, device), prefix), leaf_of(values, prefix))
+
+
+@on_cpu_and_gpu
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_find_is_a_search_in_the_cumulative_sum(device: str, sizes: list[int], data: st.DataObject) -> None:
+    """Where the ranges of two leaves meet, the second one is found; leaves of value 0 in between are not."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
+    size = data.draw(st.sampled_from(sizes))
     values = rng.integers(0, data.draw(st.sampled_from([2, 3, 10])), size).astype(float)
     values[rng.integers(size)] += 1  # not all of them 0
-    total = int(values.sum())
-    prefix = rng.integers(0, total, 200) + rng.choice([0.0, 0.5], 200)
-    prefix[:2] = 0, total - 1
-    found = filled(values).find(torch.from_numpy(prefix))
-    np.testing.assert_array_equal(found.numpy(), leaf_of(values, prefix))
+    assert_finds_in_sums(values, rng, device)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_prefix_at_the_end_finds_the_last_leaf_of_positive_value(size: int) -> None:
-    """Would catch a leaf of value 0, or one that does not exist, if rounding makes the prefix as large as the total."""
-    values = np.full(size, 0.1)
-    last = size - 1 - size // 3
-    values[last + 1 :] = 0
-    tree = filled(values)
-    total = tree.total
-    above = torch.stack([total, total.nextafter(torch.tensor(9e9, dtype=torch.float64)), 2 * total, total + 1e-9])
-    assert tree.find(above).tolist() == [last] * 4
-
-
-def test_updates_do_not_drift() -> None:
-    """Would catch parents corrected by differences, which drift away from the sums."""
+@pytest.mark.gpu
+def test_find_passes_three_levels_of_a_gpu() -> None:
     rng = np.random.default_rng(0)
-    size = 1024
-    tree, values = SumTree(size), np.zeros(size)
-    for _ in range(20_000 // 20):
+    assert_finds_in_sums(rng.integers(0, 2, 1024**2 + 1).astype(float), rng, "cuda:0")
+
+
+@on_cpu_and_gpu
+def test_find_agrees_with_exact_fractions(device: str, sizes: list[int]) -> None:
+    """Of any floats, the leaf is found in whose range the prefix lies, but for rounding; it is always positive."""
+    for size in sizes:
+        rng = np.random.default_rng(size)
+        values = rng.random(size) * 10.0 ** rng.integers(-9, 3, size)
+        values[rng.random(size) < 0.3] = 0
+        values[size // 2] = 0.1
+        ends = [*accumulate(map(Fraction, values.tolist()))]
+        prefix = np.concatenate([rng.random(100) * float(ends[-1]), np.cumsum(values)[:100]])
+        margin = ends[-1] / 10**14
+        for sum_before, leaf in zip(map(Fraction, prefix.tolist()), find(filled(values, device), prefix), strict=True):
+            assert values[leaf] > 0
+            low, high = (bisect_right(ends, sum_before + by) for by in (-margin, margin))
+            assert leaf in range(low, high + 1) or (high == size and not values[leaf + 1 :].any())
+
+
+@on_cpu_and_gpu
+def test_a_prefix_at_the_end_finds_the_last_leaf_of_positive_value(device: str, sizes: list[int]) -> None:
+    """No leaf of value 0, and none that does not exist, is found where rounding makes the prefix as large as the
+    total."""
+    for size in sizes:
+        values = np.full(size, 0.1)
+        last = size - 1 - size // 3
+        values[last + 1 :] = 0
+        tree = filled(values, device)
+        total = tree.total.item()
+        assert [*find(tree, np.array([total, np.nextafter(total, 9e9), 2 * total, total + 1e-9]))] == [last] * 4
+
+
+@on_cpu_and_gpu
+def test_a_node_of_tiny_value_leads_to_a_positive_leaf(device: str, sizes: list[int]) -> None:
+    """Where many values far below the precision of the total make a node of some value, no leaf of value 0 is found."""
+    for size in sizes[3:]:
+        values = np.zeros(size)
+        values[0], values[size - 40 :] = 1.0, 0.1 * 2.0**-60
+        tree = filled(values, device)
+        assert (values[find(tree, np.array([0.5, np.nextafter(1, 0), 1.0]))] > 0).all()
+        tree.update(torch.tensor([0], device=device), torch.zeros(1, device=device))
+        assert [*find(tree, np.array([0.0, 2.0]) * tree.total.item())] == [size - 40, size - 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_without_a_finite_total_a_gpu_finds_a_leaf_that_exists(value: float) -> None:
+    """An index out of range would end the process's use of the GPU, before the run can say what is not finite."""
+    for size in SIZES_ON_GPU:
+        values = np.zeros(size)
+        values[size // 2] = value
+        index, _ = filled(values, "cuda:0").choose(torch.rand(50, dtype=torch.float64).to("cuda:0"))
+        assert 0 <= int(index.min()) and int(index.max()) < size
+
+
+@pytest.mark.gpu(fake=True)
+def test_a_draw_takes_few_launches_on_a_gpu() -> None:
+    """A draw of a million leaves takes 30 launches and a change of values 6; with 64 children a node they took 119 and
+    14. docs/hardware.md has these numbers."""
+    tree = filled(torch.ones(10**6), "cuda:0")
+    generator, index = torch.Generator("cuda:0"), torch.arange(32, device="cuda:0")
+    value = torch.ones(32, device="cuda:0")
+    with counting() as draw:
+        tree.sample(32, generator)
+    with counting() as change:
+        tree.update(index, value)
+    assert (draw.launches, change.launches) == (30, 6)
+    assert not draw.syncs and not change.syncs
+
+
+@pytest.mark.gpu
+def test_a_draw_is_captured_in_deterministic_runs() -> None:
+    """A CUDA graph draws what single launches draw, also with --deterministic, which refuses sums in any order."""
+    tree, graphs = filled(torch.arange(3000), "cuda:0"), CudaGraphs(torch.device("cuda:0"))
+    torch.use_deterministic_algorithms(True)
+    try:
+        for seed in range(4):
+            noise = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to("cuda:0")
+            for one, other in zip(graphs("draw", tree.choose, (noise,)), tree.choose(noise), strict=True):
+                assert torch.equal(one, other)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert graphs._calls and all(calls.graphs for calls in graphs._calls.values())
+
+
+@pytest.mark.parametrize(("device", "size"), [("cpu", 5000), pytest.param("cuda:0", 30_000, marks=pytest.mark.gpu)])
+def test_updates_do_not_drift(device: str, size: int) -> None:
+    """After many changes every node is still the sum of its children."""
+    rng = np.random.default_rng(0)
+    tree, values = SumTree(size, device), np.zeros(size)
+    for _ in range(1000 if device == "cpu" else 50):
         index = rng.choice(size, 20, replace=False)
         new = rng.random(20) * 10.0 ** rng.integers(-6, 6, 20)
         values[index] = new
-        tree.update(torch.from_numpy(index), torch.from_numpy(new))
-    assert np.array_equal(tree[:].numpy(), values)
+        tree.update(torch.from_numpy(index).to(device), torch.from_numpy(new).to(device))
+    assert np.array_equal(tree[:].cpu().numpy(), values)
     assert tree.total.item() == pytest.approx(values.sum(), rel=1e-12)
     assert_consistent(tree)
-    tree.update(torch.arange(size), torch.zeros(size))
+    tree.update(torch.arange(size, device=device), torch.zeros(size, device=device))
     assert tree.total.item() == 0
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+import accel_rl
 from accel_rl.algos import Algo
 from accel_rl.algos.base import Stats
+from accel_rl.algos.dqn import DQN
 from accel_rl.cli import main
 from accel_rl.errors import UsageError
 from accel_rl.hardware.placement import Plan
@@ -81,6 +83,61 @@ def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: in
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     assert check(resolve({**TINY, "algo": f"{__name__}:Plain", **settings})).plan.learning_threads == num_threads
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("device", "num_threads"), [("cuda:0", 1), ("cpu", 4)])
+def test_queues_beside_a_gpu_learn_on_one_thread(device: str, num_threads: int, monkeypatch: Any) -> None:
+    """On a CPU the learner of agents with queues has half of the logical CPUs; beside a GPU agents have them."""
+    eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
+    monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
+    plan = plan_of(sampler="queued", algo="ga3c", device=device, learning_threads=None)
+    assert (plan.sampling_threads, plan.learning_threads) == (1, num_threads)
+
+
+class Observed(DQN):
+    """Notes how many threads torch has, and where this thread runs, when a learner is built and when it learns."""
+
+    seen: set[tuple[str, int, frozenset[int]]]
+
+    def build_policy(self, network: Any) -> Any:
+        self.note("build")
+        return super().build_policy(network)
+
+    def learn(self, rollout: Rollout, update: Update) -> Stats:
+        self.note("learn")
+        return super().learn(rollout, update)
+
+    def on_step(self, t: int, recent: Any, update: Update) -> Stats:
+        self.note("on_step")
+        return super().on_step(t, recent, update)
+
+    def note(self, when: str) -> None:
+        self.seen.add((when, torch.get_num_threads(), frozenset(os.sched_getaffinity(0))))
+
+
+@pytest.mark.gpu
+@needs_pinning
+@needs_two
+def test_a_learner_beside_a_gpu_stays_on_its_core(monkeypatch: Any, tmp_path: Path) -> None:
+    """While it is built, and while it learns from a replay on the host, it has one thread, on a core without workers;
+    torch would have three."""
+    own, other = ONLINE[:2]
+    four = CpuTopology(((own,), (other,), (998,), (999,)), (0,) * 4, 4)  # the one worker takes the second
+    monkeypatch.setattr(resolving, "read_topology", lambda _: four)
+    monkeypatch.setattr(Observed, "seen", set(), raising=False)
+    replay = {"replay_device": "cpu", "prioritized": True, "warmup_steps": 20, "batch_size": 8, "replay_size": 100}
+    threads = {"sampling_threads": None, "learning_threads": None}
+    settings = {**TINY, **replay, **threads, "device": "cuda:0", "workers": 1, "envs": 4, "horizon": 5, "steps": 40}
+    settings |= {"eval_interval_steps": 0, "tensorboard": False, "report": False, "out": tmp_path / "run"}
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        accel_rl.train(f"{__name__}:Observed", **settings)
+    finally:
+        torch.set_num_threads(before)
+    assert ("build", 1, frozenset({own})) in Observed.seen
+    assert {each[1:] for each in Observed.seen if each[0] != "build"} == {(1, frozenset({own}))}
 
 
 def show(*words: Any) -> list[str]:

@@ -1,0 +1,146 @@
+"""Names the learners for which others, in step with them, wait in vain.
+
+torch.distributed says that a collective has timed out, but not who has not come. NCCL's collectives do not even time
+out where the host could see it: the GPU waits, and the host waits for the GPU. So each learner counts the collectives
+that it has come to (`COLLECTIVES`), which costs nothing. Once one of them has waited for learner_timeout_s, all are
+asked for their counts, through the store where they have met, and a thread of each answers. Absent are those that do
+not answer, since they are stopped, dead or cut off, and those that have come to fewer collectives than others.
+"""
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from accel_rl.errors import RunError
+from accel_rl.updates.all_reduce import COLLECTIVES
+
+POLL_S = 1.0  # how often each learner looks whether it is asked
+ANSWER_S = 5.0  # a learner that has not answered for so long is absent
+
+
+class LostError(RunError):
+    """Other learners have not come to a collective; absent: their ranks, if that is known."""
+
+    def __init__(self, absent: list[int], message: str):
+        super().__init__(absent, message)  # as it is pickled
+        self.absent, self.message = absent, message
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.absent))
+        names = f"learner{'s' * (len(self.absent) > 1)} {ranks}" if ranks else "another learner"
+        return f"has lost {names}, whose own messages may say why: {self.message}"
+
+
+class RollCall:
+    """Asks who is absent, and answers other learners that ask.
+
+    store: the connection of this object alone. timeout_s: how long learners wait for a late one. host: the rank of the
+    learner whose process has the store; None: it is another process. report: called before this process is ended where
+    the main thread cannot end it, since it waits for a GPU that waits for NCCL."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        host: int | None,
+        report: Callable[[LostError], None],
+    ):
+        self._store, self._rank, self._size = store, rank, size
+        self._timeout_s, self._host, self._report = timeout_s, host, report
+        self._num_answered = 0  # roll calls
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._answer_regularly, name="roll call", daemon=True)
+        self._thread.start()
+
+    def _answer_regularly(self) -> None:
+        count, since = COLLECTIVES.value, time.monotonic()
+        with contextlib.suppress(RuntimeError):  # the store is gone, with the process that had it
+            while not self._is_over.wait(POLL_S):
+                self._answer()
+                if COLLECTIVES.value != count:
+                    count, since = COLLECTIVES.value, time.monotonic()
+                elif time.monotonic() - since > self._timeout_s:
+                    since = time.monotonic()  # nobody is late if all of them evaluate for so long
+                    # Gloo's collectives time out by themselves: then the main thread asks as well, and ends the run.
+                    if (absent := self._ask()) and not self._is_over.wait(2 * POLL_S):
+                        self._report(LostError(absent, f"Timed out waiting {self._timeout_s:g} s"))
+                        os._exit(1)
+
+    def find_absent(self) -> list[int]:
+        """Returns the ranks of the absent learners, for the main thread, whose collective has failed."""
+        self._is_over.set()
+        absent: list[int] = [] if self._host is None else [self._host]
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                absent[:] = self._ask()
+
+        asking = threading.Thread(target=ask, daemon=True)  # a store that does not answer would keep this one for ever
+        asking.start()
+        asking.join(2 * ANSWER_S)
+        return [*absent]
+
+    def _ask(self) -> list[int]:
+        """Calls the roll. Returns the ranks of the absent learners; none if this is one of them.
+
+        All learners return what the first has found, since later others may have ended for this very reason."""
+        if self._store.check(["absent"]):
+            return [rank for rank in _parse(self._store.get("absent")) if rank != self._rank]
+        number, counts, deadline = self._store.add("roll call", 1), dict[int, int](), time.monotonic() + ANSWER_S
+        while len(counts) < self._size and time.monotonic() < deadline:
+            self._answer()
+            for rank in range(self._size):
+                if rank not in counts and self._store.check([f"{number}/{rank}"]):
+                    counts[rank] = int(self._store.get(f"{number}/{rank}"))
+            time.sleep(POLL_S / 10)
+        absent = [rank for rank in range(self._size) if counts.get(rank, -1) < max(counts.values())]
+        if not absent or self._rank in absent:
+            return []
+        return _parse(self._store.compare_set("absent", "", " ".join(map(str, absent))))
+
+    def _answer(self) -> None:
+        """Answers the roll calls since the last time."""
+        number = self._store.add("roll call", 0)
+        for each in range(self._num_answered + 1, number + 1):
+            self._store.set(f"{each}/{self._rank}", str(COLLECTIVES.value))
+        self._num_answered = number
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join(POLL_S)
+
+
+def _parse(absent: bytes) -> list[int]:
+    return [int(rank) for rank in absent.split()]
+
+
+@contextlib.contextmanager
+def naming_absent(
+    store: Store, rank: int, size: int, timeout_s: float, host: int | None, report: Callable[[LostError], None]
+) -> Iterator[None]:
+    """Raises LostError in place of what torch.distributed raises when another learner has gone or does not come."""
+    roll_call = RollCall(store, rank, size, timeout_s, host, report)
+    try:
+        yield
+    except RuntimeError as error:
+        if (message := peer_failure_message(error)) is None:
+            raise
+        raise LostError(roll_call.find_absent(), message) from error
+    finally:
+        roll_call.close()
+
+
+def peer_failure_message(error: Exception) -> str | None:
+    """Returns in short what torch.distributed reports when another learner is gone; None for any other error."""
+    if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+        return None
+    message = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0])  # the place in Gloo's source
+    return message.split(". This is typically")[0]

@@ -1,0 +1,99 @@
+"""Who is absent when learners in step wait in vain. Processes that are really stopped are in test_learner_faults.py."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from accel_rl.distributed import roll_call
+from accel_rl.distributed.roll_call import LostError, RollCall, naming_absent
+from accel_rl.updates.all_reduce import COLLECTIVES
+
+COUNT = 7  # of collectives that the learners of this process have come to
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., RollCall]]:
+    """Makes roll calls of three learners, which share a store; what they report goes to `call.reported`."""
+    monkeypatch.setattr(roll_call, "POLL_S", 0.02)
+    monkeypatch.setattr(roll_call, "ANSWER_S", 0.2)
+    monkeypatch.setattr(COLLECTIVES, "value", COUNT)
+    made, store, reported = list[RollCall](), dist.HashStore(), list[Any]()  # type: ignore[attr-defined]
+
+    def end(status: int) -> None:
+        raise RuntimeError  # ends the thread alone
+
+    monkeypatch.setattr(os, "_exit", end)
+
+    def make(rank: int, timeout_s: float = 60.0, store: Any = store, host: int | None = None) -> RollCall:
+        made.append(RollCall(store, rank, 3, timeout_s, host, reported.append))
+        return made[-1]
+
+    make.store, make.reported = store, reported  # type: ignore[attr-defined]
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_silent_learner_is_absent(call: Any) -> None:
+    """A learner that does not answer is named, by the first that asks and by all that ask later, when the first one has
+    ended."""
+    learners = [call(0), call(2)]
+    assert [each.find_absent() for each in learners] == [[1], [1]]
+
+
+def test_a_learner_that_is_behind_is_absent(call: Any) -> None:
+    """A learner that answers, but has come to fewer collectives than others, is named; not by itself."""
+    learners = [call(0), call(2)]
+    call.store.set("1/1", str(COUNT - 1))
+    assert [each.find_absent() for each in learners] == [[1], [1]]
+    assert call(1).find_absent() == []
+
+
+def test_a_late_learner_accuses_nobody(call: Any) -> None:
+    """A learner that is late itself leaves no wrong name for the others."""
+    call.store.set("1/0", str(COUNT + 1))
+    call.store.set("1/2", str(COUNT + 1))
+    assert call(1).find_absent() == [] and not call.store.check(["absent"])
+
+
+def test_a_learner_with_a_store_that_does_not_answer_is_absent(call: Any) -> None:
+    """Where the process of a stopped learner has the store itself, that one is named."""
+
+    class Hanging:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: threading.Event().wait()
+
+    assert call(1, store=Hanging(), host=0).find_absent() == [0]
+
+
+def test_a_wait_that_the_host_does_not_see_ends_the_process(call: Any) -> None:
+    """As with NCCL: a learner that comes to no collective for longer than the time-out says who is absent, and ends."""
+    learner, _ = call(0, timeout_s=0.05), call(2)
+    learner._thread.join(30)
+    (error,) = call.reported
+    assert not learner._thread.is_alive() and error.absent == [1]
+    assert str(error) == "has lost learner 1, whose own messages may say why: Timed out waiting 0.05 s"
+
+
+def test_a_long_evaluation_is_no_fault(call: Any) -> None:
+    """While all have come to the same collectives, a learner goes on, and asks again."""
+    for number in range(1, 1000):
+        call.store.set(f"{number}/1", str(COUNT))
+    learner, _ = call(0, timeout_s=0.02), call(2)
+    while call.store.add("roll call", 0) < 3:
+        time.sleep(0.01)
+    assert learner._thread.is_alive() and call.reported == []
+
+
+def test_only_a_peers_failure_is_named(call: Any) -> None:
+    """Another error is raised as it is."""
+    with pytest.raises(RuntimeError, match=r"^mine$"), naming_absent(call.store, 0, 1, 60.0, None, print):
+        raise RuntimeError("mine")
+    lost = "has lost another learner, .*: Timed out waiting 5ms for recv operation"
+    with pytest.raises(LostError, match=lost), naming_absent(call.store, 0, 1, 60.0, None, print):
+        raise RuntimeError("[/gloo/unbound_buffer.cc:81] Timed out waiting 5ms for recv operation. This is typically x")
