@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from accel_rl.envs.device_env import OneOfBatch
+from accel_rl.envs.global_generators import GlobalGenerators
 from accel_rl.envs.making import make_gym_env
 from accel_rl.envs.masks import allows_choice, find_sources, flat_mask, last_mask, pack, random_allowed, read_mask
 from accel_rl.envs.observed import Observed
@@ -143,7 +144,8 @@ class GymSimulator:
 
     @functools.cached_property
     def _state_is_exact(self) -> bool:
-        return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
+        with GlobalGenerators(np.random.SeedSequence(0)):  # a checkpoint changes nothing that is drawn later
+            return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
 
     def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
         """Returns a random action that is allowed after env has returned these."""

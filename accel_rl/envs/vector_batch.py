@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, close_all, stand_still
+from accel_rl.envs.global_generators import with_own_generators
 from accel_rl.envs.making import is_vector
 from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array
@@ -58,6 +59,7 @@ class VectorBatch(EnvBatch):
             self._note_failure(slice(None), error)
             self._replace()
 
+    @with_own_generators
     def step(self, t: int) -> None:
         self._heartbeat(self.first_env)
         if self._failed.any():
@@ -82,6 +84,7 @@ class VectorBatch(EnvBatch):
         self._guarded(0, self._start)
         return [*range(self.first_env, self.first_env + self.num_envs)]
 
+    @with_own_generators
     def close(self) -> None:
         close_all([self._envs])
 

@@ -19,6 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import RESET, STEP
 from accel_rl.envs.making import make_device_env
 from accel_rl.envs.masks import KEY, nums_choices
@@ -118,6 +119,7 @@ class DeviceBatch:
         # Views of each row, by name, made once: making one costs as much as using it.
         self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
         self._resets_in_next_step = resets_in_next_step(env, config.env.env_id)
+        self.generators = GlobalGenerators(_seed_sequence(config))
         self._space = spec.action_space
         self._bounds: list[Tensor] = []
         if isinstance(self._space, gymnasium.spaces.Box):
@@ -230,6 +232,7 @@ class DeviceBatch:
         self._from_torch = (lambda tensor: tensor) if library is torch else library.from_dlpack
         return observation, info
 
+    @with_own_generators
     def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Returns what a method of the environment returns, a tuple of these parts."""
         try:
@@ -317,7 +320,8 @@ class DeviceBatch:
         """Returns, in a pause, one entry for the whole batch; "simulator" is None if it has no get_state."""
         has_hook = hasattr(self._env, "get_state") and hasattr(self._env, "set_state")
         state = self._env.get_state() if has_hook else None
-        return [{"simulator": state, "score": self._score.cpu(), "ended": self._ended.cpu()}]
+        generators = self.generators.get_state()
+        return [{"simulator": state, "score": self._score.cpu(), "ended": self._ended.cpu(), "generators": generators}]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
         """Continues from get_state's result, in place of `start`.
@@ -331,6 +335,7 @@ class DeviceBatch:
         self._env.set_state(saved["simulator"])
         self._score.copy_(saved["score"])
         self._ended.copy_(saved["ended"])
+        self.generators.set_state(saved["generators"])
         return []
 
     def close(self) -> None:

@@ -649,14 +649,15 @@ class Recall(gymnasium.Env[Any, Any]):
 
 
 class GlobalChance(Counting):
-    """Observes a number of numpy's global generator and one of Python's, which nobody seeds, in float64."""
+    """Observes two numbers of numpy's global generator and two of Python's, which it does not seed, in float64."""
 
     def __init__(self, lengths: Sequence[int] = (0,)):
         super().__init__(lengths)
-        self.observation_space = spaces.Box(0, 1, (2,), np.float64)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
+        np.random.random(), random.random()  # as many draw something when they are built
 
     def _observe(self) -> Any:
-        return np.array([np.random.random(), random.random()])
+        return np.array([np.random.random(), random.random(), np.random.normal(), random.gauss()])
 
 
 class Numbered(Broken):
