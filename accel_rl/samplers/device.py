@@ -23,6 +23,7 @@ from accel_rl.envs.global_generators import GlobalGenerators, with_own_generator
 from accel_rl.envs.gym import RESET, STEP
 from accel_rl.envs.making import make_device_env
 from accel_rl.envs.masks import KEY, nums_choices
+from accel_rl.envs.observed import LARGEST
 from accel_rl.envs.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
@@ -221,8 +222,10 @@ class DeviceBatch:
         for (name, values), is_wrong in zip(checked.items(), found, strict=True):
             if is_wrong:
                 step, env = (~values.isfinite()).nonzero()[0, :2].tolist()
-                value = values[step, env].tolist()
-                raise self._error(f"the {name} of environment {env} at step {step} of a rollout is not finite: {value}")
+                raise self._error(
+                    f"the {name} of environment {env} at step {step} of a rollout is not finite: "
+                    f"{values[step, env].tolist()}, or beyond the largest number of float32, {LARGEST:.4g}"
+                )
 
     # ---- what goes to the environment, and what comes back ----
 

@@ -107,6 +107,8 @@ class Drifts:
                 terminated = terminated.long()
             case "nan reward":
                 reward[1] = torch.nan
+            case "huge reward":
+                reward = reward.double() * 1e39
             case "nan observation":
                 observation[1, 2] = torch.inf
             case "no final":

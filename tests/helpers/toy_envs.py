@@ -157,6 +157,8 @@ class Broken(Counting):
         spoilt = {
             "nan_observation": (observation * np.nan, reward),
             "nan_reward": (observation, np.nan),
+            "huge_observation": (observation.astype(np.float64) + 4.4e299, reward),
+            "huge_reward": (observation, -1e39),
             "wrong_shape": (observation[:1], reward),
             "wrong_dtype": (observation.astype(str), reward),
             "out_of_bounds": (observation - 100, reward),

@@ -207,6 +207,7 @@ SPOILT = {
     "numpy": "reward is a list, without the DLPack protocol",
     "number": "terminated is of type torch.int64, but has to be torch.bool",
     "nan reward": "the reward of environment 1 at step 0 of a rollout is not finite: nan",
+    "huge reward": r"of environment 0 at step 0 .*: -?inf, or beyond the largest number of float32, 3\.403e\+38",
     "nan observation": r"the observation of environment 1 at step 1 of a rollout is not finite: \[.*inf\]",
     "no final": r"without info\['final_obs'\].*NEXT_STEP",
     "four": r"step\(\) did not return \(observation, reward",
