@@ -131,8 +131,8 @@ class DeviceBatch:
         # Of each environment's game so far. NaN: it began with random actions, so that its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
-        # What a rollout has lacked: a last observation, an action that is allowed
-        self._lacks_final, self._lacks_choice = torch.zeros(2, dtype=torch.bool, device=self.device)
+        # What a rollout has lacked: a last observation, an action that is allowed, a type that holds its numbers
+        self._lacks_final, self._lacks_choice, self._lacks_type = torch.zeros(3, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -208,7 +208,8 @@ class DeviceBatch:
         """Looks, once a rollout, for what no step has waited for."""
         checked = {name: self.arrays[name] for name in ("reward", "observation")}
         wrong = [~values.isfinite().all() for values in checked.values()]
-        lacks_final, lacks_choice, *found = torch.stack([self._lacks_final, self._lacks_choice, *wrong]).tolist()
+        lacks = [self._lacks_final, self._lacks_choice, self._lacks_type]
+        lacks_final, lacks_choice, lacks_type, *found = torch.stack([*lacks, *wrong]).tolist()
         if lacks_final:
             raise self._error(
                 "a step has ended episodes without info['final_obs'], their true last observations; return them there, "
@@ -219,6 +220,8 @@ class DeviceBatch:
             places = (~has_choice).nonzero().tolist()
             where = "of environment {1} after {0} steps of a rollout".format(*places[0]) if places else "at the start"
             raise self._error(f"the action mask {where} allows nothing, though the game goes on")
+        if lacks_type:
+            raise self._error(f"an observation does not fit the declared type {self.spec.observation_space.dtype}")
         for (name, values), is_wrong in zip(checked.items(), found, strict=True):
             if is_wrong:
                 step, env = (~values.isfinite()).nonzero()[0, :2].tolist()
@@ -282,11 +285,13 @@ class DeviceBatch:
         return torch.stack([choice.any(-1) for choice in choices]).all(0)
 
     def _observations(self, observation: Any) -> Tensor:
-        """Returns observations as networks see them [B, *O]: pictures have their channels first."""
-        shape = self.spec.picture_shape or self.spec.observation_shape
-        is_number = isinstance(self.spec.observation_space, gymnasium.spaces.Discrete)
-        dtypes = _INTEGERS if is_number else (_torch_dtype(self.spec.row_dtype),)
-        tensor = self._tensor("observation", observation, shape, dtypes)
+        """Returns observations as networks see them [B, *O]: of the rows' type; pictures have their channels first."""
+        shape, dtype = self.spec.picture_shape or self.spec.observation_shape, _torch_dtype(self.spec.row_dtype)
+        dtypes = _NUMBERS if dtype.is_floating_point else (dtype, *_INTEGERS, torch.bool)
+        given = self._tensor("observation", observation, shape, dtypes)
+        tensor = given.to(dtype)
+        if given.dtype != dtype and not dtype.is_floating_point:
+            self._lacks_type |= (tensor != given).any()
         if self.spec.picture_shape is None:
             return tensor
         if len(shape) > 2 and is_channels_last(shape[-3:]):
@@ -346,7 +351,7 @@ class DeviceBatch:
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS)
+_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS, torch.bool)
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:

@@ -100,7 +100,7 @@ class Drifts:
             case "fewer":
                 observation = observation[1:]
             case "dtype":
-                observation = observation.double()
+                observation = observation.to(torch.complex64)
             case "numpy":
                 reward = reward.tolist()  # type: ignore[assignment]
             case "number":
@@ -174,3 +174,24 @@ class Shows:
         self.actions.append(action)
         never = torch.zeros(self.num_envs, dtype=torch.bool)
         return self.shown, torch.ones(self.num_envs, dtype=torch.int32), never, never, {}
+
+
+class Typed(Shows):
+    """Shows numbers of one type, though its space may declare another; some actions are not allowed if is_masked."""
+
+    def __init__(self, num_envs: int, declared: str, returned: str, is_masked: bool = False, high: int = 1):
+        super().__init__(num_envs, "number")
+        self.observation_space, self.action_space = (
+            spaces.Box(0, high, (5,), np.dtype(declared).type),
+            spaces.Discrete(3),
+        )
+        numbers = torch.linspace(0, high, 5 * num_envs, dtype=torch.float64).reshape(num_envs, 5)
+        is_real = np.issubdtype(np.dtype(declared), np.floating)
+        self.shown = (numbers if is_real else numbers.round()).to(getattr(torch, returned))
+        self.info = {"action_mask": torch.arange(3) != torch.arange(num_envs)[:, None] % 3} if is_masked else {}
+
+    def reset(self, seed: int) -> tuple[Tensor, dict[str, Any]]:
+        return self.shown, self.info
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        return *super().step(action)[:-1], self.info
