@@ -14,7 +14,7 @@ from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.making import make_vector_env
 from accel_rl.envs.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
 from accel_rl.envs.observed import LARGEST, Observed, not_finite
-from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation
+from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation, overwrites_last
 from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, to_row_batch
 from accel_rl.envs.spec import Array, EnvConfig
 from accel_rl.errors import RunError, UsageError
@@ -60,6 +60,7 @@ class VectorSimulator:
         self._observed = Observed(self._whole_space, self._action_space, config.mask_sources or (), config.env_id)
         self._batch_space = batch_space(self._observed.space, self.num_envs)
         self.spec = replace(self._observed.spec, vector=self._describe())
+        self.overwrites_last = False  # some last observations were lost (see `overwrites_last`)
         self._steps = 0  # since all games were started together
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
         # Of the last step: its rows, its info, and the last rows of the games that it has ended
@@ -108,6 +109,7 @@ class VectorSimulator:
         info = self._info if isinstance(self._info, dict) else {}
         whole, row = last_observation(info, self._whole_space, env), np.zeros(self.spec.row_shape, self.spec.row_dtype)
         observation = self._observed.part_of(whole)
+        self.overwrites_last |= overwrites_last(self._envs, whole, env)
         problem = find_mismatch(observation, self._observed.space)
         if not problem:
             found = to_row(observation, self._observed.space)

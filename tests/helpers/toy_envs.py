@@ -51,6 +51,21 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.full((16, 16, 3), self.steps % 256, np.uint8)
 
 
+class Overwriting(Counting):
+    """Counting that writes each observation into the array that it has returned before; nested: in the same Dict."""
+
+    def __init__(self, lengths: Sequence[int] = (3,), nested: bool = False):
+        super().__init__(lengths)
+        self._seen: Any = np.zeros(2, np.float32)
+        self._nested = {"seen": self._seen} if nested else None
+        if nested:
+            self.observation_space = spaces.Dict({"seen": self.observation_space})
+
+    def _observe(self) -> Any:
+        self._seen[:] = super()._observe()
+        return self._nested or self._seen
+
+
 class Leaking(Counting):
     """Counting that keeps 20 KB of each step if its seed is `leaking`."""
 
