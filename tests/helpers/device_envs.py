@@ -181,10 +181,8 @@ class Typed(Shows):
 
     def __init__(self, num_envs: int, declared: str, returned: str, is_masked: bool = False, high: int = 1):
         super().__init__(num_envs, "number")
-        self.observation_space, self.action_space = (
-            spaces.Box(0, high, (5,), np.dtype(declared).type),
-            spaces.Discrete(3),
-        )
+        self.observation_space = spaces.Box(0, high, (5,), np.dtype(declared).type)
+        self.action_space = spaces.Discrete(3)
         numbers = torch.linspace(0, high, 5 * num_envs, dtype=torch.float64).reshape(num_envs, 5)
         is_real = np.issubdtype(np.dtype(declared), np.floating)
         self.shown = (numbers if is_real else numbers.round()).to(getattr(torch, returned))
@@ -195,3 +193,20 @@ class Typed(Shows):
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         return *super().step(action)[:-1], self.info
+
+
+class Chances(Typed):
+    """Shows numbers of numpy's global generator, which it does not seed."""
+
+    def __init__(self, num_envs: int):
+        super().__init__(num_envs, "float64", "float64")
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        self.shown = torch.from_numpy(np.random.random((self.num_envs, 5)))
+        return super().step(action)
+
+    def get_state(self) -> Tensor:
+        return self.shown
+
+    def set_state(self, state: Tensor) -> None:
+        self.shown = state

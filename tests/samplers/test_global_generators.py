@@ -14,6 +14,7 @@ from accel_rl.envs.global_generators import GlobalGenerators
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.samplers import AlternatingSampler, SerialSampler
 from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.device import DeviceSampler
 from tests.helpers.runs import TINY_RUN, TINY_SERIAL_RUN, assert_same_run
 from tests.helpers.samplers import TOYS, closing, make
 
@@ -83,6 +84,24 @@ def test_the_learner_draws_what_it_would_draw_without_environments() -> None:
         sampler.get_state()
         sampler.collect()
     assert [*found, draw()] == expected
+
+
+def test_a_batch_on_a_device_draws_by_the_seed() -> None:
+    """The device sampler keeps generators for its environments, too, and a checkpoint holds them."""
+    env = EnvConfig("tests.helpers.device_envs:Chances")
+    first, second = (make(DeviceSampler, env, SamplerConfig(4, 5, 0)) for _ in range(2))
+    with closing(first, second):
+        np.random.seed(5)
+        expected, _ = draw(), np.random.seed(5)
+        drawn = first.collect().observation_rows.clone()
+        assert draw()[0] == expected[0]
+        second.collect()
+        first.collect()
+        state = first.get_state()
+        after = first.collect().observation_rows.clone()
+        second.set_state(state)
+        assert torch.equal(second.collect().observation_rows[1:], after[1:])
+        assert len(drawn[1:].unique()) == drawn[1:].numel()
 
 
 @pytest.mark.parametrize("settings", [TINY_SERIAL_RUN, pytest.param(TINY_RUN, marks=pytest.mark.slow)])
