@@ -11,7 +11,7 @@ from accel_rl.algos.returns import discounted_return, generalized_advantage
 from accel_rl.envs.spec import EnvConfig
 from accel_rl.models.actor_critic import ActorCritic
 from accel_rl.samplers import SerialSampler
-from accel_rl.samplers.base import SamplerConfig
+from accel_rl.samplers.base import GamesToPlay, SamplerConfig
 from tests.helpers.samplers import closing, make, spec_of
 
 HERE = "tests.others.envs"
@@ -75,3 +75,18 @@ def test_only_the_first_reset_has_a_seed(mode: str | None) -> None:
     numbers = seen[:, 0, 2].tolist()  # of resets with neither, which is the number of the episode
     assert numbers == sorted(numbers) and numbers[0] == 0 and numbers[-1] >= 4
     assert (seen[..., 0] == 1).all() and not seen[..., 1].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lengths_and_scores_count_each_step_once(mode: str | None) -> None:
+    """Gymnasium issues 1017 and 1624: statistics counted the step that only resets, or dropped the first one.
+
+    With a limit of 4 and rewards of 1, every episode has length 4 and score 4, in training and in evaluations."""
+    env = env_of("limited", mode, limit=4)
+    sampler = make(SerialSampler, env, SamplerConfig(B, T, 0))
+    with closing(sampler):
+        games = [*sampler.collect().games, *sampler.collect().games]
+        judged = sampler.evaluate(GamesToPlay(6), 0, greedy=False)
+    num_steps = 2 * T * B
+    assert num_steps // 5 - B <= len(games) <= num_steps // 4
+    assert {(game.score, game.length) for game in [*games, *judged]} == {(4.0, 4)} and len(judged) == 6
