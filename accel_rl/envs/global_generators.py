@@ -9,7 +9,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.random import mtrand
@@ -80,12 +80,12 @@ def _state_in_memory() -> Any:
     `random.getstate` makes 625 objects of it, which takes ten times as long as all else that `use` does."""
     if sys.implementation.name != "cpython":
         return None
-    address = id(random.random.__self__) + object.__basicsize__  # type: ignore[attr-defined]
+    address = id(random._inst) + object.__basicsize__
     index, *key = words = (ctypes.c_uint32 * 625).from_address(address)
     return memoryview(words).cast("B") if (*key, index) == random.getstate()[1] else None
 
 
-_memory, _generator = _state_in_memory(), random.random.__self__  # type: ignore[attr-defined]
+_memory, _generator = _state_in_memory(), cast(Any, random._inst)
 
 
 def _read() -> Any:
