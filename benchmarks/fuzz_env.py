@@ -13,12 +13,15 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "scalar": spaces.Box(0, 1, (), np.float32),
     "bytes": spaces.Box(0, 255, (5,), np.uint8),
     "flags": spaces.Box(0, 1, (3,), np.bool_),
+    "integers": spaces.Box(-(2**62), 2**62, (3,), np.int64),
+    "half precision": spaces.Box(-1, 1, (3,), np.float16),
     "number": spaces.Discrete(5, start=-2),
     "numbers": spaces.MultiDiscrete([2, 3]),
     "switches": spaces.MultiBinary(4),
     "small picture": spaces.Box(0, 255, (12, 10, 3), np.uint8),
     "picture": spaces.Box(0, 255, (40, 40, 1), np.uint8),
     "channels first": spaces.Box(0, 255, (3, 40, 44), np.uint8),
+    "picture of flags": spaces.Box(0, 1, (12, 10, 1), np.bool_),
     "picture of numbers": spaces.Box(0, 1, (36, 36, 1), np.float32),
     "dict": spaces.Dict({"arm": spaces.Box(-1, 1, (2,)), "grip": spaces.Discrete(3), "name": spaces.Text(4)}),
     "dict with picture": spaces.Dict({"camera": spaces.Box(0, 255, (16, 16, 3), np.uint8), "arm": spaces.Box(-1, 1)}),
@@ -49,6 +52,8 @@ REFUSED: dict[str, spaces.Space[Any]] = {
 class Chance(gymnasium.Env[Any, Any]):
     """Shows what chance draws from a space, and rewards by chance; a game has `length` steps, at the end of which it is
     terminated or truncated. masked: some actions are not allowed, in Discrete and MultiDiscrete spaces."""
+
+    render_mode = "rgb_array"
 
     def __init__(
         self,
@@ -82,6 +87,9 @@ class Chance(gymnasium.Env[Any, Any]):
         reward = float(self.np_random.normal())
         is_cut = is_over and self._truncates
         return self.observation_space.sample(), reward, is_over and not is_cut, is_cut, self._info()
+
+    def render(self) -> Any:
+        return np.full((16, 16, 3), self._steps, np.uint8)
 
     def _info(self) -> dict[str, Any]:
         if not self._counts:

@@ -209,7 +209,7 @@ def _sample_observations(spec: EnvSpec, num_samples: int, generator: np.random.G
     if isinstance(space, spaces.Discrete):
         return generator.integers(space.start, space.start + space.n, shape, dtype=space.dtype)
     assert isinstance(space, spaces.Box)
-    if np.issubdtype(space.dtype, np.integer):
+    if not np.issubdtype(space.dtype, np.floating):
         return generator.integers(space.low, space.high, shape, dtype=space.dtype, endpoint=True)
     # Uniform where bounds are narrow; where they are wide or missing, numbers that networks are made for.
     with np.errstate(over="ignore"):

@@ -18,6 +18,7 @@ import numpy as np
 
 from accel_rl.envs.atari import game_name
 from accel_rl.envs.choice import is_native, make_atari, make_native_batch
+from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import GymSimulator
 from accel_rl.envs.native import NativeBatch
 from accel_rl.envs.spaces import random_action
@@ -147,6 +148,7 @@ class EnvBatch(ABC):
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
         self._age: Any = [0] * self.num_envs  # of the newest row
+        self.generators = GlobalGenerators(self._seed(0, 2))
 
     @abstractmethod
     def start(self) -> None:
@@ -214,6 +216,7 @@ class EnvBatch(ABC):
         self.arrays["restarts"][columns] += 1
         self._failed[columns] = True
 
+    @with_own_generators
     def _guarded(self, column: int, action: Callable[[int], Any]) -> Any:
         self._heartbeat(self.first_env + column)
         try:
@@ -263,9 +266,13 @@ class BatchSimulator(EnvBatch):
                 self._replace(column)
 
     def step(self, t: int) -> None:
-        if self._native is not None:
+        if self._native is None:
+            self._step_each(t)
+        else:
             self._step_native(t, self._native)
-            return
+
+    @with_own_generators
+    def _step_each(self, t: int) -> None:
         for column in range(self.num_envs):
             self._heartbeat(self.first_env + column)
             if self._waiting[column]:
@@ -398,6 +405,7 @@ class BatchSimulator(EnvBatch):
         self._guarded(column, self._start_env)
         self._failed[column], self._waiting[column] = False, True
 
+    @with_own_generators
     def get_state(self) -> list[dict[str, Any]]:
         return [
             {
@@ -407,6 +415,7 @@ class BatchSimulator(EnvBatch):
                 "score": float(self._score[column]),
                 "length": int(self._length[column]),
                 "counts": self._counts[column],
+                "generators": None if column else self.generators.get_state(),  # of all these environments
             }
             for column in range(self.num_envs)
         ]
@@ -425,8 +434,11 @@ class BatchSimulator(EnvBatch):
             self._pending[column] = env_state["pending"]
             self._score[column], self._length[column] = env_state["score"], env_state["length"]
             self._counts[column] = env_state["counts"]
+        if state[0]["generators"]:  # last, as restoring a simulator may draw
+            self.generators.set_state(state[0]["generators"])
         return restarted
 
+    @with_own_generators
     def close(self) -> None:
         close_all(self.simulators)
 

@@ -1,7 +1,6 @@
 """Any gymnasium environment as a simulator; envs/spaces.py says which spaces are supported."""
 
 import functools
-import math
 import pickle
 import traceback
 from dataclasses import replace
@@ -11,9 +10,10 @@ import gymnasium
 import numpy as np
 
 from accel_rl.envs.device_env import OneOfBatch
+from accel_rl.envs.global_generators import GlobalGenerators
 from accel_rl.envs.making import make_gym_env
 from accel_rl.envs.masks import allows_choice, find_sources, flat_mask, last_mask, pack, random_allowed, read_mask
-from accel_rl.envs.observed import Observed
+from accel_rl.envs.observed import LARGEST, Observed, not_finite
 from accel_rl.envs.spaces import find_mismatch, layout, to_env_action, to_row
 from accel_rl.envs.spec import Array, EnvConfig, Outcome
 from accel_rl.envs.states import capture, has_hook, is_exact, restore
@@ -62,8 +62,8 @@ class GymSimulator:
         self._steps += 1
         reward = float(self._number("reward", reward))
         terminated, truncated = self._number("terminated", terminated), self._number("truncated", truncated)
-        if not math.isfinite(reward):
-            raise RunError(f"the reward at step {self._steps} of the episode is {reward}")
+        if not -LARGEST <= reward <= LARGEST:
+            raise RunError(f"the reward at step {self._steps} of the episode {not_finite(reward)}")
         self._write(observation, info, row, terminated, truncated)
         return Outcome(reward, reward, bool(terminated), bool(truncated), bool(terminated or truncated))
 
@@ -106,9 +106,9 @@ class GymSimulator:
         observation = observed.part_of(observation)
         problem = find_mismatch(observation, observed.space)
         if not problem:
-            row[...] = to_row(observation, observed.space)
-            if not observed.is_finite(row):
-                problem = f"{observed.wrong_part(~np.isfinite(row))} is not finite: {observation}"
+            found = to_row(observation, observed.space)
+            if (wrong := observed.write(found, row)) is not None:
+                problem = f"{observed.wrong_part(wrong)} {not_finite(found[wrong][0])}"
         if problem:
             raise RunError(f"the observation at step {self._steps} of the episode{problem}")
 
@@ -143,7 +143,8 @@ class GymSimulator:
 
     @functools.cached_property
     def _state_is_exact(self) -> bool:
-        return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
+        with GlobalGenerators(np.random.SeedSequence(0)):  # a checkpoint changes nothing that is drawn later
+            return is_exact(lambda: make_gym_env(self._config, seed=0), self._choose_allowed)
 
     def _choose_allowed(self, env: gymnasium.Env[Any, Any], observation: Any, info: Any) -> Any:
         """Returns a random action that is allowed after env has returned these."""

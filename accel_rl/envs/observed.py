@@ -1,5 +1,6 @@
 """What is learned from of a gymnasium environment's observations; the same for single environments and for batches."""
 
+import math
 from typing import Any
 
 import gymnasium
@@ -8,6 +9,15 @@ from numpy.typing import NDArray
 
 from accel_rl.envs.masks import space_without_mask, without_mask
 from accel_rl.envs.spaces import check_action_space, learnable, make_spec, remaining, remaining_space, wrong_part
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def not_finite(value: float) -> str:
+    """Says what is wrong with a number that is not finite, or would not be in float32."""
+    if math.isfinite(value):
+        return f"is {value:g}, beyond the largest number of float32, {LARGEST:.4g}: scale it"
+    return f"is not finite: {value}"
 
 
 class Observed:
@@ -39,9 +49,17 @@ class Observed:
             observation = without_mask(observation)
         return observation if self.space is self._declared_space else remaining(observation, self._declared_space)
 
-    def is_finite(self, seen: NDArray[Any]) -> bool:
-        """Tells whether all numbers of rows are finite, or of a type that has no others."""
-        return not self._is_float or bool(np.isfinite(seen).all())
+    def write(self, found: NDArray[Any], seen: NDArray[Any]) -> NDArray[np.bool_] | None:
+        """Copies what has become of observations into rows. Returns which numbers are not finite there, None if all
+        are."""
+        if found.dtype == seen.dtype:
+            seen[...] = found
+        else:
+            with np.errstate(over="ignore"):  # what is beyond float32's range is named by the caller
+                seen[...] = found
+        if not self._is_float or (is_finite := np.isfinite(seen)).all():
+            return None
+        return np.asarray(~is_finite)
 
     def wrong_part(self, wrong: NDArray[np.bool_]) -> str:
         """Returns, as text, the first part with numbers that are marked as wrong in an observation's row."""

@@ -1,6 +1,6 @@
 """A vector environment of one environment, presented as a single one: to be watched, and for policies that are used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -31,6 +31,23 @@ def last_observation(info: dict[str, Any], space: Space, env: int) -> Any:
         'a game has ended, but info["final_obs"] does not hold its last observation, as AutoresetMode.SAME_STEP says; '
         "add it, or declare another metadata['autoreset_mode']"
     )
+
+
+def overwrites_last(envs: VectorEnv, last: Any, env: int) -> bool:
+    """Returns whether a last observation lies in the array of the next game's first one, as far as that can be seen.
+
+    An environment that reuses its array has overwritten it, where gymnasium's SyncVectorEnv resets within the step."""
+    newest = getattr(envs.unwrapped, "_env_obs", None)
+    return newest is not None and _shares_an_array(last, newest[env])
+
+
+def _shares_an_array(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray):
+        return isinstance(second, np.ndarray) and np.may_share_memory(first, second)
+    if not isinstance(first, Mapping | tuple):
+        return False
+    keys = first.keys() if isinstance(first, Mapping) else range(len(first))
+    return any(_shares_an_array(first[key], second[key]) for key in keys)
 
 
 class OneOfVector(gymnasium.Env[Any, Any]):

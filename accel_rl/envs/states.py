@@ -14,7 +14,10 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
+
+from accel_rl.envs.global_generators import GlobalGenerators
 
 Env = gymnasium.Env[Any, Any]
 State = dict[str, Any]
@@ -87,15 +90,24 @@ def is_exact(build: Callable[[], Env], choose: Choose) -> bool:
 
 
 def _continue_equally(first: Env, second: Env, seen: Any, choose: Choose, num_steps: int = 5) -> bool:
-    """Returns whether two environments return the same in a few steps and after the next reset; seen: by the last."""
+    """Returns whether two environments return the same in a few steps and after the next reset; seen: by the last.
+
+    Both draw the same from `np.random` and `random`, whose states a checkpoint holds, too."""
+    of_first, of_second = (GlobalGenerators(np.random.SeedSequence(1)) for _ in range(2))
     for _ in range(num_steps):
         action = choose(first, seen[0], seen[-1])
-        seen, other = first.step(action), second.step(action)
+        with of_first:
+            seen = first.step(action)
+        with of_second:
+            other = second.step(action)
         if not data_equivalence(seen[:4], other[:4], exact=True):
             return False
         if seen[2] or seen[3]:
             break
-    return data_equivalence(first.reset()[0], second.reset()[0], exact=True)
+    with of_first:
+        observation, _ = first.reset()
+    with of_second:
+        return data_equivalence(observation, second.reset()[0], exact=True)
 
 
 _MUJOCO_OBJECTS = ("model", "data", "mujoco_renderer")  # the model is the same for all of a kind

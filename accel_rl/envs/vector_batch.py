@@ -1,6 +1,7 @@
 """Environments that come in batches, in a worker's columns of a rollout; and which kind of batch an id needs."""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -8,11 +9,20 @@ from typing import Any
 import numpy as np
 
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, EnvBatch, close_all, stand_still
+from accel_rl.envs.global_generators import with_own_generators
 from accel_rl.envs.making import is_vector
 from accel_rl.envs.spaces import random_action
 from accel_rl.envs.spec import Array
 from accel_rl.envs.vector_simulator import VectorSimulator
 from accel_rl.errors import RunError, UsageError
+
+logger = logging.getLogger("accel_rl")
+
+OVERWRITES_LAST = (
+    "%s: the last observations of games are lost, since the environment writes each observation into the same array, "
+    "and AutoresetMode.SAME_STEP keeps the array: truncated episodes are bootstrapped from the next game's first "
+    "observation. Return a copy, or use NEXT_STEP or DISABLED"
+)
 
 
 def make_batch(
@@ -45,6 +55,7 @@ class VectorBatch(EnvBatch):
         super().__init__(*arguments, **options)
         check_reset_mode(self.config.reset_mode, self.config.env.env_id)
         self._rows = self.arrays["observation"][self._history :]
+        self._may_warn = self.config.role == 0 and self._index_in_run(0) == 0  # once in a run
         self._counts, self._failed, self._waiting = (np.zeros(self.num_envs, np.bool_) for _ in range(3))
         self._score, self._length, self._age = (np.zeros(self.num_envs, dtype) for dtype in (float, np.int64, np.int64))
         self._envs: VectorSimulator = self._guarded(0, self._build)
@@ -58,6 +69,7 @@ class VectorBatch(EnvBatch):
             self._note_failure(slice(None), error)
             self._replace()
 
+    @with_own_generators
     def step(self, t: int) -> None:
         self._heartbeat(self.first_env)
         if self._failed.any():
@@ -82,6 +94,7 @@ class VectorBatch(EnvBatch):
         self._guarded(0, self._start)
         return [*range(self.first_env, self.first_env + self.num_envs)]
 
+    @with_own_generators
     def close(self) -> None:
         close_all([self._envs])
 
@@ -129,6 +142,9 @@ class VectorBatch(EnvBatch):
             if outcome.truncated[column] or self.config.terminal_frames:
                 arrays["final_observation"][t, column] = self._envs.last_row(column)
             self._finish_game(t, column)
+        if self._envs.overwrites_last and self._may_warn:
+            self._may_warn = False
+            logger.warning(OVERWRITES_LAST, self.config.env.env_id)
 
     def _replace(self) -> None:
         """Builds and starts new environments; raises RunError if they fail at once, too."""

@@ -13,8 +13,8 @@ from accel_rl.envs.device_env import FINAL_OBSERVATION
 from accel_rl.envs.gym import RESET, STEP, call
 from accel_rl.envs.making import make_vector_env
 from accel_rl.envs.masks import KEY, allows_choice, flat_masks, last_mask, pack, read_mask
-from accel_rl.envs.observed import Observed
-from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation
+from accel_rl.envs.observed import LARGEST, Observed, not_finite
+from accel_rl.envs.one_of_vector import VectorEnv, is_envpool, last_observation, overwrites_last
 from accel_rl.envs.spaces import find_mismatch, to_env_action, to_row, to_row_batch
 from accel_rl.envs.spec import Array, EnvConfig
 from accel_rl.errors import RunError, UsageError
@@ -60,6 +60,8 @@ class VectorSimulator:
         self._observed = Observed(self._whole_space, self._action_space, config.mask_sources or (), config.env_id)
         self._batch_space = batch_space(self._observed.space, self.num_envs)
         self.spec = replace(self._observed.spec, vector=self._describe())
+        self.overwrites_last = False  # some last observations were lost (see `overwrites_last`)
+        self._steps = 0  # since all games were started together
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
         # Of the last step: its rows, its info, and the last rows of the games that it has ended
         self._rows, self._info, self._last_rows = np.zeros(0), {}, {}  # type: Array, dict[str, Any], dict[int, Array]
@@ -68,7 +70,7 @@ class VectorSimulator:
         """Starts all games, with their seeds; writes the first observations [k, *row_shape]."""
         seeds = {} if self._is_envpool else {"seed": self._seeds if self._takes_seeds else self._seeds[0]}
         observation, info = call(self._envs, "reset", RESET, **seeds)
-        self._resets_next[:] = False
+        self._resets_next[:], self._steps = False, 0
         self._write(observation, rows)
         self._write_masks(observation, info, rows)
         space, seen = self.spec.observation_space, self.spec.observation_in(rows)
@@ -77,13 +79,14 @@ class VectorSimulator:
 
     def step(self, actions: Array, rows: Array) -> VectorOutcome:
         """Takes one step in each environment, and writes what is seen after it."""
+        self._steps += 1
         returned = call(self._envs, "step", STEP, to_env_action(actions, self._action_space))
         observation, reward, terminated, truncated, self._info = returned
         is_step, self._resets_next = ~self._resets_next, np.zeros(self.num_envs, np.bool_)
         is_start = ~is_step
         reward = self._numbers("reward", reward).astype(np.float64)
-        if (wrong := is_step & ~np.isfinite(reward)).any():
-            raise RunError(f"the reward {self._where(wrong)} is not finite: {reward}")
+        if (wrong := is_step & ~(np.abs(reward) <= LARGEST)).any():
+            raise RunError(f"the reward {self._where(wrong)} {not_finite(reward[wrong][0])}")
         reward[is_start] = 0.0
         terminated, truncated = (
             self._numbers(name, flags).astype(np.bool_) & is_step
@@ -106,11 +109,12 @@ class VectorSimulator:
         info = self._info if isinstance(self._info, dict) else {}
         whole, row = last_observation(info, self._whole_space, env), np.zeros(self.spec.row_shape, self.spec.row_dtype)
         observation = self._observed.part_of(whole)
+        self.overwrites_last |= overwrites_last(self._envs, whole, env)
         problem = find_mismatch(observation, self._observed.space)
         if not problem:
-            seen = self.spec.observation_in(row)
-            seen[...] = to_row(observation, self._observed.space)
-            problem = None if self._observed.is_finite(seen) else " is not finite"
+            found = to_row(observation, self._observed.space)
+            if (wrong := self._observed.write(found, self.spec.observation_in(row))) is not None:
+                problem = f" {not_finite(found[wrong][0])}"
         if problem:
             raise RunError(f"the last observation of environment {env} of {self.num_envs}, in its info,{problem}")
         if self._observed.mask_source:
@@ -152,10 +156,11 @@ class VectorSimulator:
         observation = self._observed.part_of(observation)
         if problem := find_mismatch(observation, self._batch_space):
             raise RunError(f"the observation of {self.num_envs} environments{problem}")
-        seen = self.spec.observation_in(rows)
-        seen[...] = to_row_batch(observation, self._observed.space)
-        if not self._observed.is_finite(seen):
-            raise RunError(f"the observation {self._where(~np.isfinite(seen))} is not finite")
+        self._write_rows(to_row_batch(observation, self._observed.space), rows)
+
+    def _write_rows(self, found: Array, rows: Array) -> None:
+        if (wrong := self._observed.write(found, self.spec.observation_in(rows))) is not None:
+            raise RunError(f"the observation {self._where(wrong)} {not_finite(found[wrong][0])}")
 
     def _write_masks(self, observation: Any, info: Any, rows: Array, is_over: Any = False, which: Any = True) -> None:
         """Writes the masks of `which` environments; where a game is over, they may allow nothing.
@@ -186,10 +191,11 @@ class VectorSimulator:
         return last_mask(mask, self._action_space)
 
     def _where(self, wrong: Array) -> str:
-        """Returns, as text, the first environment with numbers that are marked as wrong, and the part they are of."""
+        """Returns, as text, the first environment with numbers that are marked as wrong, its step since the batch was
+        started, and the part they are of."""
         env = int(wrong.reshape(self.num_envs, -1).any(1).argmax())
         part = self._observed.wrong_part(wrong[env]) if wrong.ndim > 1 else ""
-        return f"of environment {env} of {self.num_envs}{part}"
+        return f"of environment {env} of {self.num_envs} at step {self._steps}{part}"
 
     def _numbers(self, name: str, values: Any) -> Array:
         array = np.asarray(values)

@@ -19,9 +19,11 @@ from torch.utils.dlpack import from_dlpack
 
 from accel_rl.envs.batch_simulator import BatchConfig, rollout_layout
 from accel_rl.envs.device_env import array_library, final_observation, resets_in_next_step
+from accel_rl.envs.global_generators import GlobalGenerators, with_own_generators
 from accel_rl.envs.gym import RESET, STEP
 from accel_rl.envs.making import make_device_env
 from accel_rl.envs.masks import KEY, nums_choices
+from accel_rl.envs.observed import LARGEST
 from accel_rl.envs.pictures import is_channels_last
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.errors import RunError
@@ -121,6 +123,7 @@ class DeviceBatch:
         # Views of each row, by name, made once: making one costs as much as using it.
         self._views = [{name: views[t] for name, views in rows.items() if t < len(views)} for t in range(horizon + 1)]
         self._resets_in_next_step = resets_in_next_step(env, config.env.env_id)
+        self.generators = GlobalGenerators(_seed_sequence(config))
         self._space = spec.action_space
         self._bounds: list[Tensor] = []
         if isinstance(self._space, gymnasium.spaces.Box):
@@ -131,8 +134,8 @@ class DeviceBatch:
         # Of each environment's game so far. NaN: it began with random actions, so that its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
-        # What a rollout has lacked: a last observation, an action that is allowed
-        self._lacks_final, self._lacks_choice = torch.zeros(2, dtype=torch.bool, device=self.device)
+        # What a rollout has lacked: a last observation, an action that is allowed, a type that holds its numbers
+        self._lacks_final, self._lacks_choice, self._lacks_type = torch.zeros(3, dtype=torch.bool, device=self.device)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -208,7 +211,8 @@ class DeviceBatch:
         """Looks, once a rollout, for what no step has waited for."""
         checked = {name: self.arrays[name] for name in ("reward", "observation")}
         wrong = [~values.isfinite().all() for values in checked.values()]
-        lacks_final, lacks_choice, *found = torch.stack([self._lacks_final, self._lacks_choice, *wrong]).tolist()
+        lacks = [self._lacks_final, self._lacks_choice, self._lacks_type]
+        lacks_final, lacks_choice, lacks_type, *found = torch.stack([*lacks, *wrong]).tolist()
         if lacks_final:
             raise self._error(
                 "a step has ended episodes without info['final_obs'], their true last observations; return them there, "
@@ -219,11 +223,15 @@ class DeviceBatch:
             places = (~has_choice).nonzero().tolist()
             where = "of environment {1} after {0} steps of a rollout".format(*places[0]) if places else "at the start"
             raise self._error(f"the action mask {where} allows nothing, though the game goes on")
+        if lacks_type:
+            raise self._error(f"an observation does not fit the declared type {self.spec.observation_space.dtype}")
         for (name, values), is_wrong in zip(checked.items(), found, strict=True):
             if is_wrong:
                 step, env = (~values.isfinite()).nonzero()[0, :2].tolist()
-                value = values[step, env].tolist()
-                raise self._error(f"the {name} of environment {env} at step {step} of a rollout is not finite: {value}")
+                raise self._error(
+                    f"the {name} of environment {env} at step {step} of a rollout is not finite: "
+                    f"{values[step, env].tolist()}, or beyond the largest number of float32, {LARGEST:.4g}"
+                )
 
     # ---- what goes to the environment, and what comes back ----
 
@@ -233,6 +241,7 @@ class DeviceBatch:
         self._from_torch = (lambda tensor: tensor) if library is torch else library.from_dlpack
         return observation, info
 
+    @with_own_generators
     def _call(self, method: str, parts: tuple[str, ...], *arguments: Any, **options: Any) -> tuple[Any, ...]:
         """Returns what a method of the environment returns, a tuple of these parts."""
         try:
@@ -279,11 +288,13 @@ class DeviceBatch:
         return torch.stack([choice.any(-1) for choice in choices]).all(0)
 
     def _observations(self, observation: Any) -> Tensor:
-        """Returns observations as networks see them [B, *O]: pictures have their channels first."""
-        shape = self.spec.picture_shape or self.spec.observation_shape
-        is_number = isinstance(self.spec.observation_space, gymnasium.spaces.Discrete)
-        dtypes = _INTEGERS if is_number else (_torch_dtype(self.spec.row_dtype),)
-        tensor = self._tensor("observation", observation, shape, dtypes)
+        """Returns observations as networks see them [B, *O]: of the rows' type; pictures have their channels first."""
+        shape, dtype = self.spec.picture_shape or self.spec.observation_shape, _torch_dtype(self.spec.row_dtype)
+        dtypes = _NUMBERS if dtype.is_floating_point else (dtype, *_INTEGERS, torch.bool)
+        given = self._tensor("observation", observation, shape, dtypes)
+        tensor = given.to(dtype)
+        if given.dtype != dtype and not dtype.is_floating_point:
+            self._lacks_type |= (tensor != given).any()
         if self.spec.picture_shape is None:
             return tensor
         if len(shape) > 2 and is_channels_last(shape[-3:]):
@@ -320,7 +331,8 @@ class DeviceBatch:
         """Returns, in a pause, one entry for the whole batch; "simulator" is None if it has no get_state."""
         has_hook = hasattr(self._env, "get_state") and hasattr(self._env, "set_state")
         state = self._env.get_state() if has_hook else None
-        return [{"simulator": state, "score": self._score.cpu(), "ended": self._ended.cpu()}]
+        generators = self.generators.get_state()
+        return [{"simulator": state, "score": self._score.cpu(), "ended": self._ended.cpu(), "generators": generators}]
 
     def set_state(self, state: list[dict[str, Any]]) -> list[int]:
         """Continues from get_state's result, in place of `start`.
@@ -334,6 +346,7 @@ class DeviceBatch:
         self._env.set_state(saved["simulator"])
         self._score.copy_(saved["score"])
         self._ended.copy_(saved["ended"])
+        self.generators.set_state(saved["generators"])
         return []
 
     def close(self) -> None:
@@ -341,7 +354,7 @@ class DeviceBatch:
 
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS)
+_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTEGERS, torch.bool)
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:

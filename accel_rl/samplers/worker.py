@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from accel_rl.envs.batch_simulator import BatchConfig, EnvBatch
+from accel_rl.envs.global_generators import only_simulate
 from accel_rl.envs.vector_batch import make_batch
 from accel_rl.errors import RunError
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
@@ -230,6 +231,7 @@ def main(fd: int) -> None:
     """Runs a worker from its first message to its last, in a process that was forked for it. fd: of its connection."""
     control: Connection[Any, Any] = Connection(fd)
     with reporting(control):
+        only_simulate()
         setup: WorkerSetup = control.recv()
         if setup.cpu is not None:
             with contextlib.suppress(OSError):  # it has been taken away since it was planned

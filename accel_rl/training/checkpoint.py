@@ -18,7 +18,7 @@ from accel_rl.errors import UsageError
 from accel_rl.training.atomic import write_file
 from accel_rl.training.trust import check_owner
 
-FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 4
+FORMAT_NAME, FORMAT_VERSION = "accel_rl checkpoint", 5
 FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # What the checkpoint of a run holds; its replays hold something else.
 PARTS = ("steps", "spec", "policy", "evaluation_due", "best_score", "update", "shared_buffers", "progress", "learners")

@@ -112,6 +112,7 @@ def test_box_actions_are_clipped():
     assert row.tolist() == [-1, -1, 0.5, 2]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -119,6 +120,8 @@ def test_box_actions_are_clipped():
         ("wrong_shape", ["shape (1,)", "(2,)"]),
         ("none", ["shape ()", "(2,)"]),
         ("nan_reward", ["reward", "nan"]),
+        ("huge_observation", ["4.4e+299", "float32", "3.403e+38"]),
+        ("huge_reward", ["reward", "-1e+39", "float32", "3.403e+38"]),
         ("list_observation", ["is a list", "array of shape (2,)"]),
         ("batch", ["shape (4, 2)", "return one observation, not a batch"]),
         ("text_reward", ["reward", "'1'", "must be a number"]),

@@ -141,11 +141,14 @@ def test_only_allowed_actions_are_taken(mode: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"wrong": [0] * 9}, "the action mask of environment 0 of 3 allows nothing, though the game goes on"),
+        (
+            {"wrong": [0] * 9},
+            "the action mask of environment 0 of 3 at step \\d+ allows nothing, though the game goes on",
+        ),
         *(
             (
                 {"wrong": [0] * 9, "wrong_start": True, "mode": mode},
-                "the action mask of environment 0 of 3 allows nothing, though the game goes on",
+                "the action mask of environment 0 of 3 at step \\d+ allows nothing, though the game goes on",
             )
             for mode in MODES
         ),
@@ -192,14 +195,17 @@ def test_one_seed_and_last_observations_without_a_mask(name: str) -> None:
     assert found["final_observation"][2].tolist() == [[3], [3]]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("how", "mode", "words"),
     [
         ("fewer", "NextStep", ["observation of 3 environments has shape (2, 2)", "(3, 2)"]),
         ("flat", "NextStep", ["has shape (3,)", "(3, 2)"]),
         ("text", "NextStep", ["is of type <U32", "float32"]),
-        ("nan", "NextStep", ["environment 0 of 3 is not finite"]),
-        ("reward_nan", "NextStep", ["reward of environment 0 of 3 is not finite"]),
+        ("nan", "NextStep", ["environment 0 of 3 at step 2 is not finite"]),
+        ("reward_nan", "NextStep", ["reward of environment 0 of 3 at step 2 is not finite"]),
+        ("huge", "NextStep", ["observation of environment 0 of 3", "step 2", "is 1e+300", "float32", "3.403e+38"]),
+        ("reward_huge", "NextStep", ["reward of environment 0 of 3", "step 2", "is -1e+39", "float32", "3.403e+38"]),
         ("one_reward", "NextStep", ["reward is of shape ()", "(3,)"]),
         ("few_flags", "NextStep", ["terminated is of shape (1,)", "(3,)"]),
         ("no_final", "SameStep", ["final_obs", "SAME_STEP"]),
@@ -241,7 +247,7 @@ def test_rewards_of_resets_are_not_blamed() -> None:
     simulator.reset(rows)
     simulator.step(actions, rows)
     simulator._resets_next[0] = True  # as after the end of its game
-    with pytest.raises(RunError, match="the reward of environment 1 of 3 is not finite"):
+    with pytest.raises(RunError, match="the reward of environment 1 of 3 at step 2 is not finite"):
         simulator.step(actions, rows)
 
 

@@ -100,13 +100,15 @@ class Drifts:
             case "fewer":
                 observation = observation[1:]
             case "dtype":
-                observation = observation.double()
+                observation = observation.to(torch.complex64)
             case "numpy":
                 reward = reward.tolist()  # type: ignore[assignment]
             case "number":
                 terminated = terminated.long()
             case "nan reward":
                 reward[1] = torch.nan
+            case "huge reward":
+                reward = reward.double() * 1e39
             case "nan observation":
                 observation[1, 2] = torch.inf
             case "no final":
@@ -172,3 +174,39 @@ class Shows:
         self.actions.append(action)
         never = torch.zeros(self.num_envs, dtype=torch.bool)
         return self.shown, torch.ones(self.num_envs, dtype=torch.int32), never, never, {}
+
+
+class Typed(Shows):
+    """Shows numbers of one type, though its space may declare another; some actions are not allowed if is_masked."""
+
+    def __init__(self, num_envs: int, declared: str, returned: str, is_masked: bool = False, high: int = 1):
+        super().__init__(num_envs, "number")
+        self.observation_space = spaces.Box(0, high, (5,), np.dtype(declared).type)
+        self.action_space = spaces.Discrete(3)
+        numbers = torch.linspace(0, high, 5 * num_envs, dtype=torch.float64).reshape(num_envs, 5)
+        is_real = np.issubdtype(np.dtype(declared), np.floating)
+        self.shown = (numbers if is_real else numbers.round()).to(getattr(torch, returned))
+        self.info = {"action_mask": torch.arange(3) != torch.arange(num_envs)[:, None] % 3} if is_masked else {}
+
+    def reset(self, seed: int) -> tuple[Tensor, dict[str, Any]]:
+        return self.shown, self.info
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        return *super().step(action)[:-1], self.info
+
+
+class Chances(Typed):
+    """Shows numbers of numpy's global generator, which it does not seed."""
+
+    def __init__(self, num_envs: int):
+        super().__init__(num_envs, "float64", "float64")
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+        self.shown = torch.from_numpy(np.random.random((self.num_envs, 5)))
+        return super().step(action)
+
+    def get_state(self) -> Tensor:
+        return self.shown
+
+    def set_state(self, state: Tensor) -> None:
+        self.shown = state

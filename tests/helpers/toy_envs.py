@@ -51,6 +51,21 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.full((16, 16, 3), self.steps % 256, np.uint8)
 
 
+class Overwriting(Counting):
+    """Counting that writes each observation into the array that it has returned before; nested: in the same Dict."""
+
+    def __init__(self, lengths: Sequence[int] = (3,), nested: bool = False):
+        super().__init__(lengths)
+        self._seen: Any = np.zeros(2, np.float32)
+        self._nested = {"seen": self._seen} if nested else None
+        if nested:
+            self.observation_space = spaces.Dict({"seen": self.observation_space})
+
+    def _observe(self) -> Any:
+        self._seen[:] = super()._observe()
+        return self._nested or self._seen
+
+
 class Leaking(Counting):
     """Counting that keeps 20 KB of each step if its seed is `leaking`."""
 
@@ -157,6 +172,8 @@ class Broken(Counting):
         spoilt = {
             "nan_observation": (observation * np.nan, reward),
             "nan_reward": (observation, np.nan),
+            "huge_observation": (observation.astype(np.float64) + 4.4e299, reward),
+            "huge_reward": (observation, -1e39),
             "wrong_shape": (observation[:1], reward),
             "wrong_dtype": (observation.astype(str), reward),
             "out_of_bounds": (observation - 100, reward),
@@ -649,14 +666,15 @@ class Recall(gymnasium.Env[Any, Any]):
 
 
 class GlobalChance(Counting):
-    """Observes a number of numpy's global generator and one of Python's, which nobody seeds, in float64."""
+    """Observes two numbers of numpy's global generator and two of Python's, which it does not seed, in float64."""
 
     def __init__(self, lengths: Sequence[int] = (0,)):
         super().__init__(lengths)
-        self.observation_space = spaces.Box(0, 1, (2,), np.float64)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
+        np.random.random(), random.random()  # as many draw something when they are built
 
     def _observe(self) -> Any:
-        return np.array([np.random.random(), random.random()])
+        return np.array([np.random.random(), random.random(), np.random.normal(), random.gauss()])
 
 
 class Numbered(Broken):

@@ -55,6 +55,8 @@ class Faulty(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
             "text": (observation.astype(str), reward, terminated, truncated, info),
             "flat": (observation[..., 0], reward, terminated, truncated, info),
             "nan": (observation * np.nan, reward, terminated, truncated, info),
+            "huge": (observation + np.float64(1e300), reward, terminated, truncated, info),
+            "reward_huge": (observation, reward - 1e39, terminated, truncated, info),
             "reward_nan": (observation, reward * np.nan, terminated, truncated, info),
             "one_reward": (observation, reward[0], terminated, truncated, info),
             "ends_at_resets": (observation, reward + 5 * starts, terminated | starts, truncated | starts, info),

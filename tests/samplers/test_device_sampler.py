@@ -203,10 +203,11 @@ def test_evaluation_is_apart_from_training() -> None:
 
 SPOILT = {
     "fewer": r"observation has shape \(5, 3\), but num_envs=6 asks for \(6, 3\)",
-    "dtype": "observation is of type torch.float64, but has to be torch.float32",
+    "dtype": "observation is of type torch.complex64, but has to be torch.float32",
     "numpy": "reward is a list, without the DLPack protocol",
     "number": "terminated is of type torch.int64, but has to be torch.bool",
     "nan reward": "the reward of environment 1 at step 0 of a rollout is not finite: nan",
+    "huge reward": r"of environment 0 at step 0 .*: -?inf, or beyond the largest number of float32, 3\.403e\+38",
     "nan observation": r"the observation of environment 1 at step 1 of a rollout is not finite: \[.*inf\]",
     "no final": r"without info\['final_obs'\].*NEXT_STEP",
     "four": r"step\(\) did not return \(observation, reward",
@@ -304,3 +305,42 @@ def test_spaces(kind: str) -> None:
         expected = to_env_action(rollout.action.numpy(), spec.action_space)
         assert np.array_equal(torch.stack(env.actions).numpy(), expected)
         assert np.array_equal(expected, rollout.action.numpy()) == (kind == "grey")
+
+
+@pytest.mark.parametrize(
+    ("declared", "returned", "is_masked"),
+    [
+        ("float64", "float64", False),
+        ("float16", "float16", True),
+        ("float32", "float64", False),
+        ("float32", "int64", True),
+        ("bool", "bool", True),
+        ("bool", "int32", False),
+        ("uint8", "int64", False),
+    ],
+)
+def test_types_become_those_of_single_environments(declared: str, returned: str, is_masked: bool) -> None:
+    """Observations of the space's own type, or of another that fits, give the rows that numpy makes of them."""
+    options = {"declared": declared, "returned": returned, "is_masked": is_masked}
+    config = EnvConfig(f"{HERE}:Typed", options=options, mask_sources=("info",) * is_masked)
+    spec = spec_of(config)
+    sampler = DeviceSampler(spec, BatchConfig(config, RUN_SEED), ActorCritic(spec), SamplerConfig(4, 3, 0))
+    with closing(sampler):
+        rows = sampler.collect().observation_rows
+        shown = sampler._instances[False].shown.numpy()
+    expected = shown.astype("uint8" if declared == "bool" and is_masked else spec.row_dtype)
+    if is_masked:
+        masks = [[0b110], [0b101], [0b011], [0b110]]  # actions 1 and 2, 0 and 2, ..., a bit for each
+        expected = np.concatenate([expected, masks], 1, dtype=expected.dtype, casting="unsafe")
+    assert rows.numpy().dtype == expected.dtype
+    assert np.array_equal(rows.numpy(), np.stack([expected] * 4))
+
+
+def test_numbers_that_the_declared_type_does_not_hold() -> None:
+    """A number that would become another one in the space's type ends the run, as with single environments."""
+    config = EnvConfig(f"{HERE}:Typed", options={"declared": "uint8", "returned": "int64"})
+    spec = spec_of(config)
+    sampler = DeviceSampler(spec, BatchConfig(config, RUN_SEED), ActorCritic(spec), SamplerConfig(4, 3, 0))
+    sampler._instances[False].shown[2, 3] = 300
+    with closing(sampler), pytest.raises(RunError, match="an observation does not fit the declared type uint8"):
+        sampler.collect()

@@ -20,6 +20,7 @@ import numpy as np
 
 from accel_rl.config.queue_settings import AgentReplayConfig
 from accel_rl.envs.batch_simulator import BatchConfig, BatchSimulator, rollout_layout
+from accel_rl.envs.global_generators import only_simulate
 from accel_rl.envs.spec import EnvSpec
 from accel_rl.hardware.shared_memory import Layout, Semaphore, SharedArrays, make_poller
 from accel_rl.processes.child import reporting
@@ -302,6 +303,7 @@ def main(fd: int) -> None:
     """Runs an agent from its first message to its last, in a process that was forked for it. fd: of its connection."""
     control: Connection[Any, Any] = Connection(fd)
     with reporting(control):
+        only_simulate()
         setup: AgentSetup = control.recv()
         agent = Agent(setup, control)
         try:
