@@ -89,7 +89,7 @@ class NotInGraphedFunctions:
         )
 
 
-NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments", "num_valid")  # of a rollout
+NOT_TENSORS = ("frame_stack", "games", "first_step", "num_segments", "num_valid")  # fields of a rollout
 
 
 @dataclass

@@ -35,7 +35,7 @@ def blank(stacks: Tensor, age: Tensor) -> Tensor:
     age [...]: rows since that one, of the newest frame.
     """
     size = stacks.shape[-3]
-    distance = torch.arange(size - 1, -1, -1, device=age.device)  # of each frame from the newest
+    distance = torch.arange(size - 1, -1, -1, device=age.device)  # from each frame to the newest
     return stacks * (age.unsqueeze(-1) >= distance)[..., None, None]
 
 
@@ -67,7 +67,7 @@ def _interleave(images: Tensor, result: Tensor) -> None:
     """Writes images [..., C, H, W] into result [..., H, W, C]."""
     C, _, W = images.shape[-3:]
     planes = images.movedim(-3, 0)
-    if planes[0].is_contiguous():  # of a rollout's frames, which lie one behind the other
+    if planes[0].is_contiguous():  # as a rollout's frames are, which lie one behind the other
         cv2.merge(list(planes.reshape(C, -1, W).numpy()), result.view(-1, W, C).numpy())
     elif images.is_contiguous() or (images.dim() == 4 and images[0].is_contiguous()):  # or with masks in between
         for image, to in zip(images.flatten(0, -4).numpy(), result.flatten(0, -4).numpy(), strict=True):

@@ -33,7 +33,7 @@ SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript"}
 """The formats, and how their files' names end."""
 CHECKED_BATCHES = (64, 1)  # numbers of random observations on which a file has to act as the policy does
 MOST_ONNX_BYTES = 2**31 - 2**20
-TOLERANCE = 1e-4  # of scores, relative to the largest one: other programs round differently
+TOLERANCE = 1e-4  # relative to the largest score: other programs round differently
 
 
 class ExportedFile(NamedTuple):

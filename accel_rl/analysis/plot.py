@@ -75,7 +75,7 @@ class Curve:
     label: str
     runs: list[Run]
     color: str
-    style: str  # of its line
+    style: str  # how its line is drawn
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path) -> None:

@@ -24,7 +24,7 @@ ByGame = Mapping[str, Floats]
 """The runs' scores of each game; of an interval or a profile, human-normalized ones."""
 
 NUM_RESAMPLES = 2000
-LEVEL = 0.95  # of intervals
+LEVEL = 0.95  # of confidence
 STEPS, MINUTES = 0, 1  # columns of a curve
 
 

@@ -29,8 +29,8 @@ from accel_rl.training.resolve import Config, resolve
 from accel_rl.training.run_directory import ANY_MACHINE
 from accel_rl.training.trust import ACTS, PLAYS, check_code, foreign_code
 
-SPARE_NUMBERS = 2**22  # of a network that are not in its file
-MOST_CHARACTERS = 200  # of another error, in a message
+SPARE_NUMBERS = 2**22  # that a network may have beyond those in its file
+MOST_CHARACTERS = 200  # that a message shows of another error
 
 State = tuple[Array, Array]
 """What a recurrent policy keeps of N games: its recurrent state float32 [N, S], its last actions [N, *A]."""

@@ -17,7 +17,7 @@ from accel_rl.errors import RunError, UsageError
 Picture = npt.NDArray[np.uint8]
 
 CODECS = ("vp09", "mp4v")  # by preference: browsers play the first one; OpenCV's wheels encode both
-MIN_HEIGHT = 400  # of the enlarged picture, in pixels
+MIN_HEIGHT = 400  # pixels, after enlarging
 STRIP_HEIGHT = 40  # pixels
 DEFAULT_FPS = 30
 

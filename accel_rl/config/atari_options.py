@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from accel_rl.config.fields import setting, shown
 from accel_rl.errors import UsageError
 
-LARGEST_SIDE = 2048  # of a frame; the console's have 210 x 160
+LARGEST_SIDE = 2048  # pixels; the console's frames have 210 x 160
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ LARGEST_INT, LARGEST_FLOAT = 2**63 - 1, 3.4e38
 
 NOT_IN_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode's control characters, lone surrogates, separators of lines
 LONGEST_SHOWN = 200  # characters of a value in an error message
-MOST_SECONDS = 1e6  # of a time-out: the system calls that wait for longer fail
+MOST_SECONDS = 1e6  # system calls fail that wait for longer
 
 
 def setting(

@@ -80,7 +80,7 @@ def _train_here(
         tracker.enter_context(tracked(config, folder, show, callbacks))
         is_alone = config.rank_info.size == 1
         train_all = _learn_alone if is_alone else supervise
-        with logged(folder, show and is_alone, config.run.report):  # of several learners, rank 0 shows what is logged
+        with logged(folder, show and is_alone, config.run.report):  # several learners: rank 0 shows what is logged
             train_all(config, folder, state, stop, show, callbacks)
     return folder
 

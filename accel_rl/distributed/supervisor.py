@@ -46,7 +46,7 @@ class WatchedLearner:
     is_gone: bool = False
     failure: tuple[str, str] | None = None  # its kind, and what happened
     lost: LostError | None = None  # what it says of other learners
-    row: Row | None = None  # of the log, which it waits for to be taken in
+    row: Row | None = None  # of the log; it waits until this is taken in
 
     @property
     def control(self) -> "Connection[Any, Any]":

@@ -152,7 +152,7 @@ class AtariSimulator:
             self._start_presses += [a for a in (ale_py.Action.FIRE, ale_py.Action.UP) if a in self._actions]
         self.spec = atari_spec(options, len(self._actions))
         self._frames = FrameMaker(self.ale.getScreenDims(), options.frame_shape, options.color)
-        self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # of the life that was lost last
+        self._last_frame = np.zeros(self.spec.row_shape, np.uint8)  # before the last lost life
         self._skipped = range(options.frame_skip - 1)
         self._sticky = options.repeat_action_probability
         self._pressed = ale_py.Action.NOOP  # in the last frame

@@ -147,7 +147,7 @@ class EnvBatch(ABC):
         self._waiting: Any = [True] * self.num_envs  # it does not step; _pending gets the first row of its next game
         self._score: Any = [0.0] * self.num_envs
         self._length: Any = [0] * self.num_envs
-        self._age: Any = [0] * self.num_envs  # of the newest row
+        self._age: Any = [0] * self.num_envs  # as in the newest row
         self.generators = GlobalGenerators(self._seed(0, 2))
 
     @abstractmethod
@@ -415,7 +415,7 @@ class BatchSimulator(EnvBatch):
                 "score": float(self._score[column]),
                 "length": int(self._length[column]),
                 "counts": self._counts[column],
-                "generators": None if column else self.generators.get_state(),  # of all these environments
+                "generators": None if column else self.generators.get_state(),  # they belong to all environments
             }
             for column in range(self.num_envs)
         ]

@@ -124,7 +124,7 @@ def _check_reset(env: Env, env_id: str) -> None:
     while True:
         try:
             parameters = inspect.signature(env.reset).parameters.values()
-        except ValueError:  # of a compiled method, which may take one
+        except ValueError:  # a compiled method has no signature; it may take one
             return
         if not any(parameter.name == "seed" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             raise UsageError(

@@ -13,8 +13,8 @@ SCREEN, FRAME = (210, 160), (84, 84)
 NUM_TILES = 42 * 4
 MOST_CHANGED = 100  # tiles; with more, resizing the whole screen is as fast
 _TOP, _LEFT = np.divmod(np.arange(NUM_TILES)[:, None], 4)
-STRIPS = (5 * _TOP + np.arange(5)) * 4 + _LEFT  # of each tile [168, 5], of the 840 of the screen
-FRAME_STRIPS = (2 * _TOP + np.arange(2)) * 4 + _LEFT  # of each tile [168, 2], of the 336 of the frame
+STRIPS = (5 * _TOP + np.arange(5)) * 4 + _LEFT  # [168, 5]: for each tile, which of the screen's 840
+FRAME_STRIPS = (2 * _TOP + np.arange(2)) * 4 + _LEFT  # [168, 2]: for each tile, which of the frame's 336
 TILE_OF_WORD = np.empty(210 * 4, int)  # a word is 8 pixels, a strip 5 words
 TILE_OF_WORD[STRIPS] = np.arange(NUM_TILES)[:, None]
 TILE_OF_WORD = TILE_OF_WORD.repeat(5)
@@ -25,7 +25,7 @@ class ScreenResizer:
 
     def __init__(self) -> None:
         self._screen = np.zeros(SCREEN, np.uint8)
-        self._frame = np.zeros(FRAME, np.uint8)  # of that screen
+        self._frame = np.zeros(FRAME, np.uint8)  # that screen, resized
         self._words = self._screen.reshape(-1).view(np.uint64)
         self._frame_strips = self._frame.reshape(-1, 21)
         self._changed = np.zeros(self._words.shape, bool)

@@ -21,8 +21,8 @@ from accel_rl.errors import UsageError
 
 Space = gymnasium.Space[Any]
 
-MOST_NUMBERS = 2**25  # of all parts of an observation together, which is five pictures of 1080 x 1920 in colour
-MOST_LEVELS = 32  # of Dict and Tuple spaces inside each other
+MOST_NUMBERS = 2**25  # in an observation: five pictures of 1080 x 1920 in colour
+MOST_LEVELS = 32  # Dict and Tuple spaces inside each other
 
 
 def to_json(space: Space) -> dict[str, Any]:

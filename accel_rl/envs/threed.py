@@ -17,7 +17,7 @@ import numpy as np
 from accel_rl.envs.spec import Array
 from accel_rl.errors import UsageError, unknown
 
-TICS_PER_SECOND = 35  # of the engine; a tic is one frame
+TICS_PER_SECOND = 35  # the engine's; a tic is one frame
 RESOLUTIONS = ((160, 120), (320, 240), (640, 480))  # width and height in which the engine can draw; 4 to 3
 # Starts the engine in a folder of its own, where it leaves a folder, so that it neither obeys Ctrl-C nor outlives us.
 LAUNCHER = """#!/bin/sh

@@ -63,7 +63,7 @@ class VectorSimulator:
         self.overwrites_last = False  # some last observations were lost (see `overwrites_last`)
         self._steps = 0  # since all games were started together
         self._resets_next = np.zeros(self.num_envs, np.bool_)  # the next step only resets these
-        # Of the last step: its rows, its info, and the last rows of the games that it has ended
+        # The last step's rows, its info, and the last rows of the games that it has ended
         self._rows, self._info, self._last_rows = np.zeros(0), {}, {}  # type: Array, dict[str, Any], dict[int, Array]
 
     def reset(self, rows: Array) -> None:

@@ -14,9 +14,9 @@ from accel_rl.training.command import add_settings, given_settings, settings_of_
 if TYPE_CHECKING:
     from accel_rl.experiments.tasks import Executor
 
-    MakeExecutor = Callable[[Path, bool], Executor]  # of a folder, and whether learners may share logical CPUs
+    MakeExecutor = Callable[[Path, bool], Executor]  # from a folder, and whether learners may share logical CPUs
 
-RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # of `train` that are no settings
+RUN_ARGUMENTS = ("out", "config", "resume", "overwrite", "trust")  # arguments of `train` that are no settings
 
 
 def add_train(commands: Any, arguments: list[str]) -> None:

@@ -28,7 +28,7 @@ from accel_rl.training.build import check
 from accel_rl.training.folder_lock import locked
 from accel_rl.training.resolve import Config, find_algo, resolve
 
-VERSION = 1  # of the folder
+VERSION = 1  # the folder's format
 FILE, DATABASE = "sweep.yaml", "study.db"
 SHOWN = 10  # trials in the table
 NOT_OF_THE_TRIAL = (2, NO_RESULT)  # statuses: settings are checked before; nor does a run make a cluster lose it

@@ -28,7 +28,7 @@ from accel_rl.training.folder_lock import is_being_written
 from accel_rl.training.resolve import Config
 from accel_rl.training.run_directory import SEEN_WITHIN_S, changed_settings
 
-TAIL_LINES = 10  # of a failed run's console output
+TAIL_LINES = 10  # shown from a failed run's console output
 LAST_WRITER_S = 60.0
 NO_RESULT = 255  # the status of a run of which a cluster knows no result
 LEFT_TO_THE_MACHINE = ("precision", "max_agents")  # settings that it decides unless they are given

@@ -6,7 +6,7 @@ import ctypes
 LARGEST_KEPT = 256 << 20  # bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-OLD_LIMIT = 32 << 20  # of M_MMAP_THRESHOLD in older releases of glibc, which refuse more
+OLD_LIMIT = 32 << 20  # older releases of glibc refuse a larger M_MMAP_THRESHOLD
 
 
 def keep_freed_memory() -> None:

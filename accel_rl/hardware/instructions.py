@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # of /proc/cpuinfo; the last one: Arm
+BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16", "bf16": "BF16"}  # as in /proc/cpuinfo; the last one: Arm
 # oneDNN reads the first of these that is set, in either case, and ignores names that it does not know ("CPU Dispatcher
 # Control" in its manual). The names below exclude bfloat16 instructions; those without "amx" exclude AMX.
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")

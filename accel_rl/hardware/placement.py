@@ -11,10 +11,10 @@ from accel_rl.errors import UsageError
 from accel_rl.hardware.topology import Cpus, CpuTopology, count, read_topology, show_cpus
 
 MAX_LEARNING_THREADS = 16  # the networks of this field gain nothing from more
-MAX_SAMPLING_THREADS = 2  # of a batch of half the environments
+MAX_SAMPLING_THREADS = 2  # for batches of half the environments
 LEAST_CORES_TO_RESERVE_ONE = 4
-LEAST_FLOPS_PER_THREAD = 75e6  # of an update; with fewer, the threads' waiting costs more than they gain
-LEAST_ENVS_BESIDE_NETWORK = 8  # of each worker that shares two logical CPUs with the network
+LEAST_FLOPS_PER_THREAD = 75e6  # an update's; with fewer, threads cost more by waiting than they gain
+LEAST_ENVS_BESIDE_NETWORK = 8  # for each worker that shares two logical CPUs with the network
 
 
 @dataclass(frozen=True)

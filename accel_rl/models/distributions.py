@@ -26,7 +26,7 @@ from accel_rl.errors import UsageError, unknown
 from accel_rl.hardware.cumulative_sum import cumulative_sum
 from accel_rl.models.masks import sample_possible
 
-MIN_VARIANCE = 1e-4  # of the spherical Gaussian, since softplus underflows to 0
+MIN_VARIANCE = 1e-4  # for the spherical Gaussian, since softplus underflows to 0
 
 
 class Categorical(nn.Module):

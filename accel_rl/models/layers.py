@@ -23,7 +23,7 @@ from accel_rl.models.onednn import Pair
 from accel_rl.models.prepared import Operands, PreparedTensors
 from accel_rl.stacks import interleaved, is_exporting
 
-LEAST_WEIGHTS = 2**14  # of a linear layer that gains something
+LEAST_WEIGHTS = 2**14  # smaller linear layers gain nothing
 
 
 def accelerate(network: nn.Module) -> None:
@@ -193,7 +193,7 @@ class Conv2d(nn.Conv2d):
     A subclass may form groups of g neighbouring pixels of a row, whose channels become those of one wider pixel.
     """
 
-    scale = 1.0  # of the weights
+    scale = 1.0  # the weights are multiplied by it
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)

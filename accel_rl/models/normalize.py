@@ -16,7 +16,7 @@ from accel_rl.models.layers import ByteConv
 
 Sum = Callable[[Tensor], Tensor]
 
-LIMIT = 10.0  # of normalized values, in stds
+LIMIT = 10.0  # stds; normalized values are clipped to it
 EPSILON = 1e-8  # added to the variance
 
 

@@ -18,8 +18,8 @@ from accel_rl.stacks import interleaved
 # is learned with it: by dqn and eps_rainbow in 100,000 steps, by categorical_dqn in 150,000 and by n_step_q in 300,000,
 # each with a fresh seed (77), to a score of 500 in all of 20 games.
 HEAD_NORM = 0.01
-MOST_DRAWN = 2**31  # of which the remainder of a division by few actions is as good as uniform
-DUELING_SCALE = 0.5**0.5  # of the gradient that comes back from the two streams
+MOST_DRAWN = 2**31  # so large that its remainder by few actions is as good as uniform
+DUELING_SCALE = 0.5**0.5  # multiplies the gradient that comes back from the two streams
 
 
 class QNetwork(nn.Module):

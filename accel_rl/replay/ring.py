@@ -243,7 +243,7 @@ class Ring:
             if len(rows):
                 newest[rows] = self.final_frames[index[last[rows]].long()]
             return
-        finals = self.final_frames[index[last].long()]  # of all: to count the truncated ones would wait for the GPU
+        finals = self.final_frames[index[last].long()]  # for all: to count the truncated ones would wait for the GPU
         newest.copy_(finals.where(truncated.view(-1, *[1] * (finals.dim() - 1)), newest))
 
     # ---- checkpoints ----

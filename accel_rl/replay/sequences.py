@@ -118,7 +118,7 @@ class SequenceReplay:
         self.ring.write(self.reset, start, rollout.reset)
         if self.previous_reward is not None and rollout.recurrent_inputs is not None:
             self.ring.write(self.previous_reward, start, rollout.recurrent_inputs.previous_reward)
-        if is_first:  # of a run that was resumed without its replay, the step before is unknown
+        if is_first:  # after a resume without the replay, the step before is unknown
             self.reset[:, start] = True
 
     # ---- draws ----
@@ -190,7 +190,7 @@ class SequenceReplay:
         is_last = valid & (torch.arange(1, L + 1, device=self.device).unsqueeze(1) == num_steps)
         age = ring.age.flatten()[index].long()
         frames = self._frames_around(index, -ring.history, L + 1)
-        distance = torch.arange(ring.history, 0, -1, device=self.device).unsqueeze(1)  # of the history from the start
+        distance = torch.arange(ring.history, 0, -1, device=self.device).unsqueeze(1)  # from the history to the start
         frames[: ring.history] *= _like(age >= distance, frames)
         last_step = steps.gather(0, (num_steps - 1).clamp(min=0).unsqueeze(0)).squeeze(0)
         self._insert_finals(frames, ring.history + num_steps, last_step, (is_last & done).any(0))
@@ -241,7 +241,7 @@ class SequenceReplay:
         sequence = torch.arange(len(row), device=self.device)
         if self.device.type == "cpu":
             frames[row[ended], sequence[ended]] = self.ring.final_frames[final[ended]]
-        else:  # of all, with or without an end: to count those that have one would wait for the GPU
+        else:  # for all, with or without an end: to count those with one would wait for the GPU
             last_frame = self.ring.final_frames[final]
             frames[row, sequence] = last_frame.where(_like(ended, last_frame), frames[row, sequence])
 

@@ -12,7 +12,7 @@ from accel_rl.analysis.scores import Comparison, pooled, profiles
 Trace = dict[str, Any]
 Figure = dict[str, Any]
 
-MAX_POINTS = 50_000  # of all lines of a page: about a megabyte
+MAX_POINTS = 50_000  # for all lines of a page: about a megabyte
 NOTHING = Series(np.empty(0), np.empty(0), np.empty(0))
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}  # by matplotlib's names
 STEPS = "agent steps"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 PAGE = "report.html"
-EMBEDDED_VIDEO_BYTES = 20_000_000  # of all videos of a page; the page links to the others
+EMBEDDED_VIDEO_BYTES = 20_000_000  # for all videos of a page; it links to the others
 
 
 def print_page(run_dir: Path) -> None:

@@ -11,7 +11,7 @@ from accel_rl.analysis.plot import Run, read_log
 from accel_rl.errors import UsageError
 
 NEEDED = {"algo": str, "env": str, "seed": int, "steps": int}  # settings without which a page could not name a run
-BEGINS = re.compile(r"\d{4}-\d\d-\d\d ")  # of a message in log.txt; its other lines belong to the one before
+BEGINS = re.compile(r"\d{4}-\d\d-\d\d ")  # how a message begins in log.txt; other lines continue it
 # What is read of a run's folder.
 FILES = ("config.yaml", "progress.csv", "command.txt", "final.json", "machine.json", "log.txt", "video.mp4")
 WARNS = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) ")

@@ -43,7 +43,7 @@ class ActionServer:
         self._keeps_terminal_frames = config.terminal_frames
         self.arrays = select_envs(arrays, slice(None), config.window)
         self.horizon, self.num_envs = self.arrays["reward"].shape
-        self._steps_per_row = self.num_envs * config.num_learners  # of the run
+        self._steps_per_row = self.num_envs * config.num_learners  # the whole run's
         half = (self.num_envs + 1) // 2
         halves = [slice(0, half), slice(half, self.num_envs)][: self.num_envs]
         self.groups = halves if num_groups == 2 else [slice(0, self.num_envs)]
@@ -130,7 +130,7 @@ class ActionServer:
     def _carry_over(self) -> None:
         """Copies the last rows of everything to the front."""
         if self.window:
-            final, ended = self._rows["final_observation"], self._rows["truncated"][self.horizon :]  # of the window
+            final, ended = self._rows["final_observation"], self._rows["truncated"][self.horizon :]  # in the window
             final[: self.window][ended] = final[self.horizon :][ended]
         for rows in self._all_rows():
             carry(rows, self.horizon)

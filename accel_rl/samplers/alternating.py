@@ -48,7 +48,7 @@ class AlternatingSampler:
         )
         self._evaluation = evaluation
         self._server = self._make_server(train, noise_generator(batch, self.device), config)
-        self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]  # of each worker
+        self._envs = [train.envs_of(worker) for worker in range(config.num_workers)]
         self._started = False
         self.seconds = {"env_wait": 0.0, "inference": 0.0, "action_wait": 0.0}
         if self.device.type == "cuda":

@@ -71,7 +71,7 @@ class SamplerConfig:
     spin: bool = False  # the server has a logical CPU of its own, and waits without sleeping
     cuda_graphs: bool = True
     window: int = 0  # steps of earlier rollouts that are kept for `recent`
-    num_learners: int = 1  # of the whole run, each with num_envs environments
+    num_learners: int = 1  # in the whole run, each with num_envs environments
     worker_cpus: tuple[int | None, ...] | None = None  # logical CPU of each worker; None: the default placement
     terminal_frames: bool = False  # rollouts hold the true last frames of terminated episodes
 

@@ -131,7 +131,7 @@ class DeviceBatch:
         self._start = torch.as_tensor(getattr(self._space, "start", 0), device=self.device)
         self._from_torch: Any = None  # makes the environment's arrays of tensors; known once it was reset
         self._first: Tensor | None = None  # the first observation [B, ...], until a rollout begins with it
-        # Of each environment's game so far. NaN: it began with random actions, so that its score is left out.
+        # Each environment's game so far. NaN: it began with random actions, so that its score is left out.
         self._score = torch.zeros(self.num_envs, dtype=torch.float64, device=self.device)
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # by the last step
         # What a rollout has lacked: a last observation, an action that is allowed, a type that holds its numbers

@@ -34,7 +34,7 @@ from accel_rl.stacks import blank
 
 logger = logging.getLogger("accel_rl")
 
-ROW = ("age", "reset")  # of PACKED: known before step t
+ROW = ("age", "reset")  # the part of PACKED that is known before step t
 STEP = ("reward", "terminated", "truncated", "valid")  # known after it
 # What is uploaded as one piece with the observation of row t: ROW of t, STEP of t - 1. The largest comes first, so that
 # each lies at a multiple of its size.

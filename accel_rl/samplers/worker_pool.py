@@ -41,7 +41,7 @@ class WorkerPool:
         self._spin = config.spin
         self._batch, self.train, self._evaluation = batch, train, evaluation
         self._active = train
-        self._members = train.members()  # of each group, without those lost in this rollout
+        self._members = train.members()  # by group, without those lost in this rollout
         self._lost: dict[int, WorkerSetup] = {}
         self._evaluation_role: int | None = None
         self.status = WorkerStatus(config.num_workers)

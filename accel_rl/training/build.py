@@ -33,7 +33,7 @@ from accel_rl.updates.flat import FlatParameters
 from accel_rl.updates.optimizers import Optimizer, make_optimizer
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # use each weight many times: their updates are never small
-FLOPS_PER_WEIGHT = 6  # of an update, for each sample: a multiplication and an addition forward, two of each backward
+FLOPS_PER_WEIGHT = 6  # per sample of an update: a multiplication and an addition forward, two of each backward
 
 
 def check(config: Config, devices: Sequence[str] | None = None) -> Config:

@@ -31,7 +31,7 @@ class Console:
         self._first_step = self._steps = self._shown_steps = steps
         self._total_steps = total_steps
         self._started = self._shown = time.monotonic()
-        self._scores: dict[str, float] | None = None  # of the last row; None: there was none yet
+        self._scores: dict[str, float] | None = None  # in the last row; None: there was none yet
         self._has_learned: bool | None = None  # None: there was no row yet
         self._curve: list[float] = []  # training scores, of each row
         self._shares: dict[str, float] = {}
@@ -143,7 +143,7 @@ class Console:
         table.add_row("time left", self._time_left(now).removesuffix(" left"))
         table.add_row("training score", _score(scores.get("training score")), sparkline(self._curve, 30))
         table.add_row("evaluation score", _score(scores.get("evaluation score")))
-        names = sorted(self._shares, key=lambda name: name not in ("sample", "learn"))  # of which the others are parts
+        names = sorted(self._shares, key=lambda name: name not in ("sample", "learn"))  # the others are parts of these
         shares = "  ".join(f"{name} {self._shares[name]:.0%}" for name in names)
         time_row = Text(f"{'time':18}{shares}", no_wrap=True, overflow="ellipsis")
         return Panel(Group(table, time_row), border_style="dim")

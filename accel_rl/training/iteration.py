@@ -36,7 +36,7 @@ class Iteration:
     def __init__(self, sampler: Sampler, algo: Algo, update: Update, plan: Plan, pull_horizon: int | None = None):
         self.sampler, self.algo, self.update = sampler, algo, update
         self.plan, self.pull_horizon = plan, pull_horizon
-        self.timer = DeviceTimer(algo.device)  # of learning
+        self.timer = DeviceTimer(algo.device)  # measures learning
 
     def collect_and_learn(self, step: int) -> IterationResult:
         """Runs one iteration. step: agent steps of the whole run so far."""

@@ -31,7 +31,7 @@ FORMAT = f"{FORMAT_NAME} {FORMAT_VERSION}"
 # Files in a run's folder.
 DESCRIPTION, LAST, BEST = "policy.json", "policy.safetensors", "best.safetensors"
 EXPORTED = ("policy.onnx", "best.onnx", "policy.torchscript", "best.torchscript")  # unless they are put elsewhere
-MOST_BYTES = 2**26  # of a description
+MOST_BYTES = 2**26  # the largest description
 
 # ---- the description ----
 

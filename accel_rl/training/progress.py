@@ -23,7 +23,7 @@ from accel_rl.training.log import goes_on_without
 from accel_rl.training.metrics import IntervalMetrics, means, shares
 
 NUM_RECENT_GAMES = 100  # over which scores are averaged (Stooke & Abbeel, section 5)
-_numbers = itertools.count()  # of this process's files for TensorBoard, whose names must differ
+_numbers = itertools.count()  # numbers TensorBoard's files: their names must differ
 
 
 class Progress:
@@ -40,8 +40,8 @@ class Progress:
         self._steps = self._row_steps = steps
         self._first_step = steps
         self._reports: list[IntervalMetrics] = []
-        self._wall_s = 0.0  # of this session's rows
-        self._seconds_for: dict[str, float] = {}  # of them, by purpose
+        self._wall_s = 0.0  # what this session's rows have covered
+        self._seconds_for: dict[str, float] = {}  # the same, by purpose
         self._table = _Table(folder / "progress.csv", steps)
         self._events = _Events(folder, steps) if use_tensorboard else None
         self._console = Console(steps, total_steps, show)
@@ -160,7 +160,7 @@ class _Table:
         self._columns = list(rows[0]) if rows else []
         self._newest = {name: value for row in rows for name, value in row.items() if value}
         self._waiting = rows  # for the disk
-        self._size = 0  # of the rows that it has taken, in bytes
+        self._size = 0  # bytes of the rows that it has taken
         self._is_whole = self._has_failed = False
         if rows:
             self._store(is_appended=False)

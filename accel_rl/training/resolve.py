@@ -49,7 +49,7 @@ class Config:
     learners: LearnerSettings
     queues: QueueSettings
     rank_info: RankInfo
-    devices: tuple[str, ...]  # of the learners on this machine
+    devices: tuple[str, ...]  # one for each learner on this machine
     plans: tuple[Plan, ...]  # the logical CPUs and threads of each of these learners
     trust: bool = False  # whether it may be resumed from another user's checkpoint
     initial: "InitialPolicy | None" = None  # what a new run takes from a trained policy
@@ -351,7 +351,7 @@ def _plans(
     """Returns which logical CPUs and how many threads each learner on this machine uses."""
     kind, topology = SAMPLER_KINDS[run.sampler], read_topology(run.cpus)
     workers = kind.requested_workers(run)
-    has_threads = run.env.startswith(ENVPOOL)  # of its own: then it is one worker's, on all logical CPUs
+    has_threads = run.env.startswith(ENVPOOL)  # then one worker has it, and all logical CPUs
     if has_threads and workers is None:
         workers = rank_info.size
     if workers and workers % rank_info.size:

@@ -215,7 +215,7 @@ def prepare_resume(config: Config, folder: Path, state: dict[str, Any]) -> None:
     _write_settings(folder, settings)
     policy_file.write_description(folder, policy_file.describe(settings, config.spec))
     kept = [*checkpoint.replay_names(state), *checkpoint.replays_of_previous(folder, config.trust)]
-    for path in checkpoint.replay_files(folder):  # of a checkpoint that was never completed
+    for path in checkpoint.replay_files(folder):  # left by a checkpoint that was never completed
         if path.name not in kept:
             path.unlink()
 

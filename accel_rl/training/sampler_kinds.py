@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from accel_rl.training.resolve import Config
 
 MOST_WORKERS_PER_CPU, MOST_AGENTS_PER_CPU, MOST_QUEUE_THREADS = 2, 16, 8  # that the tuner tries
-ENVS_FACTORS = (0.5, 1, 2, 4)  # of the algorithm's own number, that the tuner tries
+ENVS_FACTORS = (0.5, 1, 2, 4)  # the tuner tries these multiples of the algorithm's own number
 FILES_PER_AGENT, SPARE_FILES = 3, 100  # two semaphores and a connection; what else a run has open
-AGENT_BYTES = 8 << 20  # of an agent's process alone: Pong, measured
+AGENT_BYTES = 8 << 20  # memory of an agent's process alone: Pong, measured
 
 
 class SamplerKind(ABC):

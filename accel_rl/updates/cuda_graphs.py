@@ -56,7 +56,7 @@ class CudaGraphs:
         self.is_enabled = True
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._calls: dict[Hashable, _Calls] = {}
-        self._results: dict[int, tuple[Tensor, _Calls]] = {}  # of all graphs, by id, which alive tensors do not share
+        self._results: dict[int, tuple[Tensor, _Calls]] = {}  # what graphs return, by id (alive tensors share none)
         self._not_capturable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, work: Work, arguments: tuple[Any, ...], uses: Sequence[Tensor] = ()) -> Any:
@@ -161,7 +161,7 @@ class _Calls:
     def __init__(self, uses: Sequence[Tensor]):
         self.num_warm_ups = 0
         self.uses = [*uses]
-        self.warm_up_results: dict[int, weakref.ref[Tensor]] = {}  # of the last one, by id
+        self.warm_up_results: dict[int, weakref.ref[Tensor]] = {}  # what the last warm-up returned, by id
         self.graphs: dict[Hashable, GraphedCall] = {}  # by which arguments they read in place
 
     def has_returned(self, leaf: Any) -> bool:

@@ -74,7 +74,7 @@ class StoreExchange(Exchange):
             self._local |= {name: self.optimizer_state[name] for name in shared}
             self._base = {name: torch.empty_like(value) for name, value in self._local.items()}
         else:
-            self.optimizer_state = {}  # of whole vectors
+            self.optimizer_state = {}  # chunks have their own
             if self.own_state or not self._in_place:
                 self._states = [optimizer.init(values[span]) for span in store.spans]
         self.pull()
