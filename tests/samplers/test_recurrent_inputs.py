@@ -1,4 +1,4 @@
-"""What recurrent policies remember while sampling, against an unroll by hand, one environment and one step a time."""
+"""Tests of what recurrent policies remember while sampling, against an unroll by hand, one step at a time."""
 
 from typing import Any
 
@@ -123,8 +123,7 @@ def close(first: Tensor, second: Tensor) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_acted_is_what_learns(case: str) -> None:
-    """Would catch a state, previous action or reward of another step, environment or group, one that outlives its game
-    or forgets within it; a bootstrap from the wrong state; a difference between acting and learning."""
+    """Recurrent inputs, bootstraps and learning equal an unroll by hand, and the initial state matters."""
     env, reset_mode, options = CASES[case]
     policy = recurrent(env, **options)
     kinds = (SerialSampler, AlternatingSampler) if case in ALSO_ALTERNATING else (SerialSampler,)
@@ -159,7 +158,7 @@ def test_what_acted_is_what_learns(case: str) -> None:
 
 @pytest.mark.parametrize("kind", [SerialSampler, AlternatingSampler])
 def test_evaluation_begins_with_nothing(kind: Any) -> None:
-    """Would catch games of an evaluation that remember training or the evaluation before, or the other way round."""
+    """An evaluation starts from an empty state and leaves the training's state as it was."""
     samplers = [make(kind, COUNTING, CONFIG, recurrent(COUNTING)) for _ in range(3)]
     with closing(*samplers):
         first = samplers[0].evaluate(GamesToPlay(8), 0, True)

@@ -32,7 +32,7 @@ def assert_right(rollout: Rollout, length_of: Any) -> int:
 
 
 def test_terminated_and_truncated_is_terminated() -> None:
-    """Would catch an episode that counts twice, or not at all."""
+    """An episode that is both terminated and truncated counts as terminated."""
     sampler = make(
         SerialSampler,
         EnvConfig(f"{TOYS}:EndsTwice"),
@@ -64,7 +64,7 @@ class LooksAtRollouts:
     ids=lambda each: each if isinstance(each, str) else f"{each.env_id[-8:]}-{each.options.get('color', False)}",
 )
 def test_they_are_the_same_for_every_sampler_and_change_nothing_else(env: EnvConfig, kind: str) -> None:
-    """Would catch frames read too early or late, shown by a window or an evaluation, or lost with a state."""
+    """All samplers record the same terminal frames, and the rest of the rollouts stays the same."""
     without, with_frames = (SamplerConfig(2, 30, 1, window=3, terminal_frames=each) for each in (False, True))
     samplers = [
         make_kind("serial", env, without),
