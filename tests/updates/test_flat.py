@@ -21,7 +21,7 @@ def make_batch():
 
 
 def lies_in(tensor, flat):
-    """Whether every element of tensor lies in the memory of flat."""
+    """Tells whether every element of tensor lies in the memory of flat."""
     return tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
 
 
