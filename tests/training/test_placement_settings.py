@@ -1,4 +1,4 @@
-"""How settings and flags decide which logical CPUs and devices a run uses."""
+"""Tests of how settings and flags decide which logical CPUs and devices a run uses."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def plan_of(**settings: Any) -> Plan:
 @pytest.mark.slow
 @needs_pinning
 def test_settings_decide_how_many_workers_and_threads() -> None:
-    """Would catch a flag that is not obeyed, or one that a file's other way of saying it contradicts."""
+    """Settings decide the numbers of workers and threads, and contradictions are usage errors."""
     assert len(plan_of(workers=4).worker_cpus) == 4
     pinned = resolve({**TINY, "cpus": str(ONLINE[-1]), "workers": 4})
     assert sampler_config(pinned).worker_cpus == pinned.plan.worker_cpus
@@ -62,7 +62,7 @@ def test_settings_decide_how_many_workers_and_threads() -> None:
 
 
 class Plain(Algo):
-    """What a user writes: an update for each rollout, without saying how large it is."""
+    """An algorithm as a user writes it: one update per rollout, of a size that it does not state."""
 
     def learn(self, rollout: Rollout, update: Update) -> Stats:
         raise NotImplementedError
@@ -79,7 +79,7 @@ class Plain(Algo):
     ],
 )
 def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: int, monkeypatch: Any) -> None:
-    """Would catch threads that wait for each other more than they compute, in algorithms of users as well."""
+    """The number of learning threads follows the size of an update, for users' algorithms, too."""
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     assert check(resolve({**TINY, "algo": f"{__name__}:Plain", **settings})).plan.learning_threads == num_threads
@@ -145,7 +145,7 @@ def show(*words: Any) -> list[str]:
 
 
 def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
-    """Would catch a run, or a folder, that was not asked for."""
+    """--show-affinity prints the plan of logical CPUs and leaves no run or folder."""
     monkeypatch.chdir(tmp_path)
     assert main(show("--envs", 4096, "--workers", 1024)) == 0
     out, err = capfd.readouterr()
@@ -164,7 +164,7 @@ def test_show_affinity_prints_the_plan_and_starts_nothing(tmp_path: Path, capfd:
     [("cuda:7", 0, "cpu"), ("cuda", 0, "cpu"), ("cuda:7", 2, "cpu or cuda:0 or cuda:1")],
 )
 def test_a_gpu_that_is_not_there(device: str, num_gpus: int, usable: str, monkeypatch: Any) -> None:
-    """Would catch a traceback of CUDA's instead of a line that names what there is."""
+    """A missing GPU is a usage error that names the usable devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     with pytest.raises(UsageError, match=f"device='{device}', but there is no such GPU here; use --device {usable}$"):
@@ -175,7 +175,7 @@ def test_a_gpu_that_is_not_there(device: str, num_gpus: int, usable: str, monkey
 @needs_pinning
 @needs_two
 def test_a_restricted_process_keeps_to_its_logical_cpus() -> None:
-    """Would catch what `taskset` and batch systems say being ignored, or overstepped by --cpus."""
+    """A run keeps to the logical CPUs that its process is allowed, and --cpus cannot go beyond them."""
     last = ONLINE[-1]
 
     def run(*words: Any) -> Any:
