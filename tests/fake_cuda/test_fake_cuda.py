@@ -1,4 +1,4 @@
-"""The fake GPU does what CUDA and PyTorch document, and shows what goes wrong."""
+"""Tests that the fake GPU does what CUDA and PyTorch document, and shows what goes wrong."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -128,7 +128,7 @@ def test_freed_memory_is_spoilt_in_the_order_of_its_stream() -> None:
         assert y.isnan().all().item()
         z = torch.ones(4, device=GPU)
         w = z * 2
-        del z  # on its own stream: after what was enqueued there
+        del z  # Its memory is freed after the work on its own stream.
         assert w.tolist() == [2] * 4
 
 

@@ -1,4 +1,4 @@
-"""Streams with every kind of episode edge, and what a sequence replay should make of them, step by step."""
+"""Streams with every kind of episode edge, and a slow reference of what a sequence replay draws from them."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a process that a fork server has forked finds: `main` is its program, and answers with a `Findings`."""
+"""A program for a fork server, `main`, that answers with `Findings` about the process it runs in."""
 
 import os
 from multiprocessing.connection import Connection

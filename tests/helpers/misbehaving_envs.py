@@ -1,4 +1,4 @@
-"""Environments that do what no environment should, at one step: they are like any other until then. No torch here."""
+"""Environments that misbehave at one step and are like any other until then. Nothing here imports torch."""
 
 import itertools
 import os

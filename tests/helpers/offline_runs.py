@@ -1,4 +1,5 @@
-"""Reads what Weights & Biases keeps of a run offline, by its own record types: the file that `wandb sync` uploads."""
+"""Reads the offline file of a run tracked with Weights & Biases, which `wandb sync` uploads, by its own record
+types."""
 
 import json
 import struct
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-BLOCK, HEADER = 32_768, 7  # of LevelDB's log format, in bytes; the file begins with a header as long
+BLOCK, HEADER = 32_768, 7  # bytes, by LevelDB's log format; the file begins with a header of that length
 FULL, LAST = 1, 4  # parts that end a record
 
 

@@ -1,4 +1,4 @@
-"""Reads what a run has left in its folder, and compares runs."""
+"""Reads the files in a run's folder, and compares runs."""
 
 import csv
 import pickle

@@ -1,4 +1,4 @@
-"""Streams of random episodes, written down whole, and the rollouts that a sampler would cut them into."""
+"""Streams of random episodes, written down whole, and the rollouts that a sampler would cut from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Env:
             self.resets.append(False)
 
     def seen(self, row: int, newest: Any = None, age: int | None = None) -> Any:
-        """What the network sees at a row."""
+        """Returns the network's observation at a row."""
         newest, age = self.rows[row] if newest is None else newest, self.ages[row] if age is None else age
         if not self.spec.frame_stack:
             return newest

@@ -1,4 +1,4 @@
-"""Algorithms that go wrong on purpose: `Exploding` unless its learning rate is low, `Struck` in one learner; and ones
+"""Algorithms that fail on purpose, `Exploding` unless its learning rate is low and `Struck` in one learner; and ones
 that draw the same random numbers in every learner."""
 
 import os

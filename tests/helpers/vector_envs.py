@@ -1,4 +1,4 @@
-"""Vector environments of toys, whose rollouts must be those of the same toys one by one, and ones that break rules."""
+"""Vector environments of toys, which play like the same toys one by one, and ones that break rules."""
 
 from collections.abc import Sequence
 from typing import Any
