@@ -1,5 +1,5 @@
-"""What holds for every test: how many threads there are, where tests marked `gpu` run, that no process is left, and
-that spaces which do not change are found out once."""
+"""Rules for every test: the number of threads, where tests marked `gpu` run, that no process is left, and that spaces
+which do not change are found out once."""
 
 import contextlib
 import importlib.util
