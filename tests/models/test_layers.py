@@ -146,7 +146,7 @@ def frozen(network: Any) -> nn.Module:
 
 def results(network: nn.Module, image: Tensor, bf16: bool) -> list[Tensor]:
     """Returns outputs when acting and when learning, all gradients, and buffers that have changed."""
-    network = deepcopy(network)  # with its running statistics
+    network = deepcopy(network)  # keeps the caller's running statistics
     image = image.to(next(network.parameters()).dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         with torch.inference_mode():

@@ -1,4 +1,5 @@
-"""Environments, workers, disks and users that break a run: its message, what it saves, and that nothing is left."""
+"""Tests of environments, workers, disks and users that break a run: its message, its checkpoint, and no process
+left."""
 
 import json
 import os
@@ -215,7 +216,7 @@ def test_a_run_goes_on_with_a_new_environment(tmp_path: Path, how: str) -> None:
     assert int(table[-1]["time/total_timesteps"]) == 400
     lost = 1 if how == "raise" else 2  # a worker has two environments
     assert [int(row["rollout/env_restarts"]) for row in table] == [lost] * len(table)
-    assert float(table[-1]["rollout/ep_len_mean"]) == 9  # what was lost is not counted as a game
+    assert float(table[-1]["rollout/ep_len_mean"]) == 9  # A lost game does not count.
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(rf"WARNING worker [01].* {NAMED}", log), log
     assert ("broken on purpose" in log) == (how == "raise")

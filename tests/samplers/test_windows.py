@@ -148,7 +148,7 @@ def test_windows_are_the_same_for_every_sampler(env: EnvConfig, reset_mode: str,
 
             def recent(t: int, size: int, envs: slice, show: Any = show, policy: Any = policy) -> Rollout:
                 rollout: Rollout = show(t, size, envs)
-                with torch.no_grad():  # what is seen decides what is done from now on
+                with torch.no_grad():  # makes later actions depend on the window
                     for parameter in policy.parameters():
                         parameter.add_(0.01 * (rollout.policy_outputs["value"] * rollout.valid).sum().sin())
                 return rollout
@@ -234,7 +234,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
         is_first = samplers[1].collect()
         assert torch.equal(is_first.observation_rows[:2, :, 1], torch.tensor([[0.0], [1.0]]).expand(2, 4))
-        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # of one game
+        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # both rows show one game
         with torch.no_grad():
             recurrent_inputs = RecurrentInputs(*(rows[0] for rows in is_first.recurrent_inputs))
             value = samplers[1].policy.step(is_first.observation_rows[0], recurrent_inputs)[1]

@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
 }
 CLOCK: dict[str, Any] = {**COMMON, "env": f"{TOYS}:Clock", "network": "tests.helpers.samplers:Flat"}
 CLOCK |= {"env_options": {"lengths": [7, -4, 3]}, "normalize_observations": False, "normalize_returns": False}
-# With that many frames in a step, lives are lost and games end within the run.
+# So many frames per step make lives end and games end within the run.
 BREAKOUT: dict[str, Any] = {**COMMON, "env": "breakout", "frame_shape": (36, 36), "frame_stack": 2, "frame_skip": 9}
 LSTM: dict[str, Any] = {"core": "lstm", "core_size": 8, "previous_inputs": True}
 PPO: dict[str, Any] = {"algo": "ppo", "epochs": 2, "minibatches": 2}

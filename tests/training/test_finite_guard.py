@@ -98,7 +98,7 @@ def test_in_bfloat16_the_same_parameter_is_named(tmp_path: Path) -> None:
 def test_nan_actions_are_reported_and_not_the_environment_that_they_break(tmp_path: Path, how: str) -> None:
     """A parameter that is nan is reported instead of the failure that its actions cause."""
     settings = {**RUN, "env": f"{TOYS}:BoxAction", "env_options": {"lengths": [5]}, "silent": True, "how": how}
-    step = 140 if how == "gradient" else 120  # what `learn` fails in is not counted
+    step = 140 if how == "gradient" else 120  # An update in which `learn` fails does not count.
     with pytest.raises(RunError, match=rf"^after update 0 \(agent step {step}\): parameter .* is nan; .* step 80"):
         accel_rl.train(**settings, out=tmp_path / "run")
     assert_good(tmp_path / "run" / "checkpoint.pt", 80)

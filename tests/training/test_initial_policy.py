@@ -130,7 +130,7 @@ def test_the_background_of_a_policy_stays(tmp_path: Path) -> None:
     settings = {**PONG, "algo": "a2c", "normalize_observations": True}
     source = write_policy(tmp_path / "policy", **settings)
     policy_file.save(source / LAST, load_file(source / LAST) | {"norm.moments.value": torch.tensor(5.0)})
-    for returns in (False, True):  # with these, the first rollout makes other statistics
+    for returns in (False, True):  # True: the first rollout makes statistics of returns.
         run = {**TINY_SERIAL_RUN, **settings, "normalize_returns": returns, "init_from": source, "steps": 40}
         out = accel_rl.train(**run, out=tmp_path / str(returns))
         assert load_file(out / LAST)["norm.moments.value"] == 5

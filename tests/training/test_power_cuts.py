@@ -32,10 +32,10 @@ class Disk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
         self._synced: Names = {}
-        self._changes: list[tuple[str, int | None]] = []  # a name, and what it names since then
+        self._changes: list[tuple[str, int | None]] = []  # a name and its new inode, or None
         self._contents: dict[int, bytes] = {}
         self._held: list[int] = []
-        self.moments: list[list[Files]] = []  # what a power cut could have left after each call
+        self.moments: list[list[Files]] = []  # possible remains of a power cut after each call
         for name in ("fsync", "replace", "link", "unlink"):
             monkeypatch.setattr(os, name, self._recorded(getattr(os, name), getattr(self, f"_{name}")))
 

@@ -8,7 +8,7 @@ import pytest
 import accel_rl
 from tests.helpers.samplers import TOYS
 
-# With these settings all of 10 seeds solve it, with either core.
+# All of 10 seeds solve the task with these settings and either core.
 SETTINGS: dict[str, Any] = {
     "algo": "ppo",
     "env": f"{TOYS}:Recall",

@@ -134,7 +134,7 @@ def test_an_update_that_fails_is_none() -> None:
         store.for_each_chunk(visit)
     for part in store.chunks:
         check(part)
-    # From another process, since a lock is never taken for the one that holds it.
+    # Another process has to try: a process may always lock what it has locked.
     acquire = f"import fcntl; fcntl.lockf({store.setup.fd}, fcntl.LOCK_EX | fcntl.LOCK_NB, {len(store.chunks)})"
     assert subprocess.run([sys.executable, "-c", acquire], pass_fds=[store.setup.fd]).returncode == 0
 

@@ -19,7 +19,7 @@ from accel_rl.updates.parameter_store import LockedTensors
 from tests.helpers.store_process import Process, Weights, learn, update_store
 
 RULES: list[Optimizer] = [RMSProp(), RMSProp(momentum=0.5, initial_square=1.0), Adam(), MomentumSGD(), SGD()]
-# In the store's memory, or through copies as on a GPU.
+# Updates work in the store's memory, or through copies as on a GPU.
 PLACES = [("cpu", True), ("cpu", False), pytest.param("cuda:0", False, marks=pytest.mark.gpu)]
 RATES = [1e-2, 5e-3, 2e-2, 1e-2, 1e-3, 3e-2, 1e-2, 7e-3, 1e-2, 2e-2]
 
@@ -411,7 +411,7 @@ def test_one_target_for_all(device: str, in_place: bool) -> None:
     a.sync_target(targets[0], 0)
     assert same(targets[0], initial)
     minimize(b, 1)
-    a.sync_target(targets[0], 1)  # what b has made of the parameters, though a has not seen it yet
+    a.sync_target(targets[0], 1)  # b's parameters, which a has not seen yet
     a.pull()
     assert [torch.equal(*pair) for pair in zip(targets[0].parameters(), b.module.parameters(), strict=True)] == [
         True

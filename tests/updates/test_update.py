@@ -143,7 +143,7 @@ def test_further_losses_and_sums(how: str) -> None:
         loss_sum = weight * actual.network(x).square().sum()
         return loss_sum, {"other": loss_sum.detach()}
 
-    for index in range(8):  # in turn, so that both have graphs
+    for index in range(8):  # alternates, so both reductions get graphs
         reduction = ("mean", "sum")[index % 2]
         batch, x = make_batch(index), make_batch(100 + index, num_samples=7).x
         num_samples = batch.valid.sum()

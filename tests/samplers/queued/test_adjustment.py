@@ -122,7 +122,7 @@ def test_where_nothing_pays_it_stays(drift: float) -> None:
             running.run(1)
             accepted.append(adjuster.accepted)
         changes += sum(old != new for old, new in itertools.pairwise(accepted))
-    assert changes <= 80  # in 1000 windows; half of about 400 trials look better
+    assert changes <= 80  # 1000 windows have about 400 trials, half of which look better.
 
 
 def test_what_pays_a_little_is_kept() -> None:
@@ -161,7 +161,7 @@ def test_a_rejected_change_goes_back_and_its_baseline_is_new() -> None:
     counts = advance_to(adjuster, [100, 50, 60, 70])  # rejected; then the machine has become slower
     first, second = counts[1], counts[3]
     assert counts[0] == counts[2] == Counts(2, 1, 1) and {first, second} == {Counts(1, 1, 1), Counts(2, 1, 2)}
-    assert adjuster.accepted == second  # for 70 is clearly more than 60
+    assert adjuster.accepted == second  # 70 is clearly more than 60.
     assert [window.accepted for window in adjuster.history] == [True, False, True, True]
 
 

@@ -47,7 +47,7 @@ def test_recurrent_policies_get_what_they_had() -> None:
     config = resolve({**settings, "device": "cpu"})
     algo, _ = build_algo_and_update(config)
     policy, sampler = algo.policy, build_training_sampler(config, algo)
-    # From where an agent is to what its policy remembers there: state, previous action and reward.
+    # An observation, and the policy's memory there: state, previous action and reward.
     memories: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
     num_checked = 0
     with closing(sampler):
@@ -168,7 +168,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
     "ga3c": {**CARTPOLE, "learning_rate": 0.05, "steps": 150},  # large steps: old parameters show
     "ga3c on pixels": {**PONG, "steps": 150},
     "a2c lstm": {**CARTPOLE, **A2C, **LSTM, "steps": 150},
-    # With several minibatches, their order is drawn over the padding on a GPU, too.
+    # The order of several minibatches is drawn over the padding, too, on a GPU.
     "ppo": {**CARTPOLE, **PPO, "minibatches": 1, "normalize_observations": True, "steps": 150},
     "vtrace": {**PONG, **VTRACE, **RMSPROP, "network": "ga3c", "steps": 150},
 }
