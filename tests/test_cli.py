@@ -291,7 +291,7 @@ def test_help_begins_with_what_matters(capfd: Any, monkeypatch: pytest.MonkeyPat
 
 
 def tables(heading: str) -> list[list[str]]:
-    """The rows of the tables under a heading of docs/coming_from.md, without their heads."""
+    """Returns the rows of the tables under a heading of docs/coming_from.md, without their heads."""
     page = (ROOT / "docs" / "coming_from.md").read_text()
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     assert section

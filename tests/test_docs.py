@@ -34,7 +34,7 @@ SHORTER = {
 
 
 class Example(NamedTuple):
-    """A block of Python of a page."""
+    """A block of Python on a page."""
 
     page: str
     line: int
@@ -68,7 +68,7 @@ COMPLETE = [example for example in examples() if not example.undefined]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages speak of: a run, and its policy in a file."""
+    """A folder with the files that the pages name: a run, and its policy in a file."""
     folder = tmp_path_factory.mktemp("docs")
     accel_rl.train(**TINY_SERIAL_RUN, steps=40, out=folder / "run")
     assert main(["export", str(folder / "run"), "--format", "onnx", "--out", str(folder / "policy.onnx")]) == 0

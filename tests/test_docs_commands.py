@@ -84,7 +84,7 @@ HERE = [command for command in commands() if not is_elsewhere(command)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what commands speak of: a run, modules of the tutorials, the repository's own."""
+    """A folder with the files that commands name: a run, modules of the tutorials, the repository's own."""
     folder = tmp_path_factory.mktemp("commands")
     accel_rl.train(**TINY_SERIAL_RUN | {"eval_interval_steps": 40}, steps=400, out=folder / "RUN_DIR")
     for example in examples():

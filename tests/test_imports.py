@@ -40,7 +40,7 @@ PARTS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" 
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """The modules of accel_rl that a file imports while the program runs, those inside functions included."""
+    """Returns the modules of accel_rl that a file imports while the program runs, inside functions, too."""
     names: set[str] = set()
     for node in _runtime_nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -53,7 +53,7 @@ def imports(path: Path) -> set[str]:
 
 
 def _runtime_nodes(tree: ast.AST) -> list[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING`."""
+    """Yields all nodes but those under `if TYPE_CHECKING`."""
     found = [tree]
     for child in ast.iter_child_nodes(tree):
         if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):

@@ -56,7 +56,7 @@ class Gpu:
 
 
 class Machine:
-    """All that the fake `torch.cuda` knows; there is one at a time, `MACHINE.now`."""
+    """The state of the fake `torch.cuda`; there is one at a time, `MACHINE.now`."""
 
     def __init__(self, num_gpus: int, seed: int | None, capacity: int):
         self.num_gpus, self.capacity = num_gpus, capacity

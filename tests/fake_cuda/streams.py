@@ -41,7 +41,7 @@ class Queue:
         run_some()
 
     def run_to(self, position: int) -> None:
-        """Runs the work up to this position, and with it all that it waits for."""
+        """Runs the work up to this position, and all work that it waits for."""
         if self.num_done >= position:
             return
         if self._is_running:

@@ -127,7 +127,7 @@ class GpuTensor(Tensor):
 
 
 class GpuMode(TorchDispatchMode):
-    """Sends what is not called on a GPU's tensor to `dispatch` as well: it may make one."""
+    """Sends operations without a GPU tensor to `dispatch` as well: they may make one."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
@@ -322,7 +322,7 @@ def _allocate_result(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _shapes(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what the operation returns, without values: tensors on the meta device."""
+    """Returns the operation's result as tensors on the meta device, without values."""
     key = (func, *(_key(x) for x in args), *((name, _key(x)) for name, x in kwargs.items()))
     if (found := _results.get(key)) is None:
         meta_args, meta_kwargs = _map_arguments(_to_meta, args, kwargs)
@@ -374,7 +374,7 @@ def _draw(
 
 
 def _values(draw: Draw, gpu: int) -> Callable[[], Any]:
-    """Returns a function that gives what is drawn: now, or at each launch of the graph that is being captured."""
+    """Returns a function that draws the values: now, or at each launch of the graph being captured."""
     if (capture := current_queue(gpu).capture) is not None:
         capture.draws.append(draw)
         return lambda: draw.values

@@ -94,7 +94,7 @@ CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
 def have_capabilities(built_for: list[str], capabilities: Sequence[tuple[int, int]], monkeypatch: Any) -> None:
-    """GPUs with these compute capabilities, and a PyTorch that was built for these architectures."""
+    """Fakes GPUs of these compute capabilities, and a PyTorch built for these architectures."""
     have_gpus(len(capabilities), monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: capabilities[gpu])
@@ -185,7 +185,7 @@ def test_a_gpu_is_the_same_whatever_its_number(monkeypatch: Any, tmp_path: Path)
 
 
 class Runtime:
-    """CUDA's runtime, which holds an error until it is asked for it."""
+    """CUDA's runtime, which keeps an error until it is read."""
 
     @staticmethod
     def cudaGetLastError() -> None:  # noqa: N802

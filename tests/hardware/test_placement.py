@@ -94,7 +94,7 @@ def test_beside_a_gpu_the_server_has_a_core(
 
 
 def even(num_cores: int, threads: int) -> list[str]:
-    """The cores of a machine whose logical CPUs are numbered thread by thread, as Linux does."""
+    """Returns the cores of a machine whose logical CPUs are numbered thread by thread, as Linux does."""
     return [",".join(str(core + thread * num_cores) for thread in range(threads)) for core in range(num_cores)]
 
 
@@ -136,7 +136,7 @@ def test_torch_has_no_threads_on_the_logical_cpus_of_workers(num_cpus: int, thre
 
 
 def test_uneven_workers_are_said(topology: Any) -> None:
-    """The log says what the server's core has cost."""
+    """The log gives the uneven numbers of environments where the server's core has left 15 for workers."""
     lines = make_plan(topology(even(16, 1)), 64, on_gpu=True).lines()
     assert lines[1] == "workers     15, of 4 or 5 environments each, on 1-15"
     assert lines[2].startswith("server      on 0, reserved for it")

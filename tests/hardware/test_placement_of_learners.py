@@ -70,7 +70,7 @@ def test_some_of_the_gpus_have_the_whole_machine(gpu_nodes: Any, parts: list[str
 
 
 def test_dgx_a100_borrows_from_the_node_beside(topology: Any) -> None:
-    """On a DGX A100 each learner takes its own node first and then half of the node beside it."""
+    """On a DGX A100 each learner has as many cores of the node beside as of its GPU's, and uses its own first."""
     plans = make_plans(topology(**DGX_A100), 16, gpu_nodes=DGX_A100_GPUS, on_gpu=True)
     assert sorted(cpu for plan in plans for cpu in plan.topology.cpus) == [*range(256)]
     for plan, node in zip(plans, DGX_A100_GPUS, strict=True):

@@ -24,7 +24,8 @@ from tests.helpers.processes import SIMULATORS
 
 
 class ForkedProcess:
-    """Runs main() where subprocess.Popen would run `python -m module argument ...`; has what is needed of that here."""
+    """A fork that runs main() in place of `python -m module argument ...`, with the methods of subprocess.Popen in
+    use."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Misbehaving(Counting):
 
 
 class WrongWordsError(ValueError):
-    """An error that cannot be printed as it is, nor be pickled."""
+    """An error that can neither be printed nor pickled."""
 
     def __init__(self) -> None:
         super().__init__("broken on purpose: \udcff\0")

@@ -14,7 +14,7 @@ FULL, LAST = 1, 4  # parts that end a record
 
 @dataclass
 class OfflineRun:
-    """A run as it would be uploaded: settings, rows, and the files of each artefact by their names."""
+    """A run as it would be uploaded: settings, rows, and each artefact's files by name."""
 
     folder: Path
     id: str = ""
@@ -25,14 +25,14 @@ class OfflineRun:
     artifacts: dict[str, dict[str, Path]] = field(default_factory=dict)
 
     def media(self, name: str) -> Path:
-        """Returns the file of a picture or video that has been logged."""
+        """Returns the file of a logged picture or video."""
         key = f"{name}/path"
         path: str = next(row[key] for row in reversed(self.rows) if key in row)
         return self.folder / "files" / path
 
 
 def read_offline_runs(run_dir: Path) -> list[OfflineRun]:
-    """Returns what the tracker of a run has written, the oldest first: one run for each time that it was continued."""
+    """Returns the tracker's records of a run, the oldest first: one for each time that it was continued."""
     return [_read(folder) for folder in sorted((run_dir / "wandb").glob("offline-run-*"))]
 
 

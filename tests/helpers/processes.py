@@ -97,7 +97,7 @@ class Command:
         return self._forked_by(SIMULATORS)
 
     def _forked_by(self, word: str) -> list[psutil.Process]:
-        """Returns the processes that have been forked by those with this word in their commands."""
+        """Returns the processes forked by those with this word in their commands."""
         found = [process for process in self.descendants() if word in words_of(process)]
         return [process for process in found if process.ppid() in [launcher.pid for launcher in found]]
 

@@ -59,7 +59,7 @@ CASES = {
 
 
 class Network(nn.Module):
-    """An actor-critic with running statistics of what it sees."""
+    """An actor-critic with running statistics of its observations."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -76,7 +76,7 @@ class Network(nn.Module):
 
 
 def samples(index: int, case: Case) -> dict[str, Tensor]:
-    """The index-th batch of all ranks together."""
+    """Returns the index-th batch of all ranks together."""
     generator = torch.Generator().manual_seed(index)
     batch = {
         "x": 3 + 2 * torch.randn(NUM_SAMPLES, 4, generator=generator, dtype=torch.float64),
@@ -135,7 +135,7 @@ def alone(name: str) -> list[dict[str, Tensor]]:
 
 
 def together(rank: int, size: int, device: str) -> dict[str, list[dict[str, Tensor]]]:
-    """All cases, as that rank. Ranks begin with different networks."""
+    """Returns the results of all cases as this rank. Ranks begin with different networks."""
     found = {}
     for name, case in CASES.items():
         network = Network(rank).to(device)

@@ -52,7 +52,7 @@ class Process:
         self.finish(-signal.SIGKILL)
 
     def finish(self, status: int = 0) -> str:
-        """Its last words; it must have found nothing wrong."""
+        """Returns the process's output; asserts its exit status."""
         self._stdin.close()
         words = self._stdout.read()
         self._stdout.close()
@@ -111,7 +111,7 @@ def hold(store: CentralStore) -> None:
 
 
 class Weights(nn.Module):
-    """A vector of parameters."""
+    """A module with one vector of parameters."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float32):
         super().__init__()

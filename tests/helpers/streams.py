@@ -21,7 +21,7 @@ def make_spec(frame_stack: int) -> EnvSpec:
 
 @dataclass
 class Env:
-    """One environment's whole stream: a row for everything that was seen, a step for everything that was done."""
+    """One environment's whole stream: a row for each observation, a step for each action."""
 
     rng: np.random.Generator
     spec: EnvSpec
@@ -74,7 +74,7 @@ class Env:
 
 
 def rollout_of(envs: Sequence[Env], first: int, horizon: int, spec: EnvSpec) -> Rollout:
-    """Rows first ... first + horizon of these streams, as a sampler gives them."""
+    """Returns rows first ... first + horizon of these streams as a sampler's rollout."""
     history = max(spec.frame_stack - 1, 0)
 
     def rows(name: str, start: int, stop: int) -> torch.Tensor:

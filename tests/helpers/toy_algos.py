@@ -156,7 +156,7 @@ class SameDrawsA2C(A2C):
 
 
 class SameDrawsPPO(PPO):
-    """As SameDrawsA2C."""
+    """PPO that draws the same numbers as SameDrawsA2C."""
 
     def setup(self, seed: int, make_update: MakeUpdate) -> None:
         super().setup(seed, make_update)

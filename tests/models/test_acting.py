@@ -1,4 +1,4 @@
-"""Policies act as plain PyTorch computes, whatever the trunk, head, image and batch."""
+"""Tests that policies act as plain PyTorch computes, whatever the trunk, head, image and batch."""
 
 from typing import Any
 

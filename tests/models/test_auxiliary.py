@@ -1,4 +1,4 @@
-"""The heads of auxiliary tasks against PyTorch's own layers."""
+"""Tests of the heads of auxiliary tasks against PyTorch's own layers."""
 
 import torch
 from torch import nn

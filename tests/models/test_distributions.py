@@ -121,7 +121,7 @@ def test_entropy_is_the_samples_mean_of_minus_log_p(kind: str) -> None:
 
 
 def test_categorical_sampling_follows_the_probabilities() -> None:
-    """Categorical samples have the given probabilities, and an action of probability 0 never occurs."""
+    """Categorical samples have the given probabilities, and the largest noise gives the last action."""
     logits = torch.tensor([0.1, 0.0, 0.6, 0.3]).log().expand(100_001, 4)
     action = Categorical(4).sample(logits, torch.linspace(0, 1, 100_001))
     frequency = torch.bincount(action, minlength=4) / len(action)

@@ -1,4 +1,4 @@
-"""`accelerate` changes how fast a user's network is, and nothing else."""
+"""Tests that `accelerate` changes only how fast a user's network is."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -52,7 +52,7 @@ class ByHand(nn.Module):
 
 
 class MyConv(nn.Conv2d):
-    """Does something of its own."""
+    """A convolution with a forward pass of its own."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1

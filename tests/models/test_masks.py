@@ -24,7 +24,8 @@ CHOICES: dict[str, tuple[Any, list[int]]] = {
 
 
 def random_masks(nums: list[int], count: int, seed: int = 0) -> np.ndarray:
-    """[count, A] bool, half of it allowed, at least one in each choice; the last action of a choice rarely."""
+    """Returns masks [count, A] bool, about half allowed, at least one per choice; the last action of a choice
+    rarely."""
     rng = np.random.default_rng(seed)
     parts = [rng.random((count, num)) < 0.5 for num in nums]
     for part in parts:
@@ -39,7 +40,7 @@ def rows_of(masks: np.ndarray, seed: int = 0) -> Tensor:
 
 
 def make_policy(case: str, **options: Any) -> ActorCritic:
-    """A policy of large random logits, so that what is best is often not allowed."""
+    """Returns a policy of large random logits, so that the best action is often not allowed."""
     torch.manual_seed(0)
     policy = ActorCritic(EnvSpec(VECTOR, CHOICES[case][0], mask_sources=("info",)), **options)
     torch.nn.init.normal_(policy.policy_head.weight, std=3)
@@ -47,7 +48,7 @@ def make_policy(case: str, **options: Any) -> ActorCritic:
 
 
 def reference(logits: np.ndarray, mask: np.ndarray, action: np.ndarray, nums: list[int]) -> tuple[float, float]:
-    """log pi(action) and the entropy of one step in float64, over nothing but what is allowed."""
+    """Returns log pi(action) and the entropy of one step in float64, over the allowed actions alone."""
     log_probability = entropy = 0.0
     starts = np.cumsum([0, *nums])
     for start, stop, chosen in zip(starts[:-1], starts[1:], np.atleast_1d(action), strict=True):
@@ -86,7 +87,7 @@ def test_numbers_and_gradients_are_those_of_the_allowed_actions(case: str) -> No
 
 
 def choices_of(action: Tensor, nums: list[int]) -> Tensor:
-    """The number of the logit of each choice in actions [..., D]."""
+    """Returns the index of each choice's logit for actions [..., D]."""
     return action + torch.tensor([0, *np.cumsum(nums)[:-1]])
 
 

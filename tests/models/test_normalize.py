@@ -34,7 +34,7 @@ def vectors(*shape: int) -> EnvSpec:
 
 
 def batches(seed: int, *shape: int) -> list[Tensor]:
-    """Batches of several sizes whose scales and offsets differ, some far from 0."""
+    """Returns batches of several sizes whose scales and offsets differ, some far from 0."""
     random = np.random.default_rng(seed)
     sizes = (1, 7, 64, 2, 30)
     return [
@@ -141,7 +141,8 @@ class TestPixelNorm:
     FRAMES = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
 
     def images(self) -> tuple[Tensor, Tensor]:
-        """Images whose most frequent pixel is 87, but 9 among those that are not valid, and which are valid."""
+        """Returns images whose most frequent valid pixel is 87, and which are valid; 9 is the most frequent of the
+        others."""
         images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (28, 2, 84, 84), np.uint8))
         valid = torch.arange(28) < 14
         images[:14, :, 20:50], images[14:] = 87, 9

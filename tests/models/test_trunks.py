@@ -201,7 +201,7 @@ def test_orthogonal_initialization(spec: EnvSpec) -> None:
 
 
 def test_initialization() -> None:
-    """Linear units have norm 1 times their scale, convolutions Glorot's bound, and biases are zero."""
+    """Linear units have the given norm, convolutions keep to Glorot's bound, and biases are zero."""
     layer = linear(50, 7, norm=0.01)
     torch.testing.assert_close(layer.weight.norm(dim=1), torch.full((7,), 0.01))
     assert not layer.bias.any()

@@ -139,7 +139,7 @@ def test_an_experiment_has_a_part_for_each_game_and_scores_over_all(tmp_path: Pa
     assert f"Not shown: {tmp_path / 'grid' / 'begun' / 'progress.csv'} is not a run's" in found.text
     assert [figure for figure in found.figures if figure.startswith("over_steps")] == ["over_steps-0", "over_steps-1"]
     scores = [0, 1, human_normalized("breakout", 1.7)]
-    assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # The trimmed mean of three runs leaves none out.
+    assert f"a2c 2 3 {np.mean(scores):.2f} (" in found.text  # The mean of three runs leaves no quarter out.
     x, part = found.trace("profiles", "a2c (2 games, 3 runs)")
     assert part == pytest.approx([np.mean(np.array(scores) > threshold) for threshold in x], abs=1e-6)
 

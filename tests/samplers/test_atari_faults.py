@@ -1,4 +1,4 @@
-"""Workers with Atari games that are killed or hang, and actions that do not exist, on both simulators."""
+"""Tests of workers with Atari games that are killed or hang, and of actions that do not exist, on both simulators."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The device sampler against the serial one, which steps the same environments one by one."""
+"""Tests of the device sampler against the serial one, which steps the same environments one by one."""
 
 import pickle
 from dataclasses import replace
@@ -53,7 +53,7 @@ def on_device(
 
 
 def collect(sampler: Any) -> list[Any]:
-    """A rollout and what hooks have seen of it; they change the policy."""
+    """Returns a rollout and what its hooks have seen; the hooks change the policy."""
     seen = []
 
     def on_step(t: int) -> None:
@@ -107,7 +107,7 @@ def test_masks_are_those_of_single_environments() -> None:
 
 
 def steps_of(rollouts: list[Any]) -> list[list[Any]]:
-    """The valid steps of each environment: what was seen, done and got, the end, and the true last observation."""
+    """Returns the valid steps of each environment: observation, action, reward, end, and true last observation."""
     steps: list[list[Any]] = [[] for _ in range(B)]
     for rollout in rollouts:
         last = {

@@ -69,7 +69,7 @@ HANG_S = 3  # a worker that does not hang is never that long without a step, how
 
 
 def time_limit(how: str, limit: str = "--env-timeout-s") -> tuple[str, int]:
-    """Short where it has to be reached."""
+    """Returns a short time limit for a fault that has to reach it."""
     return limit, HANG_S if how == "hang" else 60
 
 
@@ -118,7 +118,7 @@ RESETS += [pytest.param(how, 0, NOT_REPLACED, id=f"queued-{how}", marks=slow) fo
 
 @pytest.mark.parametrize(("how", "game", "flags"), RESETS)
 def test_a_reset_that_breaks_ends_the_run(tmp_path: Path, capfd: Any, how: str, game: int, flags: Any) -> None:
-    """The same when the second game starts, and when the first one does: nobody has acted yet, nor can be replaced."""
+    """A reset that fails, of the first or second game, ends the run with its cause and leaves no process."""
     before, run, limit = psutil.Process().children(), tmp_path / "run", "--env-build-timeout-s"
     options = {"how": how, "at_step": 0, "at_game": game}
     status = main(arguments(run, BROKEN, options, *time_limit(how, limit), *flags))
@@ -180,7 +180,8 @@ def test_environments_that_cannot_be_closed(caplog: pytest.LogCaptureFixture) ->
 
 
 def train_until_struck(run: Path, strike: Callable[[list[psutil.Process]], None], *flags: Any) -> int:
-    """Trains here for ever; `strike` gets the workers once there are results. Returns the exit status."""
+    """Trains in this process until `strike`, which gets the workers once there are results, ends it; returns the
+    status."""
     me, has_ended = psutil.Process(), threading.Event()
     before = me.children()
 
@@ -241,7 +242,7 @@ def broken_sampler(sampler_class: Any, tmp_path: Path, how: str, **batch: Any) -
 
 
 def assert_rollout(rollout: Any, reset_mode: str) -> Any:
-    """The rules of Counting hold wherever a sample is valid; returns which environments [B] were lost in it."""
+    """Asserts Counting's rules for all valid samples; returns which environments [B] were lost."""
     step, T = rollout.observation_rows[..., 1], rollout.horizon
     valid = rollout.valid
     reward = (10 * rollout.action + step[:T] + 1).float()
@@ -432,7 +433,7 @@ def test_a_killed_launcher_ends_the_run(tmp_path: Path, capfd: Any, worker_too: 
 
 
 def assert_stopped(result: Result, status: int, run: Path) -> dict[str, Any]:
-    """Ended by a signal in good order; returns the checkpoint."""
+    """Asserts that a signal ended the run in good order; returns the checkpoint."""
     assert result.status == status
     assert "Traceback" not in result.err
     assert re.search(rf"to continue: \S*accel-rl train --resume {run}\n", result.err), result.err
@@ -458,7 +459,7 @@ def test_an_interrupted_run_ends_in_order(tmp_path: Path, flags: tuple[Any, ...]
 
 
 def test_a_terminated_run_ends_in_order(tmp_path: Path, capfd: Any) -> None:
-    """The same for the signal of a service manager, which goes to every process."""
+    """SIGTERM to every process, as a service manager sends it, ends the run in order."""
 
     def strike(workers: list[psutil.Process]) -> None:
         for pid in (os.getpid(), workers[0].ppid(), *(worker.pid for worker in workers)):

@@ -1,4 +1,5 @@
-"""The native simulator's first use, which compiles it: before workers are timed, once, and without leaving anything."""
+"""Tests of the native simulator's first use, which compiles it: before workers are timed, once, without leaving
+anything."""
 
 import subprocess
 import time
@@ -19,7 +20,7 @@ PONG = BatchConfig(EnvConfig("pong", simulator="native"), seed=0, reset_mode="re
 
 
 def launcher(numba: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
-    """Starts a launcher whose cache is empty and whose Numba is this program."""
+    """Returns a launcher with an empty cache whose Numba is this program."""
     monkeypatch.setattr(spawning, "subprocess", subprocess)  # a new process, which has imported no Numba yet
     (path / "numba.py").write_text(numba)
     monkeypatch.syspath_prepend(path)

@@ -1,4 +1,4 @@
-"""The action server of a GPU, against the one on the CPU."""
+"""Tests of the action server of a GPU against the one on the CPU."""
 
 from collections import Counter
 from functools import partial
@@ -150,7 +150,7 @@ WINDOW = SamplerConfig(8, 5, 2, window=4)
 
 
 def remembering(device: torch.device) -> Any:
-    """An AlternatingSampler with a GPU's server, or on the CPU a SerialSampler."""
+    """Returns an AlternatingSampler with a GPU's server, or a SerialSampler on the CPU."""
     batch = {"reset_mode": "wait", "decorrelation_steps": 5}
     if device.type == "cpu":
         return make(SerialSampler, COUNTING, WINDOW, Remembers(4, device), **batch)
@@ -158,7 +158,7 @@ def remembering(device: torch.device) -> Any:
 
 
 def collect_and_learn(sampler: Any) -> list[Any]:
-    """The rollout and what hooks have seen of it; they change the policy by what they see, some of them before a group
+    """Returns the rollout and what its hooks have seen; the hooks change the policy by it, some of them before a group
     acts."""
     seen = []
 
@@ -228,7 +228,7 @@ def test_memory_stays_pinned_while_the_gpu_reads_it(monkeypatch: pytest.MonkeyPa
 
 
 class Calls(TorchDispatchMode):
-    """Counts what is enqueued on the GPU: operations that are no views, by name."""
+    """Counts work enqueued on the GPU: operations that are no views, by name."""
 
     def __init__(self, counts: Counter[str]):
         super().__init__()

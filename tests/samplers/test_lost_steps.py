@@ -22,7 +22,7 @@ PONG = EnvConfig("pong", options={"max_episode_steps": 9, "noop_max": 3, "frame_
 
 
 def value_of(observation: Tensor) -> Tensor:
-    """A value for each [game, step]; never 0, so that each bootstrap shows."""
+    """Returns a value for each [game, step], never 0, so that each bootstrap shows."""
     return 100.0 + 10 * observation[..., 0] + observation[..., 1] ** 2
 
 
@@ -53,7 +53,7 @@ def expected_advantage(rollout: Rollout, gae_lambda: float) -> Tensor:
 
 
 def assert_learned_right(rollout: Rollout) -> int:
-    """Returns, GAE, V-trace and n-step Q at every valid step; returns how many episodes were cut short by a loss."""
+    """Checks returns, GAE, V-trace and n-step Q at every valid step; returns how many episodes a loss has cut short."""
     T, valid = rollout.horizon, rollout.valid
     value = value_of(rollout.observation_rows)
     reward = rollout.reward.clone()  # as every learner has it, see accel_rl/algos/returns.py

@@ -1,4 +1,4 @@
-"""Environments that misbehave: the run goes on, or ends with one message; nothing is left in either case."""
+"""Tests of environments that misbehave: the run goes on or ends with one message, and leaves nothing."""
 
 import re
 import sys

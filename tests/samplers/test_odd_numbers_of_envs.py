@@ -1,4 +1,4 @@
-"""The serial sampler with one environment, as each learner of A3C has, and with other odd numbers."""
+"""Tests of the serial sampler with odd numbers of environments: one, as each learner of A3C has, and others."""
 
 import pickle
 from dataclasses import replace
@@ -35,7 +35,7 @@ def policy_of(env: EnvConfig) -> Any:
 
 
 def serial(num_envs: int, env: EnvConfig, server: str = "cpu", window: int = 0, **batch: Any) -> Any:
-    """server: "device" for one as on a GPU, which is here on the CPU."""
+    """Returns a serial sampler. server: "device" for one that works as on a GPU, on the CPU."""
     config = SamplerConfig(num_envs, 5, 0, window=window)
     sampler = make(SerialSampler, env, config, policy_of(env), **{"decorrelation_steps": 5, **batch})
     return use_gpu_server(sampler) if server == "device" else sampler

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[EnvConfig, str, dict[str, Any]]] = {
 
 
 class QValues(QNetwork):
-    """Evaluates to what an actor-critic does: something of each action, and the value."""
+    """A Q-network that evaluates like an actor-critic: an output per action, and the value."""
 
     def evaluate(self, observation: Tensor, recurrent_inputs: RecurrentInputs | None = None) -> Any:
         q_values = super().evaluate(observation, recurrent_inputs)
@@ -75,7 +75,7 @@ class ByHand:
         self.recurrent_inputs: list[RecurrentInputs | None] = [None] * num_envs
 
     def see(self, env: int, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Parameters and value [P], [] of one observation, and the state after it; action: any, for its shape."""
+        """Returns parameters [P] and value [] of one observation, and the next state. action: any, for its shape."""
         recurrent_inputs = self.recurrent_inputs[env]
         if recurrent_inputs is None:  # a new game: nothing is known, not even a previous action
             state, yes = torch.zeros(1, self.policy.state_size), torch.ones(1, dtype=torch.bool)
@@ -85,7 +85,7 @@ class ByHand:
 
     @torch.no_grad()
     def check(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Every valid step; returns what `bootstrap` has to give for a discount of 0.9."""
+        """Checks every valid step; returns what `bootstrap` has to give for a discount of 0.9."""
         T, B = rollout.reward.shape
         seen = rollout.observations(0, T + 1)
         finals = {

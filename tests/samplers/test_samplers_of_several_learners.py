@@ -1,4 +1,4 @@
-"""Samplers that are one learner's part of a run with several learners."""
+"""Tests of samplers that are one learner's part of a run with several learners."""
 
 import pickle
 import re
@@ -75,7 +75,7 @@ def test_steps_are_those_of_the_run(sampler_class: Any) -> None:
     samplers = [make(sampler_class, COUNTING, config) for _ in range(2)]
 
     def collect(sampler: Any, first_step: int | None = None) -> list[int]:
-        """The rollout's first step, and that of the two steps before each of its steps."""
+        """Returns the first steps of the rollout, and of the two steps before each of its steps."""
         seen: list[int] = []
         rollout = sampler.collect(
             StepHook(lambda t: seen.append(sampler.recent(t, 2, slice(0, 2)).first_step)), first_step

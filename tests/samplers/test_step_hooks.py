@@ -48,8 +48,8 @@ def expected_versions(horizon: int, every: int, named: list[slice | None], first
 
 @pytest.fixture(scope="module")
 def in_step() -> Iterator[dict[str, Any]]:
-    """A sampler of each kind with the same environments, which all collect what they are asked for; their policies are
-    `Versioned`."""
+    """Samplers of every kind with the same environments and `Versioned` policies, which all collect the same
+    rollouts."""
     samplers = {kind: make_kind(kind, COUNTING, SamplerConfig(4, 7, 2), Versioned(4)) for kind in KINDS}
     yield samplers
     for sampler in samplers.values():

@@ -1,4 +1,4 @@
-"""The true last frames of terminated episodes, in the rollouts of all samplers."""
+"""Tests of the true last frames of terminated episodes, in the rollouts of all samplers."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ COLOR = EnvConfig("breakout", options={**BREAKOUT.options, "frame_stack": 1, "co
 
 
 def assert_right(rollout: Rollout, length_of: Any) -> int:
-    """Compares with what Counting has shown; returns how many episodes were terminated."""
+    """Compares with Counting's observations; returns how many episodes were terminated."""
     frames = rollout.terminal_frames
     assert frames is not None and frames.step.dtype == frames.env.dtype == torch.int64
     step, env = rollout.terminated.nonzero(as_tuple=True)
@@ -46,7 +46,7 @@ def test_terminated_and_truncated_is_terminated() -> None:
 
 
 class LooksAtRollouts:
-    """Games to play that none are played of: only the rollouts are of interest."""
+    """Games to play of which none is played: only the rollouts matter."""
 
     def play(self, collect: Any, num_envs: int) -> list[Any]:
         assert all(collect().terminal_frames is None for _ in range(2))

@@ -1,4 +1,4 @@
-"""The last steps, as `recent` shows them, against a list of everything collected."""
+"""Tests of the last steps, as `recent` shows them, against a list of everything collected."""
 
 import os
 import pickle
@@ -58,7 +58,7 @@ class Watcher:
         return self.rollouts[-1]
 
     def check(self) -> None:
-        """Every `recent` against the list of all rollouts."""
+        """Compares every `recent` with the list of all rollouts."""
         T = self.sampler.config.horizon
         finals = {}
         for index, rollout in enumerate(self.rollouts):
@@ -234,7 +234,7 @@ def test_what_starts_anew_ends_the_window(kind: str) -> None:
         assert samplers[1].set_state(samplers[0].get_state()) == [0, 1, 2, 3]
         is_first = samplers[1].collect()
         assert torch.equal(is_first.observation_rows[:2, :, 1], torch.tensor([[0.0], [1.0]]).expand(2, 4))
-        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # both rows show one game
+        assert torch.equal(is_first.observation_rows[0, :, 0], is_first.observation_rows[1, :, 0])  # the same game
         with torch.no_grad():
             recurrent_inputs = RecurrentInputs(*(rows[0] for rows in is_first.recurrent_inputs))
             value = samplers[1].policy.step(is_first.observation_rows[0], recurrent_inputs)[1]

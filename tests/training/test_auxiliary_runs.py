@@ -1,4 +1,4 @@
-"""Whole runs with auxiliary tasks: resumed, broken, evaluated, recorded, in bfloat16."""
+"""Tests of whole runs with auxiliary tasks: resumed, broken, evaluated, recorded, in bfloat16."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs in bfloat16 are as exact as those in float32: on one machine, the same run is the same bit for bit."""
+"""Tests that runs in bfloat16 are as exact as those in float32: on one machine, a run repeats bit for bit."""
 
 from pathlib import Path
 from typing import Any

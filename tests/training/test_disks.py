@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a
 
 
 def fill(path: Path) -> None:
-    """Makes the disk full for what is written to path."""
+    """Makes writes to path fail as on a full disk."""
     path.symlink_to("/dev/full")
 
 

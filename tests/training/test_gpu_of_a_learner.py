@@ -35,7 +35,7 @@ def resolved(settings: dict[str, Any]) -> Config:
 
 @pytest.fixture
 def two_gpus(monkeypatch: Any) -> None:
-    """Two GPUs of which only is known what does not take any of their memory."""
+    """Fakes two GPUs; a query that would keep some of their memory fails."""
 
     def take(device: Any) -> Any:
         raise AssertionError("a context on the GPU would keep some of its memory")

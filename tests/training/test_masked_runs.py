@@ -146,7 +146,7 @@ def test_predict_takes_masks(run: Path) -> None:
 
 
 def change(run: Path, folder: Path, name: str, value: Any) -> Path:
-    """Copies a policy, with another entry in what policy.json says of the environment."""
+    """Copies a policy, with another entry in policy.json's description of the environment."""
     folder.mkdir()
     document = json.loads((run / policy_file.DESCRIPTION).read_text())
     del document["crc32"]

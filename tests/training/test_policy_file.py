@@ -160,7 +160,7 @@ def test_a_full_disk_leaves_the_last_policy(run: Path, monkeypatch: pytest.Monke
 
 
 class Odd(nn.Module):
-    """A trunk with a state that is no tensor of plain numbers."""
+    """A trunk with a state that is not a tensor of plain numbers."""
 
     def __init__(self, spec: Any):
         super().__init__()

@@ -24,7 +24,7 @@ Files = dict[str, bytes]
 
 
 class Disk:
-    """Records what is asked of the disk about one folder, and tells what a power cut may leave there.
+    """Records the calls to the disk about one folder, and tells what a power cut may leave there.
 
     Of a file, that is what it held when it was synced last: nothing before the first time. Of names that were made,
     replaced or removed since the folder was synced, it is any of these changes without the others."""

@@ -45,7 +45,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def wandb(places: dict[str, str]) -> Iterator[Any]:
-    """The package, which ends its process after the test."""
+    """The package, whose process ends after the test."""
     module = pytest.importorskip("wandb", reason="needs the extra wandb")
     module.teardown()
     yield module
@@ -54,7 +54,7 @@ def wandb(places: dict[str, str]) -> Iterator[Any]:
 
 
 def offline(run_dir: Path, wandb: Any) -> OfflineRun:
-    """Returns what has been kept of a run, once the package has written all of it."""
+    """Returns the offline record of a run, once the package has written all of it."""
     wandb.teardown()
     (run,) = read_offline_runs(run_dir)
     return run

@@ -16,7 +16,7 @@ PER_SAMPLE = "errors"  # a term that has an entry for each sample
 
 @pytest.fixture(scope="module")
 def ranks() -> list[Any]:
-    """All cases as two ranks have gone through them."""
+    """Returns the results of all cases from two ranks."""
     return run(together, 2)
 
 

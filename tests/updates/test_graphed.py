@@ -1,4 +1,4 @@
-"""`graphed`: functions whose work a CUDA graph repeats. On the CPU: through the buffers that a graph would read."""
+"""Tests of `graphed`, whose functions a CUDA graph repeats; on the CPU, through the buffers that a graph would read."""
 
 import logging
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 def scaled(inputs: Inputs, factor: Tensor, count: Tensor, is_negative: Tensor) -> dict[str, Any]:
-    """Uses all of its arguments; asks for nothing that a tensor does not have."""
+    """Computes with all of its arguments, and asks only for what tensors have."""
     assert all(number.shape == () for number in (factor, count, is_negative))
     assert (factor.dtype, count.dtype, is_negative.dtype) == (torch.float32, torch.int64, torch.bool)
     y = inputs.x.square() * factor + inputs.parts["b"][0] * (count % 5)

@@ -74,7 +74,7 @@ def test_a_sum_over_learners_of_one_gpu_waits_for_the_gpu_first(pins: bool, monk
     vectors, total = memory.arrays["vectors"], memory.arrays["sum"]
 
     def other_learner(flag: Any) -> None:
-        """At the first meeting of a call it has written its vector; at the second, its half of the sum."""
+        """Writes its vector at the first meeting of a call, and its half of the sum at the second."""
         events.append("meet")
         if events.count("meet") % 2:
             vectors[1, :5] = [10, 20, 30, 40, 50]

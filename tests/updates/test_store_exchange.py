@@ -32,7 +32,7 @@ def make_network(device: str = "cpu") -> nn.Module:
 def make_store(
     network: nn.Module, rule: Optimizer, *, options: dict[str, Any] | None = None, **more: Any
 ) -> CentralStore:
-    """options: those of the update that decide what is shared."""
+    """Returns a store for the network. options: the update's options that decide what is shared."""
     values = Update(deepcopy(network).cpu(), rule).parameters.values
     return CentralStore(values, shared_state(rule, values, **(options or {})), **more)
 
@@ -46,12 +46,12 @@ def on_store(
     cuda_graphs: bool = False,
     **options: Any,
 ) -> Update:
-    """options: of the exchange."""
+    """Returns an update on the store. options: of the exchange."""
     return Update(network, rule, clip, StoreExchange(store, **options), cuda_graphs=cuda_graphs)
 
 
 def minimize(update: Update, index: int) -> dict[str, Tensor]:
-    """The index-th of some updates that are the same for every learner."""
+    """Makes the index-th update, which is the same for every learner."""
     network, device = update.module, update.parameters.values.device
     x = torch.randn(6, 2, 6, 6, generator=torch.Generator().manual_seed(index)).to(device)
 
@@ -65,7 +65,7 @@ def minimize(update: Update, index: int) -> dict[str, Tensor]:
 
 
 def assert_equal(value: Tensor, expected: Tensor) -> None:
-    """Bit for bit, where convolutions are."""
+    """Asserts equality: bit for bit on the CPU, up to rounding on a GPU."""
     if expected.device.type == "cpu":
         assert torch.equal(value, expected)
     else:
@@ -105,7 +105,7 @@ ON_A_GPU = [(Adam(), False, "cuda:0", False), (RMSProp(momentum=0.5), True, "cud
 def test_a_single_learner_learns_as_without_a_store(
     rule: Optimizer, own_state: bool, device: str, in_place: bool
 ) -> None:
-    """A single learner on a store learns exactly as without one, in any number of chunks."""
+    """A single learner on a store learns as without one, in any number of chunks."""
     for num_chunks, locks in ((1, True), (3, True), (3, False)):
         options = {"own_state": own_state}
         local = Update(make_network(device), rule, 0.5, cuda_graphs=False)
@@ -219,7 +219,7 @@ def adam_step(state: dict[str, Any], g: Any, rate: float, rule: Adam) -> Any:
 
 
 class MultiStepNumbers(Numbers):
-    """Appendix A as it is printed, with its accumulators."""
+    """The algorithm of Appendix A as it is printed, with its accumulators."""
 
     def __init__(self, start: np.ndarray[Any, Any], n: int):
         super().__init__(start, own_state=True)

@@ -1,4 +1,4 @@
-"""Nested batches: their tensors in order, the same structure afterwards, and slices that make up the whole."""
+"""Tests of nested batches: their tensors in order, their structure, and slices that make up the whole."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple

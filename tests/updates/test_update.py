@@ -29,7 +29,7 @@ OPTIMIZERS: list[Optimizer] = [
 
 
 class Learner:
-    """A small network, its loss, and how it learns: each one starts the same."""
+    """A small network, its loss and its update; all learners start with the same parameters."""
 
     def __init__(self, device: torch.device | str = "cpu", rule: Optimizer | None = None, **options: Any):
         torch.manual_seed(0)
@@ -43,7 +43,7 @@ class Learner:
         return scale * squared + absolute, {"squared": squared.detach(), "absolute": absolute.detach()}
 
     def replay(self) -> "Learner":
-        """Through the buffers that a graph would read, on whatever device."""
+        """Makes updates go through the buffers that a graph would read, on any device."""
         self.update._graphs = CudaGraphs(self.update.device)
         return self
 

@@ -32,7 +32,7 @@ from accel_rl.watch.server import make_app
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[int]:
-    """Serves a folder from a thread of this process; gives the port."""
+    """Serves a folder from a thread of this process; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         server = uvicorn.Server(uvicorn.Config(make_app(folder, port), log_level="error"))

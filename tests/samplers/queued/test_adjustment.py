@@ -1,4 +1,5 @@
-"""Dynamic adjustment on simulated machines, whose speed is a function of the counts, with noise, drift and ceilings."""
+"""Tests of dynamic adjustment on simulated machines whose speed depends on the counts, with noise, drift and
+ceilings."""
 
 import itertools
 import json
@@ -40,7 +41,7 @@ class Machine:
         self.adjuster, self.surface, self.noise, self.drift = adjuster, surface, noise, drift
         self.memory = memory or (lambda counts: 0.5)
         self.counts, self.now_s, self.total = adjuster.counts, 1000.0, 0.0
-        self.luck = 1.0  # factor of noise for the present window
+        self.luck = 1.0  # noise and drift of the present window, as a factor
         self._rng = random.Random(5)
 
     def run(self, num_windows: int) -> list[Window]:
@@ -64,8 +65,8 @@ def machine(surface: Surface, start: Counts = ONE, limits: Counts = MANY, seed: 
 
 
 def many_cores(counts: Counts) -> float:
-    """Simulators that share 32 cores, a network whose batches are the larger the fewer predictors there are, trainers
-    that overlap: which of the four is the slowest counts."""
+    """Returns the rate of the slowest stage: simulators share 32 cores, batches grow with fewer predictors, trainers
+    overlap."""
     agents, predictors, trainers = counts
     simulation = 12_800 * min(agents / 32, 1) * (1 - 0.0005 * max(0, agents - 32))
     waiting = agents / (0.0065 + 0.002 / predictors)
@@ -82,7 +83,7 @@ def two_cores(counts: Counts) -> float:
 
 
 def hill(counts: Counts) -> float:
-    """Has its top at 20, 6, 5, reached by steps of a few percent."""
+    """Returns the height of a hill whose top at 20, 6, 5 is reached by steps of a few percent."""
     agents, predictors, trainers = counts
     off = (math.log(agents / 20)) ** 2 / 2 + 0.004 * (predictors - 6) ** 2 + 0.004 * (trainers - 5) ** 2
     return 100 * math.exp(-off)
@@ -133,7 +134,7 @@ def test_what_pays_a_little_is_kept() -> None:
 
 
 def advance_to(adjuster: Adjuster, objectives: list[float]) -> list[Counts]:
-    """Returns the counts in windows of these objectives, which begin at 0 s, and last those after them."""
+    """Returns the counts in windows of these objectives, which begin at 0 s, and then the last counts."""
     now_s = total = 0.0
     adjuster.advance(now_s, total, 0.0)
     found = []

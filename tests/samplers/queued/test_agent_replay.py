@@ -1,4 +1,4 @@
-"""An agent's replay against lists of steps, and against the learner's replay and targets, over every episode edge."""
+"""Tests of an agent's replay against lists of steps and the learner's replay and targets, over every episode edge."""
 
 import pickle
 from collections import Counter
@@ -67,14 +67,14 @@ class Drawer:
 
 
 def value_of(seen: Array, cells: tuple[int, ...]) -> Array:
-    """A value of an observation, in each cell another one."""
+    """Returns a value of an observation, different in each cell."""
     return seen.astype(np.float32).ravel()[:: 1 + seen.size // 50].mean() / 100 + np.arange(
         np.prod(cells, dtype=int), dtype=np.float32
     ).reshape(cells)
 
 
 def row_of(shown: Array, rows: list[Any]) -> int:
-    """The number of a row that was seen once only."""
+    """Returns the number of a row that occurs once."""
     (found,) = [t for t, row in enumerate(rows) if np.array_equal(np.asarray(row, shown.dtype), shown)]
     return found
 
@@ -119,7 +119,7 @@ def check_window(slot: dict[str, Array], env: AgentEnv) -> int:
 
 
 def make_oracle(env: AgentEnv, size: int, length: int) -> SequenceReplay:
-    """The learner's replay of the same steps."""
+    """Returns the learner's replay of the same steps."""
     oracle = SequenceReplay(env.spec, 1, size, length)
     for first in range(0, len(env.steps), size):
         oracle.append(rollout_with_finals(env, first, min(size, len(env.steps) - first)))

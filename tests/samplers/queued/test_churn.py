@@ -94,7 +94,7 @@ changes = st.tuples(st.integers(1, 5), st.sampled_from(["counts", "counts", "kil
     st.integers(1, 3),
 )
 def test_any_churn(schedule: list[Change], horizon: int, min_training_batch: int, places: int) -> None:
-    """The same, whatever the order of changes."""
+    """Every step arrives once under any schedule of changes."""
     churn(schedule, horizon, min_training_batch, places)
 
 

@@ -1,4 +1,4 @@
-"""Agents, environments, predictors and trainers of a queued sampler that fail: its message, and what is left.
+"""Tests of a queued sampler whose agents, environments, predictors or trainers fail: its message, and what is left.
 
 Whole runs: tests/samplers/test_faults.py."""
 
@@ -102,7 +102,7 @@ def test_a_policy_that_fails_in_a_predictor() -> None:
 
 
 def test_a_batch_that_fails_in_a_trainer(monkeypatch: Any) -> None:
-    """The same for what merges segments."""
+    """An error in a trainer thread that merges segments ends the run with that error."""
     add, left = SegmentBatch.add, [10]
 
     def fail(self: Any, *arguments: Any) -> None:

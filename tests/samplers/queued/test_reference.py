@@ -43,7 +43,7 @@ class Segment:
 
 
 class PlainAgent:
-    """Algorithm 3, cut where it waits: `observation` is what it has put into the prediction queue."""
+    """Algorithm 3, cut where it waits. observation: the one it has put into the prediction queue."""
 
     def __init__(self, config: Any, index: int):
         seed = np.random.SeedSequence(config.run.seed, spawn_key=(0, index, 0, 0))
