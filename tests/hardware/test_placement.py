@@ -103,8 +103,8 @@ def even(num_cores: int, threads: int) -> list[str]:
 def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
     num_cpus: int, threads: int, topology: Any
 ) -> None:
-    """One learner, two or eight, with 16 to 1,024 environments: each action server has a core that no worker uses, if
-    its learner has four; all other logical CPUs have a worker while there are environments for them."""
+    """An action server has a core that no worker uses, if its learner has four. All other logical CPUs have a worker
+    while there are environments for them. Cases: one, two and eight learners with 16 to 1,024 environments."""
     if num_cpus % threads:
         pytest.skip("no such machine")
     machine = topology(even(num_cpus // threads, threads))
@@ -123,8 +123,8 @@ def test_beside_a_gpu_a_core_is_free_whatever_the_number_of_environments(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("num_cpus", [1, 4, 16, 64])
 def test_torch_has_no_threads_on_the_logical_cpus_of_workers(num_cpus: int, threads: int, topology: Any) -> None:
-    """Beside a GPU torch has one thread, with a core of its own or without; on a CPU, where workers wait meanwhile, as
-    many as there are logical CPUs, two to sample and sixteen to learn at the most."""
+    """Beside a GPU torch has one thread. On a CPU, where workers wait meanwhile, it has one per logical CPU, at most
+    two to sample and sixteen to learn."""
     if num_cpus % threads:
         pytest.skip("no such machine")
     machine = topology(even(num_cpus // threads, threads))

@@ -104,9 +104,8 @@ def spec_of(frame_stack: int) -> EnvSpec:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_sequence_and_window_is_that_of_a_list(seed: int) -> None:
-    """Sequences and windows have the frames of their steps and games: no step of an episode is left out, none of
-    another episode is in it, none that is not valid is drawn, and none that has been overwritten. The settings are
-    random."""
+    """Sequences and windows hold all frames of their episode's steps and no others. No step that is invalid or
+    overwritten is drawn. The settings are random."""
     chance = random.Random(seed)
     frame_stack, num_envs = chance.choice([0, 1, 2, 4]), chance.randint(1, 3)
     size, length, longest = chance.randint(8, 16), chance.randint(1, 8), chance.randint(1, 12)

@@ -281,8 +281,8 @@ def test_a_step_is_two_uploads_a_graph_and_a_download(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_no_group_waits_for_what_the_gpu_does_for_the_other(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the GPU computes one group's actions, the other group is served. Here one group's actions of each step are
-    there only once the other's have been asked for: a server that waits for them would wait for ever."""
+    """The server serves one group while the GPU computes the other's actions. Here one group's actions are there only
+    once the other's are asked for, so a server that waits would wait for ever."""
     T, asked = 5, [0, 0]
     sampler = on_gpu(COUNTING, SameNoise(4), SamplerConfig(4, T, 2, env_timeout_s=20))
     server = sampler._server
@@ -316,8 +316,8 @@ def test_the_clock_adds_up() -> None:
 
 
 def test_captured_actions_spread_as_the_policy_says() -> None:
-    """A captured policy acts by new noise in each step and each rollout: in one state, its actions have the spread of
-    its distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)"""
+    """A captured policy acts by new noise in each step and rollout, so in one state its actions spread as its
+    distribution. (Graphs that repeat the noise of their capture: pytorch/rl, issue 3002.)."""
     env = EnvConfig("Pendulum-v1")
     policy = ActorCritic(spec_of(env), None).to(GPU)
     with torch.no_grad():

@@ -89,8 +89,8 @@ def test_workers_of_one_group_in_training_or_evaluation_only(num_envs: int, num_
 
 
 def test_shares_cover_every_environment_once() -> None:
-    """Each environment is stepped by one worker. Workers have equally many of both groups, or of one group, where they
-    divide like this; else the numbers of a group differ by one at most. So do those of both groups together."""
+    """Each environment has one worker. Workers have equal shares of both groups, or of one group, where the numbers
+    divide. Elsewhere shares differ by one at most, in each group and in total."""
     for num_envs, num_workers in [(envs, workers) for envs in range(2, 66, 2) for workers in range(1, envs + 1)]:
         shares = assign_envs(num_envs, num_workers)
         half = num_envs // 2

@@ -87,8 +87,8 @@ def test_the_panel_says_what_the_lines_say(capsys: Any) -> None:
 
 
 def test_the_line_on_who_waited_is_about_all_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rows count by their wall time, and GPU idle is what the GPU's work on actions and on learning leaves. Without a
-    GPU, there is no such line."""
+    """The line weights rows by their wall time. A GPU is idle when it neither acts nor learns. Without a GPU there is
+    no such line."""
     clock = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: clock)
 

@@ -163,8 +163,8 @@ RESUMED_IN_MAKE_TEST = ("a2c with dropout", "eps_rainbow", "vtrace lstm")
     "case", [name if name in RESUMED_IN_MAKE_TEST else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
 def test_two_halves_equal_a_whole_run_on_a_gpu(case: str, tmp_path: Path) -> None:
-    """No graph keeps the tensors from before, and a checkpoint forgets no generator. Bit for bit this holds with
-    deterministic operations only: on a real GPU, others add in an order of their own."""
+    """A resumed run on a GPU equals an uninterrupted one, bit for bit with deterministic operations. On a real GPU,
+    other operations add in an order of their own."""
     settings = {**RESUMED[case], "device": "cuda:0", "steps": 120, "deterministic": True}
     whole = accel_rl.train(**settings, out=tmp_path / "whole")
     half = accel_rl.train(**{**settings, "steps": 80}, out=tmp_path / "half")

@@ -88,7 +88,7 @@ def test_small_updates_have_one_thread(settings: dict[str, Any], num_threads: in
 @pytest.mark.gpu
 @pytest.mark.parametrize(("device", "num_threads"), [("cuda:0", 1), ("cpu", 4)])
 def test_queues_beside_a_gpu_learn_on_one_thread(device: str, num_threads: int, monkeypatch: Any) -> None:
-    """On a CPU the learner of agents with queues has half of the logical CPUs; beside a GPU agents have them."""
+    """The learner of a queued run has half of the logical CPUs on a CPU, and one thread beside a GPU."""
     eight = CpuTopology(tuple((cpu,) for cpu in range(8)), (0,) * 8, 8)
     monkeypatch.setattr(resolving, "read_topology", lambda _: eight)
     plan = plan_of(sampler="queued", algo="ga3c", device=device, learning_threads=None)
@@ -120,8 +120,8 @@ class Observed(DQN):
 @needs_pinning
 @needs_two
 def test_a_learner_beside_a_gpu_stays_on_its_core(monkeypatch: Any, tmp_path: Path) -> None:
-    """While it is built, and while it learns from a replay on the host, it has one thread, on a core without workers;
-    torch would have three."""
+    """A learner beside a GPU has one thread on a core without workers while it is built and learns from a host replay.
+    Torch would have three."""
     own, other = ONLINE[:2]
     four = CpuTopology(((own,), (other,), (998,), (999,)), (0,) * 4, 4)  # the one worker takes the second
     monkeypatch.setattr(resolving, "read_topology", lambda _: four)

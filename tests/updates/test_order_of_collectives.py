@@ -68,8 +68,8 @@ def learn(events: list[str], normalize: str, seed: int, is_lost: bool) -> tuple[
 
 @pytest.mark.parametrize("normalize", ["minibatch", "rollout"])
 def test_gradients_are_summed_between_graph_and_step(normalize: str, events: list[str]) -> None:
-    """Each update replays the graph of its gradient, then sums it, then clips and steps. Other sums, of advantages and
-    for a limit on the divergence, are between graphs as well."""
+    """Each update replays the graph of its gradient, sums the gradient, clips and steps. Sums of advantages, and for a
+    limit on the divergence, are between graphs, too."""
     count = COLLECTIVES.value
     found, num_parameters = learn(events, normalize, 0, False)
     assert COLLECTIVES.value - count == 1 + sum("sum of" in event for event in found)  # parameters are broadcast
